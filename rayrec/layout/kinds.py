@@ -1,0 +1,91 @@
+"""The sharding kinds that have a name in TorchRec, each a short function that returns a value of the one geometry.
+
+Where a table has fewer rows (or fewer groups of four columns) than there are ranks, fewer blocks are made and the first ranks of the
+list own them. `kind_of` names a layout for people; nothing in the runtime asks for it. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayrec.errors import PlanError
+from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, even_cuts
+from rayrec.layout.tables import BaseEmbeddingConfig
+
+KINDS = (
+    "data_parallel",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
+
+
+def table_wise(table: BaseEmbeddingConfig, rank: int) -> TableLayout:
+    """The whole table on one rank."""
+    return TableLayout((0, table.num_embeddings), (0, table.embedding_dim), ((rank,),))
+
+
+def row_wise(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> TableLayout:
+    """Rows cut evenly over `ranks`."""
+    cuts = even_cuts(table.num_embeddings, len(ranks))
+    return TableLayout(cuts, (0, table.embedding_dim), tuple((r,) for r in ranks[: len(cuts) - 1]))
+
+
+def column_wise(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> TableLayout:
+    """Columns cut evenly over `ranks`."""
+    cuts = even_cuts(table.embedding_dim, len(ranks), COLUMN_MULTIPLE)
+    return TableLayout((0, table.num_embeddings), cuts, (tuple(ranks[: len(cuts) - 1]),))
+
+
+def table_row_wise(table: BaseEmbeddingConfig, host: Sequence[int]) -> TableLayout:
+    """Rows cut evenly over the ranks of one host."""
+    return row_wise(table, host)
+
+
+def table_column_wise(table: BaseEmbeddingConfig, host: Sequence[int]) -> TableLayout:
+    """Columns cut evenly over the ranks of one host."""
+    return column_wise(table, host)
+
+
+def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> TableLayout:
+    """Column block j lives on host j and is split by rows over that host's ranks.
+
+    Raises:
+        PlanError: hosts have different numbers of ranks, so that no common row cuts exist.
+    """
+    if len({len(host) for host in hosts}) != 1:
+        raise PlanError(f"grid_shard needs hosts with equally many ranks, got {[len(host) for host in hosts]}.")
+    rows = even_cuts(table.num_embeddings, len(hosts[0]))
+    cols = even_cuts(table.embedding_dim, len(hosts), COLUMN_MULTIPLE)
+    return TableLayout(rows, cols, tuple(tuple(hosts[j][i] for j in range(len(cols) - 1)) for i in range(len(rows) - 1)))
+
+
+def data_parallel(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> Replicated:
+    """A copy of the table on every rank."""
+    return Replicated(table.num_embeddings, table.embedding_dim, tuple(ranks))
+
+
+def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
+    """Name of a layout for reports: one of `KINDS`, or "product_grid" for cuts that have no TorchRec name.
+
+    Args:
+        layout: any layout.
+        hosts: ranks by host, which tells row_wise from table_row_wise; pass one host with all ranks when unknown.
+    """
+    if isinstance(layout, Replicated):
+        return "data_parallel"
+    one_row, one_col = layout.num_row_blocks == 1, layout.num_col_blocks == 1
+    if one_row and one_col:
+        return "table_wise"
+    on_one_host = len(hosts) > 1 and any(set(layout.ranks) <= set(host) for host in hosts)
+    if one_col:
+        return "table_row_wise" if on_one_host else "row_wise"
+    if one_row:
+        return "table_column_wise" if on_one_host else "column_wise"
+    host_of = {rank: i for i, host in enumerate(hosts) for rank in host}
+    columns = [{host_of.get(row[j]) for row in layout.owners} for j in range(layout.num_col_blocks)]
+    per_host = all(len(owners) == 1 for owners in columns) and len({min(c, key=str) for c in columns}) == len(columns)
+    return "grid_shard" if per_host else "product_grid"

@@ -1,0 +1,119 @@
+"""What a table is: `EmbeddingBagConfig` and `EmbeddingConfig`, the only description of a table in rayrec.
+
+Everything else (plan, shard, checkpoint, schema) refers to a table by its name. The classes and their fields carry TorchRec's names.
+Standard library only, so that a plan can be made on a machine without torch; `rayrec.modules` re-exports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rayrec.errors import ConfigError
+
+
+class DataType(Enum):
+    """Storage type of a table's rows."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes per element."""
+        return {"FP32": 4, "FP16": 2}[self.value]
+
+
+class PoolingType(Enum):
+    """How the rows of one bag become one row: their sum, their mean, or (NONE) not at all."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    NONE = "NONE"
+
+
+@dataclass
+class BaseEmbeddingConfig:
+    """One embedding table of `num_embeddings` rows by `embedding_dim` columns, looked up by `feature_names`.
+
+    Attributes:
+        num_embeddings: rows; ids of its features lie in [0, num_embeddings).
+        embedding_dim: columns; a multiple of 4, as FBGEMM's kernels want.
+        name: unique within a model.
+        data_type: storage of the rows.
+        feature_names: the features looked up in this table, in output order; a feature may serve several tables.
+        weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1 / num_embeddings).
+    Raises:
+        ConfigError: a size is not positive, the width is no multiple of 4, or a feature is named twice.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str = ""
+    data_type: DataType = DataType.FP32
+    feature_names: list[str] = field(default_factory=list)
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_embeddings < 1:
+            raise ConfigError(f"table {self.name!r} has num_embeddings={self.num_embeddings}; it needs at least one row.")
+        if self.embedding_dim < 4 or self.embedding_dim % 4:
+            raise ConfigError(
+                f"table {self.name!r} has embedding_dim={self.embedding_dim}; the fused kernels need a positive multiple of 4. "
+                f"Try {max(4, -(-self.embedding_dim // 4) * 4)}."
+            )
+        if len(set(self.feature_names)) != len(self.feature_names):
+            twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
+            raise ConfigError(f"table {self.name!r} names feature {twice[0]!r} twice in feature_names.")
+        low, high = self.init_bounds()
+        if not low <= high:
+            raise ConfigError(f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}.")
+
+    def init_bounds(self) -> tuple[float, float]:
+        """Bounds (low, high) of the uniform distribution of initial values."""
+        bound = self.num_embeddings**-0.5
+        low = -bound if self.weight_init_min is None else self.weight_init_min
+        high = bound if self.weight_init_max is None else self.weight_init_max
+        return low, high
+
+    def num_features(self) -> int:
+        """Features that look up this table."""
+        return len(self.feature_names)
+
+
+@dataclass
+class EmbeddingBagConfig(BaseEmbeddingConfig):
+    """A table whose bags are pooled to one row each."""
+
+    pooling: PoolingType = PoolingType.SUM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling is PoolingType.NONE:
+            raise ConfigError(f"table {self.name!r} has pooling NONE in an EmbeddingBagConfig; use EmbeddingConfig for sequences.")
+
+
+@dataclass
+class EmbeddingConfig(BaseEmbeddingConfig):
+    """A table whose rows are returned one per id (a sequence), not pooled."""
+
+    pooling: PoolingType = field(default=PoolingType.NONE, init=False)
+
+
+def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Check that names are present and unique and that every table has a feature.
+
+    Raises:
+        ConfigError: names the table and the contradiction.
+    """
+    seen: set[str] = set()
+    for table in tables:
+        if not table.name:
+            raise ConfigError(f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give it name='...'.")
+        if table.name in seen:
+            raise ConfigError(f"table {table.name!r} is named twice; names must be unique within a model.")
+        if not table.feature_names:
+            raise ConfigError(f"table {table.name!r} has no feature_names; name at least one feature that looks it up.")
+        seen.add(table.name)
