@@ -1,0 +1,36 @@
+"""rayrec: a Ray-orchestrated distributed embedding cluster.
+
+The public names below load on first use, so that `rayrec.layout` and `rayrec.planner` work without torch, and `rayrec.Driver` alone
+brings in Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "Result", "RunConfig", "ScalingConfig"),
+    "rayrec.distributed": ("DistributedModelParallel",),
+    "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
+    "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
+    "rayrec.optim": ("SGD", "Adagrad", "RowWiseAdagrad"),
+    "rayrec.planner": ("EmbeddingShardingPlanner", "ParameterConstraints"),
+    "rayrec.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rayrec' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
