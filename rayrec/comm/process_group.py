@@ -1,0 +1,174 @@
+"""Process groups as exchanges: gloo between CPU ranks, NCCL between GPU ranks.
+
+The rendezvous is a TCPStore that rank 0 makes on a free port and whose address travels through the driver, so nothing depends on the
+environment and a later generation of the same ranks can meet again under a new prefix. After a peer dies, gloo's all_reduce lets ranks
+that are not its neighbours wait for the whole timeout; `shutdown_sockets` closes this process's own connections from a second thread,
+which makes every pending collective raise at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rayrec.comm.exchange import Pending
+from rayrec.errors import CommError
+
+_sockets: dict[int, int] = {}  # fd -> inode of the sockets that process groups of this process opened
+
+
+def create_store(host: str, timeout_s: float = 60.0) -> dist.TCPStore:
+    """The rendezvous of a world, made by rank 0 on a free port of `host`; `store.port` says which."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStore:
+    """The rendezvous as seen from another rank.
+
+    Raises:
+        CommError: nothing answers at `host:port` within `timeout_s` seconds.
+    """
+    try:
+        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    except (dist.DistError, RuntimeError) as error:
+        raise CommError(f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall is between. ({error})") from error
+
+
+def init_process_group(
+    store: dist.Store, rank: int, world_size: int, *, backend: str = "gloo", timeout_s: float = 300.0, generation: int = 0
+) -> dist.ProcessGroup:
+    """Join the default process group of this process.
+
+    Args:
+        store: the rendezvous that all ranks share.
+        backend: "gloo" or "nccl".
+        timeout_s: bound on every collective.
+        generation: distinguishes successive groups over one store.
+    Raises:
+        CommError: the other ranks did not come within the timeout.
+    """
+    before = _socket_fds()
+    prefixed = dist.PrefixStore(f"rayrec/{generation}", store)
+    try:
+        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+        group = dist.group.WORLD
+        assert group is not None
+        dist.barrier(group)  # opens the connections, so that they are known below
+    except (dist.DistError, RuntimeError) as error:
+        raise CommError(f"rank {rank} of {world_size} could not join the {backend} process group: {_first_line(error)}") from error
+    _remember_sockets(before)
+    return group
+
+
+def new_group(timeout_s: float = 300.0) -> dist.ProcessGroup:
+    """Another group over all ranks, with connections of its own, so that its collectives need no common order with the default group's."""
+    before = _socket_fds()
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    dist.barrier(group)
+    _remember_sockets(before)
+    return group
+
+
+def destroy_process_group() -> None:
+    """Leave all groups of this process; a no-op when there is none."""
+    _sockets.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shutdown_sockets() -> int:
+    """Shut down this process's gloo connections so that pending collectives raise at once; returns how many were open.
+
+    Safe to call from any thread; the groups are unusable afterwards and must be destroyed.
+    """
+    closed = 0
+    for fd, inode in list(_sockets.items()):
+        try:
+            if os.fstat(fd).st_ino != inode:  # the number has been given to another file since
+                continue
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+                closed += 1
+        except OSError:
+            continue
+    _sockets.clear()
+    return closed
+
+
+def _socket_fds() -> dict[int, int]:
+    found = {}
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
+        try:
+            status = os.fstat(int(name))
+        except OSError:
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found[int(name)] = status.st_ino
+    return found
+
+
+def _remember_sockets(before: dict[int, int]) -> None:
+    _sockets.update({fd: inode for fd, inode in _socket_fds().items() if before.get(fd) != inode})
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class ProcessGroupExchange:
+    """An exchange over a torch process group.
+
+    Args:
+        group: the group; its collectives must be issued in the same order on every rank, so nobody else should use it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
+
+    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+        """See `Exchange.all_to_all`."""
+        received = send.new_empty(sum(recv_splits))
+        work = self._guard(
+            lambda: dist.all_to_all_single(received, send, list(recv_splits), list(send_splits), group=self.group, async_op=True)
+        )
+
+        def finish(keep: Tensor = send) -> Tensor:
+            self._guard(work.wait)
+            return received
+
+        return Pending(finish)
+
+    def _guard(self, call: Callable[[], object]) -> dist.Work:
+        try:
+            return call()  # type: ignore[return-value]
+        except RuntimeError as error:
+            raise CommError(
+                f"rank {self.rank} of {self.world_size}: all_to_all failed, most likely because another rank is gone: {_first_line(error)}"
+            ) from error
+
+
+def exchange_for(group: dist.ProcessGroup | None) -> ProcessGroupExchange:
+    """An exchange with connections of its own over the ranks of `group` (default: all ranks).
+
+    Raises:
+        CommError: no process group exists.
+    """
+    if not dist.is_initialized():
+        raise CommError("no process group: call torch.distributed.init_process_group first, or train through rayrec.Driver.")
+    if group is None or group is dist.group.WORLD:
+        return ProcessGroupExchange(new_group())
+    return ProcessGroupExchange(group)
+
+
+def broadcast_int(value: int, device: torch.device) -> int:
+    """Rank 0's `value` on every rank of the default group."""
+    box = torch.tensor([value], dtype=torch.int64, device=device)
+    dist.broadcast(box, src=0)
+    return int(box.item())
