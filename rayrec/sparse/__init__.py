@@ -1,0 +1,15 @@
+"""Jagged containers: `JaggedTensor`, `KeyedJaggedTensor` and `KeyedTensor`, with TorchRec's names and meaning, on torch and FBGEMM.
+
+Importing this package checks that torch and fbgemm-gpu fit each other and loads FBGEMM's operators.
+"""
+
+from rayrec._compat import require_fbgemm
+
+require_fbgemm()
+
+from rayrec.sparse.jagged import JaggedTensor  # noqa: E402
+from rayrec.sparse.keyed_tensor import KeyedTensor  # noqa: E402
+from rayrec.sparse.kjt import KeyedJaggedTensor, UnknownKeyError  # noqa: E402
+from rayrec.sparse.validate import check_ids, check_kjt  # noqa: E402
+
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnknownKeyError", "check_ids", "check_kjt"]

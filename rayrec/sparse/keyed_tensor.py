@@ -1,0 +1,185 @@
+"""`KeyedTensor`: dense tensors of different widths side by side in one tensor, each found by its key.
+
+What an EmbeddingBagCollection returns: (B, sum of widths). Views and regrouping cost nothing or one copy; a group whose keys lie side by
+side in one tensor is a view. Names, argument order and meaning are TorchRec's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from rayrec.errors import InputError, ShapeError
+from rayrec.sparse import ops
+from rayrec.sparse.jagged import describe
+from rayrec.sparse.kjt import UnknownKeyError
+
+
+class KeyedTensor:
+    """Dense tensors by key.
+
+    Args:
+        keys: F names.
+        length_per_key: F widths along `key_dim`.
+        values: (B, sum of widths) when key_dim is 1.
+        key_dim: the dimension along which keys lie.
+        offset_per_key, index_per_key: caches that a caller already has.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        length_per_key: Sequence[int],
+        values: Tensor,
+        key_dim: int = 1,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+    ) -> None:
+        self._keys, self._length_per_key = list(keys), list(length_per_key)
+        self._values, self._key_dim = values, key_dim
+        self._offset_per_key, self._index_per_key = offset_per_key, index_per_key
+
+    @staticmethod
+    def from_tensor_list(keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1) -> KeyedTensor:
+        """Join one tensor per key along `cat_dim`.
+
+        Raises:
+            ShapeError: the numbers of keys and tensors differ, or there are none.
+        """
+        if len(keys) != len(tensors) or not tensors:
+            raise ShapeError(
+                f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one tensor per key, at least one."
+            )
+        return KeyedTensor(keys, [tensor.shape[key_dim] for tensor in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
+
+    def keys(self) -> list[str]:
+        """F names."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """All of it: (B, sum of widths) when key_dim is 1."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """The dimension along which keys lie."""
+        return self._key_dim
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the values."""
+        return self._values.numel() * self._values.element_size()
+
+    def length_per_key(self) -> list[int]:
+        """F widths."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """F + 1 positions along key_dim where keys start and end."""
+        if self._offset_per_key is None:
+            self._offset_per_key = ops.offsets_of(self._length_per_key)
+        return self._offset_per_key
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key."""
+        if self._index_per_key is None:
+            self._index_per_key = {key: index for index, key in enumerate(self._keys)}
+        return self._index_per_key
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The tensor of one key, as a view.
+
+        Raises:
+            UnknownKeyError: a KeyError and an InputError.
+        """
+        if key not in self.index_per_key():
+            raise UnknownKeyError(f"no key {key!r} in this KeyedTensor; it has {self._keys}.")
+        index = self.index_per_key()[key]
+        return self._values.narrow(self._key_dim, self.offset_per_key()[index], self._length_per_key[index])
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """The tensor of every key, as views."""
+        return dict(zip(self._keys, self._values.split(self._length_per_key, dim=self._key_dim), strict=True))
+
+    @staticmethod
+    def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+        """One tensor per group: the tensors of its keys, side by side.
+
+        Args:
+            keyed_tensors: where the keys are found; of a key in several, the last one counts.
+            groups: names; a key may serve several groups.
+        Returns:
+            One (B, sum of the group's widths) per group; a view when the keys already lie side by side.
+        Raises:
+            UnknownKeyError: no tensor has the key.
+            InputError: a group is empty.
+        """
+        home = {key: (kt, index) for kt in keyed_tensors for index, key in enumerate(kt.keys())}
+        return [_join(home, group) for group in groups]
+
+    @staticmethod
+    def regroup_as_dict(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]) -> dict[str, Tensor]:
+        """`regroup`, with a name per group.
+
+        Raises:
+            ShapeError: the numbers of groups and names differ.
+        """
+        if len(groups) != len(keys):
+            raise ShapeError(f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key per group.")
+        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
+        """The values on `device`."""
+        moved = self._values.to(device, non_blocking=non_blocking)
+        return KeyedTensor(self._keys, self._length_per_key, moved, self._key_dim, self._offset_per_key, self._index_per_key)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the CUDA allocator that `stream` uses the values."""
+        self._values.record_stream(stream)
+
+    def __str__(self) -> str:
+        if not self._keys:
+            return "KeyedTensor()\n"
+        return "KeyedTensor({\n" + ",\n".join(f'    "{key}": {self[key].tolist()}' for key in self._keys) + "\n})\n"
+
+    def __repr__(self) -> str:
+        widths = dict(zip(self._keys, self._length_per_key, strict=True))
+        return f"KeyedTensor({widths}, values={describe(self._values)}, key_dim={self._key_dim}, device='{self.device()}')"
+
+
+def _join(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> Tensor:
+    """The tensors of a group's keys side by side; neighbours in one KeyedTensor are taken as one slice."""
+    if not group:
+        raise InputError("regroup got a group without keys; name at least one key per group.")
+    spans: list[tuple[KeyedTensor, range]] = []
+    for key in group:
+        if key not in home:
+            raise UnknownKeyError(f"no key {key!r} in the tensors to regroup; they have {sorted(home)}.")
+        kt, index = home[key]
+        if spans and spans[-1][0] is kt and spans[-1][1].stop == index:
+            spans[-1] = (kt, range(spans[-1][1].start, index + 1))
+        else:
+            spans.append((kt, range(index, index + 1)))
+    parts = []
+    for kt, span in spans:
+        start, stop = kt.offset_per_key()[span.start], kt.offset_per_key()[span.stop]
+        parts.append(kt.values().narrow(kt.key_dim(), start, stop - start))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=spans[0][0].key_dim())
+
+
+def _flatten(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:
+    return [kt._values], (kt._keys, kt._length_per_key, kt._key_dim)
+
+
+def _unflatten(leaves: Any, context: Any) -> KeyedTensor:
+    (values,) = leaves
+    return KeyedTensor(context[0], context[1], values, context[2])
+
+
+register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor")

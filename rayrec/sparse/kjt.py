@@ -1,0 +1,419 @@
+"""`KeyedJaggedTensor`: for each key a list of bags of ids, key-major in one tensor of values.
+
+Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; everything beyond (values, weights, lengths or
+offsets) is derived lazily and cached, so an unused view costs nothing. With a variable batch per key (VBE) every key has its own number of
+bags, per rank they came from, and `inverse_indices` maps the B rows of the full batch to a key's bags.
+
+Names, argument order and meaning are TorchRec's. Differences, all towards keeping what is known: `split` and `permute` carry inverse
+indices along, pytrees keep the stride, offsets of no bags are [0]. Left out: torch.jit scripting and the dist_* methods, whose work
+`rayrec.distributed` does.
+
+    # F keys, B bags per key (the stride), N ids in all, R ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from rayrec.errors import InputError, ShapeError
+from rayrec.sparse import ops, rearrange
+from rayrec.sparse.jagged import JaggedTensor, check_sizes, describe, whole_offsets
+
+InverseIndices = tuple[list[str], Tensor]
+
+
+class UnknownKeyError(InputError, KeyError):
+    """A key that a KeyedJaggedTensor or KeyedTensor does not hold."""
+
+    __str__ = Exception.__str__  # KeyError would print the message quoted
+
+
+class KeyedJaggedTensor:
+    """F keys, each with a list of bags of ids.
+
+    Args:
+        keys: F names; a permute may repeat one.
+        values: (N,) ids, key-major.
+        weights: (N,) or None.
+        lengths: (F * B,) integers, or (F, B); needed when `offsets` is None.
+        offsets: (F * B + 1,) integers from 0; needed when `lengths` is None.
+        stride: B; by default the number of lengths over F.
+        stride_per_key_per_rank: (F, R) host integers, bags of each key by the rank they came from; makes it a VBE batch.
+        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: caches that a caller already has.
+        inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of key f.
+    Raises:
+        InputError: lengths or offsets are not integers.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Tensor | Sequence[Sequence[int]] | None = None,
+        stride_per_key: list[int] | None = None,
+        length_per_key: list[int] | None = None,
+        lengths_offset_per_key: list[int] | None = None,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+        jt_dict: dict[str, JaggedTensor] | None = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> None:
+        check_sizes("lengths", lengths)
+        check_sizes("offsets", offsets)
+        if isinstance(stride_per_key_per_rank, Tensor):
+            stride_per_key_per_rank = stride_per_key_per_rank.tolist()
+        self._keys = list(keys)
+        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, whole_offsets(offsets)
+        self._stride = stride
+        self._stride_per_key_per_rank = None if stride_per_key_per_rank is None else [list(row) for row in stride_per_key_per_rank]
+        self._stride_per_key = stride_per_key
+        self._length_per_key = length_per_key
+        self._lengths_offset_per_key = lengths_offset_per_key
+        self._offset_per_key = offset_per_key
+        self._index_per_key = index_per_key
+        self._jt_dict = jt_dict
+        self._inverse_indices = inverse_indices
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Tensor | Sequence[Sequence[int]] | None = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> KeyedJaggedTensor:
+        """From (F * B + 1,) offsets, with the per-key lengths brought to the host at once."""
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Tensor | Sequence[Sequence[int]] | None = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> KeyedJaggedTensor:
+        """From (F * B,) lengths, with the per-key lengths brought to the host at once."""
+        return KeyedJaggedTensor(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """One key per entry; entries of different batch sizes give a VBE batch of one rank.
+
+        Raises:
+            InputError: the dict is empty, or only some entries have weights.
+        """
+        return rearrange.from_jt_dict(KeyedJaggedTensor, jt_dict)
+
+    @staticmethod
+    def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """Put the keys of several batches of equal stride one after another.
+
+        Raises:
+            InputError: the list is empty, or only some parts have weights, a variable stride, or inverse indices.
+            ShapeError: the strides differ.
+        """
+        return rearrange.concat(KeyedJaggedTensor, kjt_list)
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> KeyedJaggedTensor:
+        """No keys, stride 0."""
+        jt = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
+        return KeyedJaggedTensor([], jt.values(), jt.weights_or_none(), jt.lengths(), stride=0)
+
+    @staticmethod
+    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
+        """No keys, the stride, dtypes and device of `kjt`; with `device`, uninitialised tensors of its shapes there, for a later copy."""
+        if device is not None:
+            return kjt._map(lambda t: torch.empty_like(t, device=device))
+        return rearrange.split(kjt, [0])[0]
+
+    def sync(self) -> KeyedJaggedTensor:
+        """Bring per-key lengths and offsets to the host now; returns self."""
+        self.offset_per_key()
+        return self
+
+    def unsync(self) -> KeyedJaggedTensor:
+        """Forget per-key lengths and offsets; returns self."""
+        self._length_per_key = self._offset_per_key = None
+        return self
+
+    def keys(self) -> list[str]:
+        """F names."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """(N,) ids, key-major."""
+        return self._values
+
+    def weights(self) -> Tensor:
+        """(N,); InputError when there are none."""
+        if self._weights is None:
+            raise InputError(
+                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no weights; ask weights_or_none() or construct it with weights."
+            )
+        return self._weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """(N,) or None."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """(F * B,), computed from the offsets when not given."""
+        if self._lengths is None:
+            if self._offsets is None:
+                raise InputError(
+                    f"the KeyedJaggedTensor of keys {self._keys[:5]} has neither lengths nor offsets; construct it with one of them."
+                )
+            self._lengths = torch.diff(self._offsets)
+        return self._lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """(F * B,) when given or computed before."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """(F * B + 1,), computed from the lengths when not given."""
+        if self._offsets is None:
+            self._offsets = ops.complete_cumsum(self.lengths().reshape(-1))
+        return self._offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """(F * B + 1,) when given or computed before."""
+        return self._offsets
+
+    def stride(self) -> int:
+        """B; for a VBE batch the columns of the inverse indices, or without them the most bags of any key.
+
+        Raises:
+            ShapeError: the number of lengths is no multiple of the number of keys.
+        """
+        if self._stride is None:
+            self._stride = self._find_stride()
+        return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """Bags of each key."""
+        if self._stride_per_key is None:
+            ranks = self._stride_per_key_per_rank
+            self._stride_per_key = [self.stride()] * len(self._keys) if ranks is None else [sum(row) for row in ranks]
+        return self._stride_per_key
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """(F, R) bags of each key by the rank they came from; [] when the batch has one stride."""
+        return self._stride_per_key_per_rank or []
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether this is a VBE batch."""
+        return self._stride_per_key_per_rank is not None
+
+    def inverse_indices(self) -> InverseIndices:
+        """(keys, (F, B)); InputError when there are none."""
+        if self._inverse_indices is None:
+            raise InputError(f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse indices; ask inverse_indices_or_none().")
+        return self._inverse_indices
+
+    def inverse_indices_or_none(self) -> InverseIndices | None:
+        """(keys, (F, B)) or None."""
+        return self._inverse_indices
+
+    def length_per_key(self) -> list[int]:
+        """Ids of each key; one host sync when it was not known."""
+        if self._length_per_key is None:
+            self._length_per_key = self._find_length_per_key()
+        return self._length_per_key
+
+    def length_per_key_or_none(self) -> list[int] | None:
+        """Ids of each key, when known on the host."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """F + 1 positions in the values where keys start and end."""
+        if self._offset_per_key is None:
+            self._offset_per_key = ops.offsets_of(self.length_per_key())
+        return self._offset_per_key
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """F + 1 positions, when known on the host."""
+        return self._offset_per_key
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """F + 1 positions in the lengths where keys start and end."""
+        if self._lengths_offset_per_key is None:
+            self._lengths_offset_per_key = ops.offsets_of(self.stride_per_key())
+        return self._lengths_offset_per_key
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key; the last one of a repeated key."""
+        if self._index_per_key is None:
+            self._index_per_key = {key: index for index, key in enumerate(self._keys)}
+        return self._index_per_key
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def size_in_bytes(self) -> int:
+        """Bytes of all tensors held."""
+        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
+
+    def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
+        """Cut the keys into groups of `segments` sizes; tensors are views. A group of all keys is `self`."""
+        return rearrange.split(self, segments)
+
+    def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
+        """Take keys by position, in order, repeats allowed; `indices_tensor` is the same on the device, int32, for CUDA."""
+        return rearrange.permute(self, indices, indices_tensor)
+
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """The same batch with lengths of one dimension."""
+        return self._like(lengths=self.lengths().reshape(-1))
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """Bags of one key, as views.
+
+        Raises:
+            UnknownKeyError: a KeyError and an InputError.
+        """
+        if key not in self.index_per_key():
+            raise UnknownKeyError(f"no key {key!r} in this KeyedJaggedTensor; it has {self._keys}.")
+        if self._jt_dict is not None:
+            return self._jt_dict[key]
+        index = self.index_per_key()[key]
+        ids, bags = slice(*self.offset_per_key()[index : index + 2]), slice(*self.lengths_offset_per_key()[index : index + 2])
+        weights = None if self._weights is None else self._weights[ids]
+        return JaggedTensor(self._values[ids], weights, lengths=self.lengths().reshape(-1)[bags])
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """Bags of every key, as views, cached. `compute_offsets` is TorchRec's; here offsets are computed when asked for."""
+        if self._jt_dict is None:
+            sizes = self.length_per_key()
+            lengths = self.lengths().reshape(-1).split(self.stride_per_key())
+            weights = [None] * len(sizes) if self._weights is None else self._weights.split(sizes)
+            bags = zip(self._keys, self._values.split(sizes), weights, lengths, strict=True)
+            self._jt_dict = {key: JaggedTensor(ids, weight, lengths=length) for key, ids, weight, length in bags}
+        return self._jt_dict
+
+    def to(self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None) -> KeyedJaggedTensor:
+        """All tensors on `device`; `dtype` is the wanted dtype of the weights."""
+        moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        if dtype is not None and moved._weights is not None:
+            moved._weights = moved._weights.to(dtype)
+        return moved
+
+    def pin_memory(self) -> KeyedJaggedTensor:
+        """All tensors in page-locked memory."""
+        return self._map(lambda t: t.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the CUDA allocator that `stream` uses these tensors."""
+        for tensor in self._tensors():
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+    def __str__(self) -> str:
+        if not self._keys or (self._offsets is None and self._lengths is None):
+            return "KeyedJaggedTensor()\n"
+        offsets, cuts = self.offsets().tolist(), self.lengths_offset_per_key()
+        lines = []
+        for key, (start, stop) in zip(self._keys, pairwise(cuts), strict=True):
+            bags = list(pairwise(offsets[start : stop + 1]))
+            text = str([self._values[a:b].tolist() for a, b in bags])
+            if self._weights is not None:
+                weights = [self._weights[a:b].tolist() for a, b in bags]
+                text = f'{{\n        "values": {text},\n        "weights": {weights}\n    }}'
+            lines.append(f'    "{key}": {text}')
+        return "KeyedJaggedTensor({\n" + ",\n".join(lines) + "\n})\n"
+
+    def __repr__(self) -> str:
+        stride = f"stride_per_key={self.stride_per_key()}" if self.variable_stride_per_key() else f"stride={self.stride()}"
+        tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
+        return f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, device='{self.device()}')"
+
+    def _find_stride(self) -> int:
+        if not self._keys:
+            return 0
+        if self._stride_per_key_per_rank is not None:
+            if self._inverse_indices is not None and self._inverse_indices[1].numel():
+                return self._inverse_indices[1].shape[-1]
+            return max(sum(row) for row in self._stride_per_key_per_rank)
+        sizes = self._offsets.numel() - 1 if self._offsets is not None else self.lengths().numel()
+        if sizes % len(self._keys):
+            raise ShapeError(
+                f"{sizes} lengths do not divide over {len(self._keys)} keys {self._keys[:5]}; every key needs one length per bag."
+            )
+        return sizes // len(self._keys)
+
+    def _find_length_per_key(self) -> list[int]:
+        if not self._keys:
+            return []
+        if self._values.is_meta:  # shapes only: any cut will do, as in TorchRec
+            each, rest = divmod(self._values.numel(), len(self._keys))
+            return [each + rest, *[each] * (len(self._keys) - 1)]
+        cuts, offsets = self.lengths_offset_per_key(), self.offsets()
+        if cuts[-1] != offsets.numel() - 1:
+            raise ShapeError(f"{offsets.numel() - 1} lengths, but the bags of keys {self._keys[:5]} number {self.stride_per_key()[:5]}.")
+        if self.variable_stride_per_key() or not self.stride():
+            offsets = offsets[torch.tensor(cuts, device=offsets.device)]
+        else:
+            offsets = offsets[:: self.stride()]
+        return [stop - start for start, stop in pairwise(offsets.tolist())]
+
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self._values, self._weights, self._lengths, self._offsets, self._inverse_indices[1] if self._inverse_indices else None
+
+    def _like(self, **changes: Any) -> KeyedJaggedTensor:
+        """A copy with some constructor arguments changed; caches on the host go along."""
+        names = ("keys", "values", "weights", "lengths", "offsets", "stride", "stride_per_key_per_rank", "inverse_indices")
+        caches = ("stride_per_key", "length_per_key", "lengths_offset_per_key", "offset_per_key", "index_per_key")
+        return KeyedJaggedTensor(**{name: getattr(self, "_" + name) for name in names + caches} | changes)
+
+    def _map(self, change: Any) -> KeyedJaggedTensor:
+        """The same batch with every tensor changed by `change`, which keeps shapes."""
+        names = ("values", "weights", "lengths", "offsets")
+        changed = {name: None if tensor is None else change(tensor) for name, tensor in zip(names, self._tensors(), strict=False)}
+        inverse = self._inverse_indices
+        return self._like(**changed, inverse_indices=None if inverse is None else (inverse[0], change(inverse[1])))
+
+
+def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[Any, ...]]:
+    tensors = kjt._tensors()
+    inverse_keys = kjt._inverse_indices[0] if kjt._inverse_indices else None
+    present = tuple(t is not None for t in tensors)
+    return [t for t in tensors if t is not None], (kjt._keys, kjt.stride(), kjt._stride_per_key_per_rank, inverse_keys, present)
+
+
+def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
+    keys, stride, ranks, inverse_keys, present = context
+    leaf = iter(leaves)
+    values: Any
+    values, weights, lengths, offsets, inverse = (next(leaf) if has else None for has in present)
+    pair = None if inverse is None else (inverse_keys, inverse)
+    return KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=pair)
+
+
+register_pytree_node(KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor")

@@ -1,0 +1,118 @@
+"""Checks of a batch before it reaches the kernels, which would read out of bounds instead of complaining.
+
+`check_kjt` asks whether a KeyedJaggedTensor is coherent, `check_ids` whether every id lies in its table. Both are one vectorised pass with
+one host sync when all is well; the key, row and value to blame are searched only after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rayrec.errors import InputError, ShapeError
+from rayrec.sparse.kjt import KeyedJaggedTensor
+
+
+def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
+    """Check that keys, lengths, offsets, values, weights and strides agree.
+
+    Args:
+        kjt: the batch.
+        source: where it came from, for messages.
+    Raises:
+        ShapeError: sizes disagree; names both.
+        InputError: a length is negative, or an inverse index points at no bag.
+    """
+    where = f" in {source}" if source else ""
+    ranks = kjt.stride_per_key_per_rank()
+    if kjt.variable_stride_per_key() and len(ranks) != len(kjt.keys()):
+        raise ShapeError(f"stride_per_key_per_rank has {len(ranks)} rows for {len(kjt.keys())} keys{where}.")
+    bags, ids = sum(kjt.stride_per_key()), kjt.values().shape[0]
+    lengths, offsets = kjt.lengths().reshape(-1), kjt.offsets()
+    if lengths.numel() != bags or offsets.numel() != bags + 1:
+        raise ShapeError(
+            f"{lengths.numel()} lengths and {offsets.numel()} offsets for {bags} bags of {len(kjt.keys())} keys{where}; "
+            f"give one length per bag of every key."
+        )
+    weights = kjt.weights_or_none()
+    if weights is not None and weights.shape[0] != ids:
+        raise ShapeError(f"{weights.shape[0]} weights for {ids} ids{where}.")
+    steps = torch.diff(offsets)
+    coherent = torch.stack([(lengths >= 0).all(), (steps == lengths).all(), offsets[0] == 0, offsets[-1] == ids]).tolist()
+    if not coherent[0]:
+        bag = int((lengths < 0).nonzero()[0])
+        key, row = _key_and_row(kjt, bag)
+        raise InputError(f"length {int(lengths[bag])} of key {key!r}, row {row}{where} is negative.")
+    if not all(coherent[1:]):
+        raise ShapeError(
+            f"{ids} ids, but the lengths sum to {int(lengths.sum())} and the offsets go from {int(offsets[0])} to "
+            f"{int(offsets[-1])}{where}."
+        )
+    _check_inverse(kjt, where)
+
+
+def _check_inverse(kjt: KeyedJaggedTensor, where: str) -> None:
+    inverse = kjt.inverse_indices_or_none()
+    if inverse is None:
+        return
+    names, rows = inverse
+    missing = set(kjt.keys()) - set(names)
+    if missing or rows.dim() != 2 or rows.shape[0] != len(names):
+        raise ShapeError(f"inverse indices of shape {tuple(rows.shape)} for keys {names}{where}; need one row for each of {kjt.keys()}.")
+    stride_of = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
+    limits = torch.tensor([stride_of.get(name, rows.shape[1]) for name in names], device=rows.device)[:, None]
+    bad = (rows < 0) | (rows >= limits)
+    if bool(bad.any()):
+        f, b = (int(x) for x in bad.nonzero()[0])
+        raise InputError(f"inverse index {int(rows[f, b])} of key {names[f]!r}, row {b}{where} is not in [0, {int(limits[f])}).")
+
+
+def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "") -> None:
+    """Check that ids lie in [0, limit) of their key.
+
+    Args:
+        kjt: the batch; keys without a limit are not checked.
+        limits: rows of the table (the smallest, when several) that a key looks up.
+        source: where the batch came from (file, step), for messages.
+    Raises:
+        InputError: names key, row (bag), value and the number of bad ids of that key.
+    Cost: one pass over the ids; one host sync.
+    """
+    if kjt.values().is_floating_point():
+        raise InputError(f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers.")
+    checked: list[int] = []
+    extremes: list[Tensor] = []
+    for index, (key, ids) in enumerate(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True)):
+        if key in limits and ids.numel():
+            checked.append(index)
+            extremes.extend(torch.aminmax(ids))
+    if not checked:
+        return
+    bounds = torch.stack(extremes).tolist()
+    for index, low, high in zip(checked, bounds[::2], bounds[1::2], strict=True):
+        if low < 0 or high >= limits[kjt.keys()[index]]:
+            _blame(kjt, index, limits[kjt.keys()[index]], source)
+
+
+def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
+    start, stop = kjt.offset_per_key()[index : index + 2]
+    ids = kjt.values()[start:stop]
+    bad = ((ids < 0) | (ids >= limit)).nonzero().reshape(-1)
+    position = torch.tensor([start + int(bad[0])], device=ids.device, dtype=kjt.offsets().dtype)
+    key, row = _key_and_row(kjt, int(torch.searchsorted(kjt.offsets(), position, right=True)) - 1)
+    value = int(ids[bad[0]])
+    remedy = "negative ids have no row; map missing values to an empty bag" if value < 0 else "enlarge the table or map the ids"
+    raise InputError(
+        f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, {limit}), the rows of its table; "
+        f"{bad.numel()} of {ids.numel()} ids of this key are out of range. Try: {remedy}."
+    )
+
+
+def _key_and_row(kjt: KeyedJaggedTensor, bag: int) -> tuple[str, int]:
+    """Key and row of a bag's index among all bags."""
+    for key, start, size in zip(kjt.keys(), kjt.lengths_offset_per_key(), kjt.stride_per_key(), strict=False):
+        if start <= bag < start + size:
+            return key, bag - start
+    raise AssertionError(f"bag {bag} belongs to no key")
