@@ -1,0 +1,21 @@
+"""Checkpoints: rectangles of tables in Arrow files, restored exactly under any plan and on any number of ranks."""
+
+from rayrec.checkpoint.manager import CheckpointManager
+from rayrec.checkpoint.manifest import FileEntry, Manifest
+from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
+from rayrec.checkpoint.save import save_checkpoint
+from rayrec.checkpoint.state import Gather, ShardState
+from rayrec.checkpoint.table import load_table
+
+__all__ = [
+    "CheckpointManager",
+    "FileEntry",
+    "Gather",
+    "Manifest",
+    "RestoredCheckpoint",
+    "ShardState",
+    "load_table",
+    "read_manifest",
+    "restore_checkpoint",
+    "save_checkpoint",
+]

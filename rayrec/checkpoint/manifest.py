@@ -1,0 +1,248 @@
+"""The manifest: which rectangle of which table lies in which file, and what a run needs besides to go on.
+
+It is the last file written and the only one whose presence makes a directory a checkpoint. It is JSON, one line per file, and guards its
+own text by a crc32. Each file has `marks`: the end of every record batch and the crc32 of all bytes up to there. The last mark is the
+size and crc32 of the whole file, and because crc32 continues from any mark, one batch can be verified without reading the others:
+a rank that wants a tenth of a file reads and checks a tenth. A crc finds damage, not malice.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from rayrec.errors import CheckpointError
+from rayrec.layout.geometry import Shard
+from rayrec.layout.plan import ShardingPlan
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "rayrec.checkpoint", 1
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a shard file: `width` values of `dtype` per row; width 0 is one plain value per row."""
+
+    name: str
+    dtype: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The first `end` bytes of a file have this crc32."""
+
+    end: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One shard file: an Arrow IPC file with the rows of one rectangle, `batch_rows` rows per record batch (the last may hold fewer).
+
+    `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes from mark i-1 (or 0) to mark i.
+    """
+
+    path: str
+    table: str
+    rows: range
+    cols: range
+    columns: tuple[Column, ...]
+    batch_rows: int
+    marks: tuple[Mark, ...]
+
+    @property
+    def shard(self) -> Shard:
+        """The rectangle; its rank is meaningless once it lies in a file."""
+        return Shard(self.table, self.rows, self.cols, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self.marks[-1].end
+
+    def batch_range(self, index: int) -> range:
+        """The table's rows that record batch `index` holds."""
+        start = self.rows.start + index * self.batch_rows
+        return range(start, min(start + self.batch_rows, self.rows.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEntry:
+    """The file of dense parameters and dense optimizer state."""
+
+    path: str
+    num_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A saved table; `data_type` is the name of a `DataType`."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    data_type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Everything that a checkpoint says about itself.
+
+    Attributes:
+        step: global steps done.
+        world_size: ranks that wrote it.
+        tables: the saved tables.
+        files: one entry per rectangle; the rectangles of a table tile it exactly once.
+        dense: the dense part.
+        plan: the sharding plan as JSON; `sharding_plan()` parses it.
+        cursor: where the data goes on.
+        optimizers: table name -> sparse optimizer, as JSON.
+        extras: seeds and whatever else the run wants back.
+    """
+
+    step: int
+    world_size: int
+    tables: tuple[TableEntry, ...]
+    files: tuple[FileEntry, ...]
+    dense: DenseEntry
+    plan: Json
+    cursor: Json
+    optimizers: Json
+    extras: Json
+
+    def sharding_plan(self) -> ShardingPlan:
+        """The plan that the ranks which wrote it obeyed.
+
+        Raises:
+            PlanError: it is of a version that this rayrec does not read.
+        """
+        return ShardingPlan.from_json(json.dumps(self.plan), source=f"the plan in {MANIFEST}")
+
+    def table(self, name: str) -> TableEntry | None:
+        """The entry of table `name`, or None when it was not saved."""
+        return next((table for table in self.tables if table.name == name), None)
+
+    def files_of(self, table: str) -> tuple[FileEntry, ...]:
+        """The files of one table, by first row, then first column."""
+        return tuple(sorted((f for f in self.files if f.table == table), key=lambda f: (f.rows.start, f.cols.start)))
+
+    def paths(self) -> dict[str, int]:
+        """Path of every file but the manifest -> its size in bytes."""
+        return {**{f.path: f.num_bytes for f in self.files}, self.dense.path: self.dense.num_bytes}
+
+    def to_bytes(self) -> bytes:
+        """The text of manifest.json.
+
+        Raises:
+            CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
+        """
+        head = {"format": FORMAT, "version": VERSION, "step": self.step, "world_size": self.world_size}
+        free = {"plan": self.plan, "cursor": self.cursor, "optimizers": self.optimizers, "extras": self.extras}
+        for key, value in free.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(f"{key} cannot be written as JSON: {error}. Use numbers, strings, lists and dicts.") from error
+        tables = [{k: getattr(t, k) for k in ("name", "num_embeddings", "embedding_dim", "data_type")} for t in self.tables]
+        dense = {"path": self.dense.path, "bytes": self.dense.num_bytes, "crc32": self.dense.crc32}
+        body = json.loads(json.dumps({**head, **free, "tables": tables, "dense": dense, "files": [_file_json(f) for f in self.files]}))
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items() if key != "files"]
+        files = ",\n  ".join(json.dumps(entry) for entry in body["files"])
+        return ("{" + ",\n ".join([*lines, f'"crc32": {_fingerprint(body)}', f'"files": [\n  {files}]']) + "}\n").encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes, where: str) -> Manifest:
+        """Parse manifest.json.
+
+        Args:
+            where: the checkpoint's path, for messages.
+        Raises:
+            CheckpointError: not a manifest, of another version, damaged, or its rectangles do not tile the tables.
+        """
+        try:
+            body = json.loads(text)
+            if body.get("format") != FORMAT:
+                raise CheckpointError(f"{where}/{MANIFEST} is no {FORMAT} manifest but says format={body.get('format')!r}.")
+            if body["version"] != VERSION:
+                raise CheckpointError(
+                    f"{where} has format version {body['version']}; this rayrec reads version {VERSION}. Use the rayrec that wrote it."
+                )
+            crc32 = body.pop("crc32")
+            if crc32 != _fingerprint(body):
+                raise CheckpointError(
+                    f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be {crc32}. Restore an earlier one."
+                )
+            manifest = cls(
+                **{key: body[key] for key in ("step", "world_size", "plan", "cursor", "optimizers", "extras")},
+                tables=tuple(TableEntry(**table) for table in body["tables"]),
+                files=tuple(_file_from_json(entry) for entry in body["files"]),
+                dense=DenseEntry(body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint.") from error
+        manifest.check(where)
+        return manifest
+
+    def check(self, where: str) -> None:
+        """Check that paths stay inside the directory and that every table is tiled exactly once.
+
+        Raises:
+            CheckpointError: names the path or the table.
+        """
+        for path in self.paths():
+            if path.startswith("/") or ".." in PurePosixPath(path).parts:
+                raise CheckpointError(f"{where}/{MANIFEST} names file {path!r}, which lies outside of the checkpoint.")
+        for table in self.tables:
+            files = self.files_of(table.name)
+            if not _tiles(files, table.num_embeddings, table.embedding_dim):
+                raise CheckpointError(
+                    f"{where}: the {len(files)} files of table {table.name!r} do not tile its {table.num_embeddings} rows x "
+                    f"{table.embedding_dim} columns; the manifest was edited or written wrongly. Restore an earlier checkpoint."
+                )
+
+
+def _tiles(files: tuple[FileEntry, ...], num_rows: int, num_cols: int) -> bool:
+    """Whether the files are the cells of a product grid over the whole table, as every layout is, each once."""
+    rows = sorted({(f.rows.start, f.rows.stop) for f in files})
+    cols = sorted({(f.cols.start, f.cols.stop) for f in files})
+    for ranges, size in ((rows, num_rows), (cols, num_cols)):
+        if [0, *(stop for _, stop in ranges)] != [*(start for start, _ in ranges), size]:
+            return False
+    return len({(f.rows, f.cols) for f in files}) == len(files) == len(rows) * len(cols)
+
+
+def _fingerprint(body: Json) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def _file_json(entry: FileEntry) -> dict[str, object]:
+    return {
+        "path": entry.path,
+        "table": entry.table,
+        "rows": [entry.rows.start, entry.rows.stop],
+        "cols": [entry.cols.start, entry.cols.stop],
+        "columns": [[column.name, column.dtype, column.width] for column in entry.columns],
+        "bytes": entry.num_bytes,
+        "crc32": entry.marks[-1].crc32,
+        "batch_rows": entry.batch_rows,
+        "marks": [[mark.end, mark.crc32] for mark in entry.marks],
+    }
+
+
+def _file_from_json(entry: Json) -> FileEntry:
+    return FileEntry(
+        path=entry["path"],
+        table=entry["table"],
+        rows=range(*entry["rows"]),
+        cols=range(*entry["cols"]),
+        columns=tuple(Column(*column) for column in entry["columns"]),
+        batch_rows=entry["batch_rows"],
+        marks=tuple(Mark(*mark) for mark in entry["marks"]),
+    )

@@ -1,0 +1,242 @@
+"""Restore: saved and wanted layouts are two sets of rectangles; copy every intersection.
+
+World size, sharding kinds and cuts may all differ from those that were saved. A rank reads only the record batches that its shards need
+and copies them straight into the live tensors; a few batches are read and verified ahead by threads. All that can be checked without
+reading rows is checked before the first row is written. There is no collective: each rank restores alone.
+
+Row-wise optimizer state is one value per row and column block. Where one saved block covers the wanted columns its value is copied: exact
+for equal blocks, an approximation when a block is split (a part gets the mean of the whole). Where several do, the wanted value is their
+mean weighted by the columns they share with it: exact when whole blocks merge and the state sums means of squares (row-wise Adagrad).
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from pyarrow import fs
+from torch import Tensor
+
+from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
+from rayrec.checkpoint.shardfile import read_batch
+from rayrec.checkpoint.state import WEIGHT, ShardState, describe
+from rayrec.checkpoint.store import Store
+from rayrec.errors import CheckpointError
+from rayrec.layout.tables import BaseEmbeddingConfig
+
+READ_AHEAD = 4  # record batches in flight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoredCheckpoint:
+    """What a run needs besides its shards; tensors are on the CPU.
+
+    Attributes:
+        dense: name -> dense parameter or buffer.
+        dense_optimizer: the dense optimizer's state dict, or None when none was saved.
+    """
+
+    manifest: Manifest
+    dense: dict[str, Tensor]
+    dense_optimizer: dict[str, Any] | None
+
+    @property
+    def step(self) -> int:
+        """Global steps done."""
+        return self.manifest.step
+
+    @property
+    def cursor(self) -> Json:
+        """Where the data goes on."""
+        return self.manifest.cursor
+
+    @property
+    def extras(self) -> Json:
+        """What the run saved besides."""
+        return self.manifest.extras
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One record batch and the shards it goes to."""
+
+    entry: FileEntry
+    batch: int
+    targets: tuple[ShardState, ...]
+
+
+def read_manifest(path: str, *, filesystem: fs.FileSystem | None = None) -> Manifest:
+    """The manifest of the checkpoint at `path`.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    store = Store(path, filesystem)
+    return Manifest.from_bytes(store.read_all(MANIFEST), store.path)
+
+
+@torch.no_grad()
+def restore_checkpoint(
+    path: str,
+    shards: Sequence[ShardState],
+    *,
+    verify: bool = True,
+    tables: Sequence[BaseEmbeddingConfig] | None = None,
+    optimizers: Json | None = None,
+    filesystem: fs.FileSystem | None = None,
+) -> RestoredCheckpoint:
+    """Fill live weights and optimizer state from a checkpoint, whatever plan and world wrote it.
+
+    Args:
+        shards: what this rank wants; written in place. With an empty `optimizer` only the weight is restored, so that a checkpoint can be
+            evaluated without optimizer state. float32, float16 and float64 convert into each other.
+        verify: check the crc32 of every byte that is read.
+        tables: the model's tables; their sizes are compared with the saved ones. Without it only rectangles outside of a saved table are
+            found out.
+        optimizers: table name -> {"name": ...}; compared with the saved ones where both are known and the shard has state.
+    Raises:
+        CheckpointError: no checkpoint at `path`; a table, a state or a file is missing; shapes, types or optimizers do not fit; bytes are
+            damaged. Only damage is found after rows have been written: the live tensors then hold a mixture and must not be used.
+    """
+    store = Store(path, filesystem)
+    manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
+    for table in tables or ():
+        saved = manifest.table(table.name)
+        if saved and (saved.num_embeddings, saved.embedding_dim) != (table.num_embeddings, table.embedding_dim):
+            raise CheckpointError(
+                f"table {table.name!r} is {saved.num_embeddings} x {saved.embedding_dim} in {path} and {table.num_embeddings} x "
+                f"{table.embedding_dim} in the model. Give the model the saved sizes."
+            )
+    reads = _plan_reads(manifest, shards, optimizers or {}, store.path)
+    _check_files(store, manifest, {read.entry.path for read in reads})
+    dense = _read_dense(store, manifest, verify)
+    means: dict[tuple[int, str], Tensor] = {}
+    for read, data in _read_ahead(store, reads, verify):
+        for state in read.targets:
+            _place(read, data, state, means)
+    for state in shards:
+        for name, target in state.optimizer.items():
+            if (id(state), name) in means:
+                target.copy_(means[id(state), name] / len(state.shard.cols))
+    return RestoredCheckpoint(manifest=manifest, dense=dense["model"], dense_optimizer=dense["optimizer"])
+
+
+def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Json, where: str) -> list[_Read]:
+    """Which record batches to read, file by file, after checking that they can fill what is wanted."""
+    wanted: dict[str, list[ShardState]] = defaultdict(list)
+    for state in shards:
+        wanted[state.shard.table].append(state)
+    reads = []
+    for table, states in wanted.items():
+        saved = manifest.table(table)
+        if saved is None:
+            names = ", ".join(t.name for t in manifest.tables[:10]) + (", ..." if len(manifest.tables) > 10 else "")
+            raise CheckpointError(f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?")
+        for state in states:
+            if state.shard.rows.stop > saved.num_embeddings or state.shard.cols.stop > saved.embedding_dim:
+                raise CheckpointError(
+                    f"{where}: table {table!r} was saved as {saved.num_embeddings} x {saved.embedding_dim}, and {describe(state.shard)} "
+                    f"is wanted. Give the model the saved sizes."
+                )
+        for entry in manifest.files_of(table):
+            near = [state for state in states if entry.shard.intersect(state.shard)]
+            for state in near:
+                _check_columns(entry, state, manifest.optimizers.get(table), optimizers.get(table), where)
+            for batch in range(len(entry.marks) - 1):
+                rows = entry.batch_range(batch)
+                targets = tuple(s for s in near if s.shard.rows.start < rows.stop and rows.start < s.shard.rows.stop)
+                if targets:
+                    reads.append(_Read(entry, batch, targets))
+    return reads
+
+
+def _check_columns(entry: FileEntry, state: ShardState, saved_spec: object, wanted_spec: object, where: str) -> None:
+    """A saved file must hold every tensor that is wanted, with as many values per row and of a type that converts."""
+    saved = {column.name: column for column in entry.columns}
+    remedy = "Restore with the optimizer that was saved, or the weights alone, without optimizer state."
+    if state.optimizer and isinstance(saved_spec, Mapping) and isinstance(wanted_spec, Mapping):
+        names = saved_spec.get("name"), wanted_spec.get("name")
+        if None not in names and names[0] != names[1]:
+            raise CheckpointError(f"{where}: table {entry.table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {remedy}")
+    for name, tensor in state.tensors().items():
+        if name not in saved:
+            held = ", ".join(column for column in saved if column != WEIGHT) or "none"
+            raise CheckpointError(f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved with: {held}. {remedy}")
+        if (saved[name].width > 0) != (tensor.dim() == 2):
+            kinds = "one value per row (row-wise)", "one value per element"
+            raise CheckpointError(
+                f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with {kinds[saved[name].width > 0]}, wanted is "
+                f"{kinds[tensor.dim() == 2]}: another optimizer. {remedy}"
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != saved[name].dtype and not (dtype.startswith("float") and saved[name].dtype.startswith("float")):
+            raise CheckpointError(f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, wanted is {dtype}.")
+
+
+def _check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
+    """Missing and truncated files, found by one listing before anything is read."""
+    wanted = {path: size for path, size in manifest.paths().items() if path in paths or path == manifest.dense.path}
+    found = store.sizes(list(wanted))
+    for path, size in wanted.items():
+        if path not in found:
+            raise CheckpointError(f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint.")
+        if found[path] != size:
+            raise CheckpointError(f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. Restore an earlier one.")
+
+
+def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any]:
+    data = store.read_all(manifest.dense.path)
+    if verify and zlib.crc32(data) != manifest.dense.crc32:
+        raise CheckpointError(f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. Restore an earlier one.")
+    try:
+        content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return content
+    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
+        raise CheckpointError(f"{store.path}/{manifest.dense.path} cannot be loaded: {error}") from error
+
+
+def _read_ahead(store: Store, reads: Sequence[_Read], verify: bool) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
+    """The batches in the order of `reads`, a few of them in flight. A file closes when the last read of it drops its `Source`."""
+    pending: deque[tuple[_Read, Future[dict[str, Tensor]]]] = deque()
+    with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="restore") as pool:
+        path, source = "", None
+        for read in reads:
+            if source is None or path != read.entry.path:
+                path, source = read.entry.path, store.open(read.entry.path)
+            pending.append((read, pool.submit(read_batch, source, read.entry, read.batch, verify=verify, where=store.path)))
+            if len(pending) == READ_AHEAD:
+                done, future = pending.popleft()
+                yield done, future.result()
+        for done, future in pending:
+            yield done, future.result()
+
+
+def _place(read: _Read, data: Mapping[str, Tensor], state: ShardState, means: dict[tuple[int, str], Tensor]) -> None:
+    """Copy what one batch and one shard share."""
+    entry, shard = read.entry, state.shard
+    rows_cols = entry.shard.intersect(shard)
+    assert rows_cols is not None, "targets intersect"
+    cols, here = rows_cols[1], entry.batch_range(read.batch)
+    rows = range(max(here.start, shard.rows.start), min(here.stop, shard.rows.stop))
+    from_rows, to_rows = _within(rows, here), _within(rows, shard.rows)
+    for name, target in state.tensors().items():
+        values = data[name][from_rows]
+        if target.dim() == 2:
+            target[to_rows, _within(cols, shard.cols)].copy_(values[:, _within(cols, entry.cols)])
+        elif len(cols) == len(shard.cols):  # one saved block has all wanted columns: exact if equal, an approximation if it is split
+            target[to_rows].copy_(values)
+        else:  # merged blocks; float64 so that equal values stay as they are
+            if (id(state), name) not in means:
+                means[id(state), name] = torch.zeros(len(shard.rows), dtype=torch.float64)
+            means[id(state), name][to_rows] += values.double() * len(cols)
+
+
+def _within(part: range, whole: range) -> slice:
+    return slice(part.start - whole.start, part.stop - whole.start)

@@ -1,0 +1,209 @@
+"""Save: every rank writes its shards, rank 0 the dense part, and the manifest last, once all ranks have said that they are done.
+
+A rank that fails says so through the same `gather`, so that nobody waits for it and all raise the same error. What it costs: three small
+gathers, one pass over the shards, and at most a few record batches of extra memory. The tensors are read while this runs, so training
+must stand still; a crash at any byte leaves a directory without a manifest, which is no checkpoint, and earlier ones untouched.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from pyarrow import fs
+from torch import Tensor
+
+from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, TableEntry
+from rayrec.checkpoint.shardfile import write_shard
+from rayrec.checkpoint.state import Gather, ShardState, describe
+from rayrec.checkpoint.store import DENSE, Store
+from rayrec.errors import CheckpointError
+from rayrec.layout.geometry import Replicated, Shard
+from rayrec.layout.plan import ShardingPlan
+from rayrec.layout.tables import BaseEmbeddingConfig
+
+WRITERS = 4  # files that one rank writes at a time; an object store's stream alone does not fill a network card
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[T]):
+    """What one rank has to say to the others: a value or an error."""
+
+    value: T | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The files of one rank."""
+
+    step: int
+    files: tuple[FileEntry, ...]
+    dense: DenseEntry | None
+
+
+def save_checkpoint(
+    path: str,
+    *,
+    shards: Sequence[ShardState],
+    tables: Sequence[BaseEmbeddingConfig],
+    plan: ShardingPlan,
+    rank: int,
+    world_size: int,
+    gather: Gather,
+    dense: Mapping[str, Tensor],
+    step: int,
+    dense_optimizer: Mapping[str, Any] | None = None,
+    cursor: Json | None = None,
+    optimizers: Json | None = None,
+    extras: Json | None = None,
+    filesystem: fs.FileSystem | None = None,
+) -> Manifest:
+    """Write a checkpoint; all ranks call it together.
+
+    Args:
+        path: a new directory, or the rest of an unfinished save; local path or URI that every rank's host sees.
+        shards: this rank's shards, exactly those that `plan` gives it. Replicated tables are written by their lowest rank alone.
+        tables: all tables of the model.
+        plan: the plan that the ranks obey.
+        gather: all ranks' values in rank order on every rank; called three times, whatever fails.
+        dense: name -> dense parameter or buffer; rank 0's are written.
+        step: global steps done, the same on every rank.
+        dense_optimizer: the dense optimizer's state dict; rank 0's is written.
+        cursor: where the data goes on; JSON.
+        optimizers: table name -> sparse optimizer; JSON, {"name": ...} at the least if restore shall compare it.
+        extras: anything else, such as seeds; JSON.
+        filesystem: used instead of the one that `path` names.
+    Returns:
+        the manifest, on every rank.
+    Raises:
+        CheckpointError: on every rank, when any of them failed; names the rank and its error. No checkpoint exists then.
+    """
+    store = Store(path, filesystem)
+
+    def prepare() -> None:
+        plan.check(tables, world_size)
+        _check_shards(shards, tables, plan, rank)
+        if rank == 0:
+            store.prepare()
+
+    def write() -> _Written:
+        mine = [state for state in shards if _writes(plan, state.shard, rank)]
+        with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
+            files = tuple(pool.map(lambda state: write_shard(store, state), mine))
+        return _Written(step, files, _write_dense(store, dense, dense_optimizer) if rank == 0 else None)
+
+    _agree(f"save to {path}: preparing", prepare, gather)
+    written = _agree(f"save to {path}: writing", write, gather)
+
+    def publish() -> Manifest:
+        manifest = _manifest(written, tables, plan, cursor or {}, optimizers or {}, extras or {})
+        text = manifest.to_bytes()
+        if rank == 0:
+            _check_visible(store, manifest)
+            store.publish(text)
+        return manifest
+
+    manifest = _agree(f"save to {path}: publishing", publish, gather, share=False)[0]
+    return manifest
+
+
+def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
+    """Run `action` on every rank and return all results, or raise the same error everywhere; `share=False` returns only this rank's."""
+    cause: Exception | None = None
+    value: T | None = None
+    try:
+        value = action()
+        outcome: _Outcome[T] = _Outcome(value if share else None)
+    except Exception as error:
+        cause = error
+        outcome = _Outcome(None, f"{type(error).__name__}: {error}")
+    outcomes = gather(outcome)
+    failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error}
+    if failed:
+        first = min(failed)
+        others = f" ({len(failed)} ranks failed: {sorted(failed)})" if len(failed) > 1 else ""
+        raise CheckpointError(f"{what} failed on rank {first} of {len(outcomes)}{others}: {failed[first]}") from cause
+    return cast("list[T]", [one.value for one in outcomes] if share else [value])
+
+
+def _check_shards(shards: Sequence[ShardState], tables: Sequence[BaseEmbeddingConfig], plan: ShardingPlan, rank: int) -> None:
+    wanted, given = set(plan.shards(rank)), {state.shard for state in shards}
+    for shard in sorted(wanted ^ given, key=lambda s: (s.table, s.rows.start, s.cols.start)):
+        what = "is in the plan but was not given" if shard in wanted else "was given but is not in the plan"
+        raise CheckpointError(f"{describe(shard)} of table {shard.table!r} {what} for rank {rank}; save with the plan that the ranks obey.")
+    if len(shards) != len(given):
+        raise CheckpointError(f"rank {rank} gave {len(shards)} shards of which {len(given)} differ; give each once.")
+    types = {table.name: table.data_type for table in tables}
+    for state in shards:
+        wanted_type = {"FP32": torch.float32, "FP16": torch.float16}[types[state.shard.table].value]
+        if state.weight.dtype is not wanted_type:
+            raise CheckpointError(
+                f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, its weight on rank {rank} is "
+                f"{state.weight.dtype}."
+            )
+
+
+def _writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
+    layout = plan.tables[shard.table].layout
+    return not isinstance(layout, Replicated) or rank == min(layout.ranks)
+
+
+def _write_dense(store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None) -> DenseEntry:
+    """Write the dense part, after making sure that it can be loaded again without unpickling."""
+    # .clone(): a view would take its whole storage along
+    content = {"model": {name: tensor.detach().to("cpu").clone() for name, tensor in dense.items()}, "optimizer": optimizer}
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    buffer.seek(0)
+    foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
+    if foreign:
+        raise CheckpointError(
+            f"the dense optimizer's state holds {', '.join(foreign)}, which torch.load(weights_only=True) refuses; "
+            f"keep tensors, numbers, strings, lists and dicts in it."
+        )
+    with store.write(DENSE) as sink:
+        sink.write(buffer.getbuffer())
+        return DenseEntry(DENSE, sink.num_bytes, sink.crc32)
+
+
+def _manifest(
+    written: Sequence[_Written], tables: Sequence[BaseEmbeddingConfig], plan: ShardingPlan, cursor: Json, optimizers: Json, extras: Json
+) -> Manifest:
+    steps = [one.step for one in written]
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"ranks are at different steps, by rank: {steps}; save after the same step on all of them.")
+    dense = written[0].dense
+    assert dense is not None, "rank 0 writes the dense part"
+    manifest = Manifest(
+        step=steps[0],
+        world_size=len(written),
+        tables=tuple(TableEntry(t.name, t.num_embeddings, t.embedding_dim, t.data_type.value) for t in tables),
+        files=tuple(entry for one in written for entry in one.files),
+        dense=dense,
+        plan=json.loads(plan.to_json()),
+        cursor=cursor,
+        optimizers=optimizers,
+        extras=extras,
+    )
+    manifest.check("the checkpoint to be written")
+    return manifest
+
+
+def _check_visible(store: Store, manifest: Manifest) -> None:
+    """Rank 0 must see what the others wrote: a path on one host's own disk would lose their shards."""
+    wanted = manifest.paths()
+    found = store.sizes(list(wanted))
+    for path, size in wanted.items():
+        if found.get(path) != size:
+            what = "does not see it" if path not in found else f"sees {found[path]} bytes of it"
+            raise CheckpointError(
+                f"{path} was written with {size} bytes, but rank 0 {what} under {store.path}. The path must be shared by all hosts: "
+                f"a network mount, s3:// or gs://."
+            )

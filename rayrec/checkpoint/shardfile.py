@@ -1,0 +1,142 @@
+"""One shard <-> one Arrow IPC file.
+
+A file has a column "weight" and one per optimizer state: FixedSizeList<float> for (rows, cols), a plain column for (rows,). It is written
+in record batches of about 8 MiB, so that a shard is never copied whole and a reader takes only the batches it needs. Reading goes by the
+manifest's marks: one range per batch, verified and decoded in place, zero-copy from a memory map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from urllib.parse import quote
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rayrec.checkpoint.manifest import Column, FileEntry, Mark
+from rayrec.checkpoint.state import ShardState, describe
+from rayrec.checkpoint.store import TABLES, Source, Store
+from rayrec.errors import CheckpointError
+from rayrec.layout.geometry import Shard
+
+BATCH_BYTES = 8 << 20
+_MAGIC = b"ARROW1\0\0"
+_ARROW = {
+    torch.float32: pa.float32(),
+    torch.float16: pa.float16(),
+    torch.float64: pa.float64(),
+    torch.int32: pa.int32(),
+    torch.int64: pa.int64(),
+}
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _ARROW}
+_BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def shard_path(shard: Shard) -> str:
+    """Path of a shard's file in the checkpoint; the table's name is escaped, so that no name leaves the directory."""
+    name = quote(shard.table, safe="")
+    if name.startswith("."):  # quote leaves dots, and "." and ".." are not ours to write
+        name = "%2E" + name[1:]
+    if len(name) > 128:
+        name = f"{name[:96]}-{hashlib.sha256(shard.table.encode()).hexdigest()[:24]}"
+    return f"{TABLES}/{name}/{describe(shard)}.arrow"
+
+
+def columns_of(state: ShardState) -> tuple[Column, ...]:
+    """The columns that `state` is written as.
+
+    Raises:
+        CheckpointError: a tensor has a type that has no column type.
+    """
+    columns = []
+    for name, tensor in state.tensors().items():
+        if tensor.dtype not in _ARROW:
+            raise CheckpointError(
+                f"{name!r} of table {state.shard.table!r} has dtype {tensor.dtype}; a checkpoint holds {', '.join(_BY_NAME)}."
+            )
+        columns.append(Column(name, _NAMES[tensor.dtype], tensor.shape[1] if tensor.dim() == 2 else 0))
+    return tuple(columns)
+
+
+def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
+    """The Arrow schema of `columns`; nothing in it is nullable."""
+    fields = []
+    for column in columns:
+        value = _ARROW[_BY_NAME[column.dtype]]
+        kind = pa.list_(pa.field("item", value, nullable=False), column.width) if column.width else value
+        fields.append(pa.field(column.name, kind, nullable=False))
+    return pa.schema(fields)
+
+
+def write_shard(store: Store, state: ShardState, batch_bytes: int = BATCH_BYTES) -> FileEntry:
+    """Write one shard's file.
+
+    Args:
+        batch_bytes: bound on a record batch, of which a row is the least.
+    Returns:
+        its entry in the manifest.
+    Raises:
+        CheckpointError: a tensor's type cannot be stored.
+        OSError: the filesystem refuses.
+    Cost: one pass over the shard; at most one batch of it is copied, and only when it lies on a device or is strided.
+    """
+    columns, shard = columns_of(state), state.shard
+    schema = schema_of(columns)
+    num_rows = len(shard.rows)
+    row_bytes = sum(tensor[:1].numel() * tensor.element_size() for tensor in state.tensors().values())
+    batch_rows = max(1, batch_bytes // row_bytes)
+    marks: list[Mark] = []
+    path = shard_path(shard)
+    with store.write(path) as sink, pa.PythonFile(sink, mode="w") as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            for start in range(0, num_rows, batch_rows):
+                chunks = [tensor[start : start + batch_rows] for tensor in state.tensors().values()]
+                arrays = [_to_arrow(chunk, field.type) for chunk, field in zip(chunks, schema, strict=True)]
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
+                marks.append(Mark(sink.num_bytes, sink.crc32))
+        marks.append(Mark(sink.num_bytes, sink.crc32))  # now with the footer
+    return FileEntry(path, shard.table, shard.rows, shard.cols, columns, batch_rows, tuple(marks))
+
+
+def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, where: str) -> dict[str, Tensor]:
+    """Record batch `index` of a shard file as read-only CPU tensors, by column name.
+
+    Args:
+        verify: check the crc32 of its bytes.
+        where: the checkpoint's path, for messages.
+    Raises:
+        CheckpointError: the bytes are not those that were written.
+    """
+    before = entry.marks[index - 1] if index else Mark(0, 0)
+    data = source.read(before.end, entry.marks[index].end)
+    if verify and zlib.crc32(data, before.crc32) != entry.marks[index].crc32:
+        raise CheckpointError(
+            f"{where}/{entry.path} is damaged between bytes {before.end} and {entry.marks[index].end}: the crc32 is not that of the "
+            f"manifest. Restore an earlier checkpoint."
+        )
+    rows = len(entry.batch_range(index))
+    try:
+        reader = pa.BufferReader(data)
+        if index == 0:  # the file's magic bytes and schema come first
+            reader.seek(len(_MAGIC))
+            pa.ipc.read_message(reader)
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema_of(entry.columns))
+        if batch.num_rows != rows:
+            raise CheckpointError(f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest says {rows}.")
+        return {column.name: _to_torch(batch.column(i), column, rows) for i, column in enumerate(entry.columns)}
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise CheckpointError(f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier checkpoint.") from error
+
+
+def _to_arrow(chunk: Tensor, kind: pa.DataType) -> pa.Array:
+    chunk = chunk.detach().to("cpu").contiguous()
+    value = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    flat = pa.Array.from_buffers(value, chunk.numel(), [None, pa.py_buffer(chunk.numpy())])
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind) if kind is not value else flat
+
+
+def _to_torch(array: pa.Array, column: Column, rows: int) -> Tensor:
+    flat: Tensor = torch.from_dlpack(array.flatten() if column.width else array)
+    return flat.view(rows, column.width) if column.width else flat

@@ -1,0 +1,205 @@
+"""A checkpoint's directory through `pyarrow.fs`: local disks, S3, GCS and HDFS by the same code.
+
+Durability: on a local disk every file and its directory are fsynced before the manifest, the manifest is written under another name,
+fsynced and renamed. On an object store an object becomes visible whole when its upload completes, so the manifest is a single put.
+Local files are memory-mapped; remote ones are read by ranges. Leaves out retries: `pyarrow.fs` does those for the clouds.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.errors import CheckpointError
+
+OBJECT_STORES = ("s3", "gcs", "abfs")  # no directories, no rename, an object appears whole
+DENSE = "dense.pt"
+TABLES = "tables"
+_PARTIAL = f"{MANIFEST}.partial"
+
+
+def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.FileSystem, str]:
+    """The filesystem of `path`, a local path or a URI such as "s3://bucket/run", and the path in it without a trailing slash.
+
+    Raises:
+        CheckpointError: no filesystem for the URI.
+    """
+    path = os.fspath(path)
+    if filesystem is None and "://" in path:
+        try:
+            filesystem, path = fs.FileSystem.from_uri(path)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise CheckpointError(f"no filesystem for {path!r}: {error}. Use a local path, s3://, gs:// or pass filesystem=.") from error
+    elif filesystem is None:
+        filesystem, path = fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+    return filesystem, path.rstrip("/")
+
+
+class ChecksumSink:
+    """A file object that counts and checksums what passes through to an Arrow stream; no byte is copied."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+        self.num_bytes, self.crc32, self.closed = 0, 0, False
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        """Write all of `data`."""
+        view = memoryview(data)
+        self._stream.write(data)
+        self.num_bytes += view.nbytes
+        self.crc32 = zlib.crc32(view, self.crc32)
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.num_bytes
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def readable(self) -> bool:
+        """Never."""
+        return False
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """The stream is closed by who opened it."""
+        self.closed = True
+
+
+class Source:
+    """Ranges of one file; reads from several threads are safe."""
+
+    def __init__(self, file: pa.NativeFile, mapped: pa.Buffer | None) -> None:
+        self._file, self._mapped = file, mapped
+
+    def read(self, start: int, stop: int) -> pa.Buffer:
+        """The bytes [start, stop); without a copy when the file is memory-mapped."""
+        if self._mapped is not None:
+            return self._mapped.slice(start, stop - start)
+        return pa.py_buffer(self._file.read_at(stop - start, start))
+
+
+class Store:
+    """One checkpoint directory.
+
+    Args:
+        path: local path or URI.
+        filesystem: used instead of the one that `path` names.
+    """
+
+    def __init__(self, path: str, filesystem: fs.FileSystem | None = None) -> None:
+        self.filesystem, self.root = resolve(path, filesystem)
+        self.path = os.fspath(path)
+        self._local = isinstance(self.filesystem, fs.LocalFileSystem)
+        self._has_directories = self.filesystem.type_name not in OBJECT_STORES
+
+    def has_manifest(self) -> bool:
+        """Whether this is a complete checkpoint."""
+        return self.filesystem.get_file_info(self._file(MANIFEST)).type == fs.FileType.File
+
+    def sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Size in bytes of those files that exist."""
+        infos = self.filesystem.get_file_info([self._file(path) for path in paths])
+        return {path: info.size for path, info in zip(paths, infos, strict=True) if info.type == fs.FileType.File}
+
+    def prepare(self) -> None:
+        """Make the directory ready to be written: new, empty, or rid of an unfinished checkpoint.
+
+        Raises:
+            CheckpointError: it holds a complete checkpoint, or files that no checkpoint has.
+        """
+        if self.has_manifest():
+            raise CheckpointError(f"{self.path} already holds a complete checkpoint; save to a new path, or delete it first.")
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
+        foreign = sorted(entry.base_name for entry in entries if entry.base_name not in (TABLES, DENSE, _PARTIAL, ""))
+        if foreign:
+            raise CheckpointError(f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a new or empty directory.")
+        for entry in entries:
+            if entry.type == fs.FileType.Directory:
+                self.filesystem.delete_dir(entry.path)
+            elif entry.type == fs.FileType.File:
+                self.filesystem.delete_file(entry.path)
+        self._make_directory(self.root)
+
+    @contextmanager
+    def write(self, path: str) -> Iterator[ChecksumSink]:
+        """Write one file; it is on disk when the block ends. What an error leaves behind is harmless without a manifest."""
+        target = self._file(path)
+        self._make_directory(os.path.dirname(target))
+        with self.filesystem.open_output_stream(target, compression=None) as stream:
+            yield ChecksumSink(stream)
+        self._sync(target, os.path.dirname(target))
+
+    def publish(self, manifest: bytes) -> None:
+        """Write the manifest so that it appears whole or not at all; before this call the directory is not a checkpoint."""
+        whole = self._file(MANIFEST)
+        name = self._file(_PARTIAL) if self._has_directories else whole
+        with self.filesystem.open_output_stream(name, compression=None) as stream:
+            stream.write(manifest)
+        if not self._has_directories:
+            return
+        self._sync(name, self._file(TABLES), self.root)
+        self.filesystem.move(name, whole)
+        self._sync(self.root, os.path.dirname(self.root))
+
+    def read_all(self, path: str) -> bytes:
+        """A whole small file.
+
+        Raises:
+            CheckpointError: it is missing or cannot be read.
+        """
+        try:
+            with self.filesystem.open_input_file(self._file(path)) as file:
+                return file.readall()
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{self.path} has no file {path}. {self._remedy(path)}") from error
+        except OSError as error:
+            raise CheckpointError(f"{self.path}/{path} cannot be read: {error}") from error
+
+    def open(self, path: str) -> Source:
+        """Ranges of one file, which is closed when the source is dropped.
+
+        Raises:
+            CheckpointError: it is missing or cannot be read.
+        """
+        try:
+            file = pa.memory_map(self._file(path)) if self._local else self.filesystem.open_input_file(self._file(path))
+        except OSError as error:
+            raise CheckpointError(f"{self.path}/{path} cannot be read: {error}. {self._remedy(path)}") from error
+        return Source(file, file.read_buffer() if self._local else None)
+
+    def _file(self, path: str) -> str:
+        return f"{self.root}/{path}"
+
+    def _remedy(self, path: str) -> str:
+        if path == MANIFEST:
+            return "Without it a directory is not a checkpoint: the path is wrong, or the save was cut short. Use an earlier checkpoint."
+        return "Restore an earlier checkpoint."
+
+    def _make_directory(self, directory: str) -> None:
+        if self._has_directories:
+            self.filesystem.create_dir(directory, recursive=True)
+
+    def _sync(self, *paths: str) -> None:
+        for path in paths if self._local else ():
+            if not os.path.exists(path):  # a model without tables has no tables directory
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

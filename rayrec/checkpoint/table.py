@@ -1,0 +1,71 @@
+"""Read one table of a checkpoint as an Arrow table, for notebooks, serving and other tools.
+
+The files are plain Arrow IPC, so pyarrow alone reads them (docs/checkpoints.md shows how); `load_table` puts the rectangles together. It
+holds the whole table in memory: for one that does not fit, walk `read_manifest(path).files_of(table)`, one file at a time.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Manifest
+from rayrec.checkpoint.store import Store
+from rayrec.errors import CheckpointError
+
+
+def load_table(path: str, table: str, *, filesystem: fs.FileSystem | None = None) -> pa.Table:
+    """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one column per optimizer state.
+
+    Row-wise state of several column blocks becomes their mean weighted by width, as in a restore.
+
+    Args:
+        path: the checkpoint; local path or URI.
+        table: the table's name.
+    Returns:
+        one row per embedding, by row number; a chunk per row block.
+    Raises:
+        CheckpointError: no checkpoint, no such table, or a file is missing or unreadable. Checksums are not verified here.
+    """
+    store = Store(path, filesystem)
+    manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
+    if manifest.table(table) is None:
+        raise CheckpointError(f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}.")
+    blocks = []
+    for _, files in groupby(manifest.files_of(table), key=lambda entry: entry.rows.start):
+        blocks.append(_row_block(store, list(files)))
+    return pa.concat_tables(blocks)
+
+
+def _row_block(store: Store, files: list[FileEntry]) -> pa.Table:
+    """Join the column blocks of one row block."""
+    parts = [_read(store, entry) for entry in files]
+    columns: dict[str, pa.Array] = {"row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))}
+    for i, column in enumerate(files[0].columns):
+        arrays = [part.column(i).combine_chunks() for part in parts]
+        if len(arrays) == 1:
+            columns[column.name] = arrays[0]
+        elif column.width:
+            joined = np.concatenate([array.flatten().to_numpy().reshape(len(array), -1) for array in arrays], axis=1)
+            columns[column.name] = pa.FixedSizeListArray.from_arrays(joined.reshape(-1), joined.shape[1])
+        else:
+            widths = [len(entry.cols) for entry in files]
+            mean = np.average([array.to_numpy() for array in arrays], axis=0, weights=widths)
+            columns[column.name] = pa.array(mean.astype(arrays[0].to_numpy().dtype))
+    schema = pa.schema([pa.field(name, _nullable(array.type)) for name, array in columns.items()])
+    return pa.table(list(columns.values()), names=list(columns)).cast(schema)
+
+
+def _read(store: Store, entry: FileEntry) -> pa.Table:
+    try:
+        return pa.ipc.open_file(store.open(entry.path).read(0, entry.num_bytes)).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(f"{store.path}/{entry.path} cannot be read: {error}. Restore an earlier checkpoint.") from error
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Files say that no item is null; tables made here do not, so that blocks of both origins have one type."""
+    return pa.list_(kind.value_type, kind.list_size) if pa.types.is_fixed_size_list(kind) else kind
