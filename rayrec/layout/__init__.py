@@ -1,0 +1,51 @@
+"""Tables, the one geometry, the named sharding kinds, the topology, and the plan that joins them. Standard library only."""
+
+from __future__ import annotations
+
+from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
+from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, Shard, TableLayout, even_cuts
+from rayrec.layout.kinds import (
+    KINDS,
+    column_wise,
+    data_parallel,
+    grid_shard,
+    kind_of,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
+from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
+from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, check_tables
+from rayrec.layout.topology import Topology
+
+__all__ = [
+    "COLUMN_MULTIPLE",
+    "KINDS",
+    "BaseEmbeddingConfig",
+    "DataType",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "Layout",
+    "PlanEstimates",
+    "PoolingType",
+    "RankEstimate",
+    "Replicated",
+    "Shard",
+    "ShardingPlan",
+    "Storage",
+    "TableEstimate",
+    "TableLayout",
+    "TablePlacement",
+    "Topology",
+    "check_tables",
+    "column_wise",
+    "data_parallel",
+    "even_cuts",
+    "grid_shard",
+    "kind_of",
+    "row_wise",
+    "table_column_wise",
+    "table_row_wise",
+    "table_wise",
+]

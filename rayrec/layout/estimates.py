@@ -1,0 +1,104 @@
+"""What the planner expects of a plan: memory and time per rank, and the reason for each table's kind.
+
+Plain data that travels with a `ShardingPlan`, so that a report can be printed anywhere. It is a prediction: nothing in the runtime
+reads it and two plans that differ only here are equal. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayrec.layout.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEstimate:
+    """Predicted bytes and seconds of a training step on one rank.
+
+    Attributes:
+        weight_bytes, optimizer_bytes: the shards of this rank and their optimizer state.
+        buffer_bytes: ids, rows and gradients in exchange, as owner and as home of the batch.
+        input_s: ids received. lookup_s: rows read and pooled. output_s: rows sent. gradient_s: row gradients received.
+        update_s: fused backward and optimizer. overhead_s: fixed work per slot and latency of the collectives.
+    """
+
+    weight_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+    input_s: float
+    lookup_s: float
+    output_s: float
+    gradient_s: float
+    update_s: float
+    overhead_s: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """All bytes of this rank."""
+        return self.weight_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds on the wire."""
+        return self.input_s + self.output_s + self.gradient_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the step's embedding part."""
+        return self.exchange_s + self.lookup_s + self.update_s + self.overhead_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableEstimate:
+    """Why a table lies as it does.
+
+    Attributes:
+        kind: name of its layout.
+        data_type: storage of its rows, such as "FP32".
+        weight_bytes: of all its shards together (a replicated table counts every copy).
+        why: "least work", "even ranks" (more work, but a faster slowest rank), "only fit" or "forced" (the only kind allowed).
+        work_s: seconds of a step summed over ranks.
+        runner_up, runner_up_work_s: the next kind that fits and its work, or None.
+    """
+
+    kind: str
+    data_type: str
+    weight_bytes: int
+    why: str
+    work_s: float
+    runner_up: str | None = None
+    runner_up_work_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanEstimates:
+    """Predictions for a whole plan.
+
+    Attributes:
+        topology: the machine the prices are for.
+        batch_size: rows per rank and step.
+        sparse_optimizer: name of the fused optimizer.
+        ranks: one per rank. tables: one per table.
+    """
+
+    topology: Topology
+    batch_size: int
+    sparse_optimizer: str
+    ranks: tuple[RankEstimate, ...]
+    tables: Mapping[str, TableEstimate]
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank that a step waits for."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].total_s)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the slowest rank."""
+        return self.ranks[self.slowest_rank].total_s
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of the mean rank; step_s over this is the imbalance."""
+        return sum(rank.total_s for rank in self.ranks) / len(self.ranks)

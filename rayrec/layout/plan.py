@@ -1,0 +1,166 @@
+"""A sharding plan: table name -> layout and storage. The planner writes it, ranks obey it, checkpoints record it.
+
+Plain, picklable data. Tables keep their order, which is the order of slots on every rank. A plan is checked twice: here, that it
+makes sense by itself (owners are ranks of its world, replicas are on all of them), and by `check`, that it is a plan for these
+tables on this world. JSON, diff and report live in modules of their own. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout.estimates import PlanEstimates
+from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.kinds import kind_of
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.topology import check_hosts
+
+StorageKind = Literal["device", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a table's rows live: on the rank's device, or in the memory of its host.
+
+    Raises:
+        ConfigError: the kind is unknown.
+    """
+
+    kind: StorageKind = "device"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(StorageKind):
+            raise ConfigError(f"storage kind {self.kind!r} is unknown; use one of {', '.join(get_args(StorageKind))}.")
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlacement:
+    """One table's layout and storage."""
+
+    layout: Layout
+    storage: Storage = field(default_factory=Storage)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingPlan:
+    """Where every rectangle of every table lives.
+
+    Attributes:
+        world_size: ranks that the plan is for.
+        tables: placement by table name; the order is kept.
+        hosts: ranks by host; one host with all ranks when not given.
+        estimates: the planner's predictions; no part of equality.
+    Raises:
+        PlanError: an owner is no rank of the world, a replicated table is not on every rank, or hosts are not the world's ranks.
+    """
+
+    world_size: int
+    tables: Mapping[str, TablePlacement]
+    hosts: tuple[tuple[int, ...], ...] = ()
+    estimates: PlanEstimates | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise PlanError(f"a plan needs at least one rank, got world_size={self.world_size}.")
+        object.__setattr__(self, "tables", dict(self.tables))
+        object.__setattr__(self, "hosts", tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),))
+        try:
+            check_hosts(self.hosts)
+        except ConfigError as error:
+            raise PlanError(str(error)) from None
+        if (named := sum(len(host) for host in self.hosts)) != self.world_size:
+            raise PlanError(f"hosts name {named} ranks, the plan has world_size={self.world_size}.")
+        for name, placement in self.tables.items():
+            layout = placement.layout
+            if isinstance(layout, Replicated) and set(layout.ranks) != set(range(self.world_size)):
+                raise PlanError(f"table {name!r} is replicated on ranks {layout.ranks}; it must be on all {self.world_size} ranks.")
+            if max(layout.ranks) >= self.world_size:
+                raise PlanError(f"table {name!r} has a shard on rank {max(layout.ranks)}, the plan has ranks 0 to {self.world_size - 1}.")
+
+    def shards(self, rank: int | None = None) -> tuple[Shard, ...]:
+        """All shards, or those of one rank, table by table in the plan's order."""
+        every = (shard for name, placement in self.tables.items() for shard in placement.layout.shards(name))
+        return tuple(shard for shard in every if rank is None or shard.rank == rank)
+
+    def kind(self, table: str) -> str:
+        """Name of the sharding kind of a table, for people."""
+        return kind_of(self.tables[table].layout, self.hosts)
+
+    def check(self, tables: Sequence[BaseEmbeddingConfig], world_size: int) -> None:
+        """Check that this is a plan for these tables on a world of `world_size` ranks.
+
+        Raises:
+            PlanError: another world, a table missing, unknown, or of another shape; names the table and the numbers.
+        """
+        if world_size != self.world_size:
+            raise PlanError(f"the plan is for {self.world_size} ranks, the world has {world_size}. Make a plan for {world_size} ranks.")
+        wanted = {table.name: table for table in tables}
+        if missing := [name for name in wanted if name not in self.tables]:
+            raise PlanError(f"the plan has no table {missing[0]!r} ({len(missing)} of the model's {len(wanted)} tables are missing).")
+        if extra := [name for name in self.tables if name not in wanted]:
+            raise PlanError(f"the plan places table {extra[0]!r}, which the model does not have ({len(extra)} such tables).")
+        for name, table in wanted.items():
+            planned, shape = self.tables[name].layout.shape, (table.num_embeddings, table.embedding_dim)
+            if planned != shape:
+                raise PlanError(
+                    f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model has {shape[0]} x {shape[1]}. "
+                    f"Make a new plan for the changed table."
+                )
+
+    def to_json(self) -> str:
+        """Human-readable JSON, one line per table; the same plan always gives the same text."""
+        from rayrec.layout.codec import plan_to_json  # the codec builds plans, so it comes above this module
+
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "plan") -> ShardingPlan:
+        """Read what `to_json` wrote, or what a person wrote in its form.
+
+        Raises:
+            PlanError: names `source`, the table and the field.
+        """
+        from rayrec.layout.codec import plan_from_json
+
+        return plan_from_json(text, source)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON to a local file; a reader sees the old file or the new one, never a part."""
+        target = Path(path)
+        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        scratch.write_text(self.to_json(), encoding="utf-8")
+        os.replace(scratch, target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ShardingPlan:
+        """Read a local JSON file.
+
+        Raises:
+            PlanError: names the file, the table and the field; also when the file cannot be read.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"cannot read the plan {os.fspath(path)!r}: {error}") from None
+        return cls.from_json(text, source=os.fspath(path))
+
+    def diff(self, other: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | None = None) -> str:
+        """What changes from this plan to `other`, table by table, as text.
+
+        Args:
+            tables: the model's tables; with them, moved bytes are told instead of elements.
+        """
+        from rayrec.layout.diff import diff_plans
+
+        return diff_plans(self, other, tables)
+
+    def report(self) -> str:
+        """Ranks and tables as a plain text table of at most 100 columns."""
+        from rayrec.layout.report import render_plan
+
+        return render_plan(self)

@@ -1,0 +1,185 @@
+"""The machine a plan is made for: ranks by host, memory per rank and a few bandwidths.
+
+A `Topology` is plain data. The driver fills it with what the cluster really has; `Topology.local` makes one for the ranks of one
+host. Bandwidths are per rank and in bytes per second; the defaults are orders of magnitude for prices, not promises: a calibration
+replaces them. Leaves out: links shared by several ranks, ranks of unequal speed. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout.jsonfields import Fields, parse_object
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Default speeds of a kind of device; every figure is per rank."""
+
+    memory_bw: float
+    intra_host_bw: float
+    inter_host_bw: float
+    latency_s: float
+
+
+DEFAULT_SPEEDS: dict[str, Speeds] = {
+    # one core: random gather of 256 to 512 byte rows; gloo between two processes; a 10 Gbit network
+    "cpu": Speeds(memory_bw=12e9, intra_host_bw=2.5e9, inter_host_bw=1.0e9, latency_s=150e-6),
+    # one data-centre GPU: random rows reach about half of the streaming rate; NVLink; one 200 Gbit port
+    "cuda": Speeds(memory_bw=1.5e12, intra_host_bw=200e9, inter_host_bw=20e9, latency_s=25e-6),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Ranks by host and what each rank has.
+
+    Attributes:
+        hosts: ranks of each host; joined they are 0 .. world_size - 1 in order.
+        device: what a rank computes on.
+        memory_bytes: per rank, the memory that tables, optimizer state and exchange buffers may take.
+        memory_bw: bytes/s of random-row access of one rank.
+        intra_host_bw, inter_host_bw: bytes/s that one rank exchanges with ranks of its host, and of other hosts.
+        latency_s: fixed time of one collective.
+    Raises:
+        ConfigError: the ranks are not 0 .. world_size - 1 in order, or a number is not positive.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    memory_bytes: tuple[int, ...]
+    device: Device = "cpu"
+    memory_bw: float = DEFAULT_SPEEDS["cpu"].memory_bw
+    intra_host_bw: float = DEFAULT_SPEEDS["cpu"].intra_host_bw
+    inter_host_bw: float = DEFAULT_SPEEDS["cpu"].inter_host_bw
+    latency_s: float = DEFAULT_SPEEDS["cpu"].latency_s
+
+    def __post_init__(self) -> None:
+        check_hosts(self.hosts)
+        if self.device not in get_args(Device):
+            raise ConfigError(f"device={self.device!r} is unknown; use one of {', '.join(get_args(Device))}.")
+        if len(self.memory_bytes) != self.world_size:
+            raise ConfigError(f"memory_bytes names {len(self.memory_bytes)} ranks, hosts name {self.world_size}.")
+        if any(limit < 0 for limit in self.memory_bytes):
+            raise ConfigError(f"memory_bytes={self.memory_bytes} has a negative limit.")
+        for name in ("memory_bw", "intra_host_bw", "inter_host_bw", "latency_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf") or (value == 0 and name != "latency_s"):
+                raise ConfigError(f"{name}={value} must be a positive, finite number.")
+
+    @classmethod
+    def uniform(cls, num_hosts: int, ranks_per_host: int, memory_bytes: int, device: Device = "cpu", **speeds: float) -> Topology:
+        """Equal hosts with equal ranks.
+
+        Args:
+            memory_bytes: limit of each rank.
+            speeds: any of memory_bw, intra_host_bw, inter_host_bw, latency_s; the rest are the device's defaults.
+        Raises:
+            ConfigError: as the class.
+        """
+        if num_hosts < 1 or ranks_per_host < 1:
+            raise ConfigError(f"a topology needs hosts and ranks, got {num_hosts} hosts of {ranks_per_host} ranks.")
+        if device not in DEFAULT_SPEEDS:
+            raise ConfigError(f"device={device!r} is unknown; use one of {', '.join(DEFAULT_SPEEDS)}.")
+        base = DEFAULT_SPEEDS[device]
+        hosts = tuple(tuple(range(h * ranks_per_host, (h + 1) * ranks_per_host)) for h in range(num_hosts))
+        return cls(
+            hosts=hosts,
+            device=device,
+            memory_bytes=(memory_bytes,) * (num_hosts * ranks_per_host),
+            memory_bw=speeds.pop("memory_bw", base.memory_bw),
+            intra_host_bw=speeds.pop("intra_host_bw", base.intra_host_bw),
+            inter_host_bw=speeds.pop("inter_host_bw", base.inter_host_bw),
+            latency_s=speeds.pop("latency_s", base.latency_s),
+            **speeds,  # what is left is a misspelt name: the constructor refuses it
+        )
+
+    @classmethod
+    def local(cls, num_ranks: int, memory_bytes: int | None = None, device: Device = "cpu", **speeds: float) -> Topology:
+        """One host with `num_ranks` ranks.
+
+        Args:
+            memory_bytes: limit of each rank; None on CPU means an even share of half of this machine's memory.
+        Raises:
+            ConfigError: as the class, or memory_bytes is missing for a GPU.
+        """
+        if memory_bytes is None:
+            if device != "cpu":
+                raise ConfigError("Topology.local needs memory_bytes for a GPU: what one rank's tables and buffers may take.")
+            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(num_ranks, 1)
+        return cls.uniform(1, num_ranks, memory_bytes, device, **speeds)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(len(host) for host in self.hosts)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks, ascending."""
+        return tuple(range(self.world_size))
+
+    @cached_property
+    def host_of(self) -> tuple[int, ...]:
+        """Index of the host of each rank."""
+        return tuple(i for i, host in enumerate(self.hosts) for _ in host)
+
+    def to_json(self) -> str:
+        """One JSON object as text."""
+        return json.dumps(
+            {
+                "hosts": self.hosts,
+                "device": self.device,
+                "memory_bytes": self.memory_bytes,
+                "memory_bw": self.memory_bw,
+                "intra_host_bw": self.intra_host_bw,
+                "inter_host_bw": self.inter_host_bw,
+                "latency_s": self.latency_s,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "topology") -> Topology:
+        """Read what `to_json` wrote.
+
+        Raises:
+            PlanError: names `source` and the field that is missing, of another type or contradicts the others.
+        """
+        return cls.from_fields(parse_object(text, source))
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Topology:
+        """Read from a parsed JSON object. Raises PlanError, as `from_json`."""
+        device = fields.text("device")
+        try:
+            topology = cls(
+                hosts=fields.int_rows("hosts"),
+                device=device,  # type: ignore[arg-type]  # __post_init__ checks it
+                memory_bytes=fields.ints("memory_bytes"),
+                memory_bw=fields.number("memory_bw"),
+                intra_host_bw=fields.number("intra_host_bw"),
+                inter_host_bw=fields.number("inter_host_bw"),
+                latency_s=fields.number("latency_s"),
+            )
+        except ConfigError as error:
+            raise PlanError(f"{fields.where}: {error}") from None
+        fields.finish()
+        return topology
+
+
+def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
+    """Check that hosts are not empty and their ranks joined are 0 .. world_size - 1 in order.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    joined = [rank for host in hosts for rank in host]
+    if not joined or not all(hosts) or joined != list(range(len(joined))):
+        raise ConfigError(f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in order, at least one per host.")
