@@ -1,0 +1,29 @@
+"""Unsharded modules: embedding collections (the reference of every test), their initial values, MLP and feature interactions."""
+
+from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules.embedding import EmbeddingCollection
+from rayrec.modules.embedding_bag import EmbeddingBagCollection, expand_inverse, pool_bags
+from rayrec.modules.init import table_values
+from rayrec.modules.interaction import CrossNet, LowRankCrossNet, pairwise_dots
+from rayrec.modules.mlp import MLP, Perceptron
+from rayrec.modules.names import get_embedding_names_by_table, torch_dtype
+
+__all__ = [
+    "MLP",
+    "BaseEmbeddingConfig",
+    "CrossNet",
+    "DataType",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "LowRankCrossNet",
+    "Perceptron",
+    "PoolingType",
+    "expand_inverse",
+    "get_embedding_names_by_table",
+    "pairwise_dots",
+    "pool_bags",
+    "table_values",
+    "torch_dtype",
+]

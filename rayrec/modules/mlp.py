@@ -1,0 +1,88 @@
+"""`Perceptron` and `MLP`: linear layers, each followed by an activation. Parameter names are TorchRec's (`_mlp.0._linear.weight`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.errors import ConfigError
+
+Activation = Callable[[Tensor], Tensor]
+_BY_NAME: dict[str, Activation] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+
+
+class Perceptron(nn.Module):
+    """One linear layer and its activation: (B, in_size) -> (B, out_size)."""
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        bias: bool = True,
+        activation: Activation = torch.relu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
+        self._activation_fn = activation
+
+    def reset_parameters(self) -> None:
+        """torch's own initial values of a linear layer."""
+        self._linear.reset_parameters()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, in_size) -> (B, out_size)."""
+        return self._activation_fn(self._linear(input))
+
+
+class MLP(nn.Module):
+    """A stack of perceptrons: (B, in_size) -> (B, layer_sizes[-1]).
+
+    Args:
+        in_size: columns of the input.
+        layer_sizes: columns after each layer; [] gives the identity.
+        bias: whether the layers have biases.
+        activation: "relu", "sigmoid", a function or module (shared by the layers), or a module class (made once per layer).
+        device, dtype: of the parameters.
+        activation_on_last: whether the last layer has its activation.
+    Raises:
+        ConfigError: the activation's name is unknown.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        layer_sizes: Sequence[int],
+        bias: bool = True,
+        activation: str | Activation | type[nn.Module] = torch.relu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        activation_on_last: bool = True,
+    ) -> None:
+        super().__init__()
+        layers = []
+        for index, (wide_in, wide_out) in enumerate(zip([in_size, *layer_sizes], layer_sizes, strict=False)):
+            active = activation_on_last or index < len(layer_sizes) - 1
+            layers.append(Perceptron(wide_in, wide_out, bias, _resolve(activation) if active else nn.Identity(), device, dtype))
+        self._mlp = nn.Sequential(*layers)
+
+    def reset_parameters(self) -> None:
+        """torch's own initial values of every layer."""
+        for layer in self._mlp:
+            assert isinstance(layer, Perceptron)
+            layer.reset_parameters()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, in_size) -> (B, layer_sizes[-1])."""
+        return self._mlp(input)
+
+
+def _resolve(activation: str | Activation | type[nn.Module]) -> Activation:
+    if isinstance(activation, str):
+        if activation not in _BY_NAME:
+            raise ConfigError(f"activation {activation!r} is unknown; use one of {sorted(_BY_NAME)}, a function or a module.")
+        return _BY_NAME[activation]
+    return activation() if isinstance(activation, type) else activation

@@ -1,0 +1,41 @@
+"""How the outputs of an embedding collection are named, and what its tables must satisfy; shared by all collections.
+
+A feature looked up in one table gives an output of its own name; a feature of several tables gives one output per table, `feature@table`.
+Outputs come in the order of tables, and within a table in the order of its features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from rayrec.errors import ConfigError
+from rayrec.layout.tables import BaseEmbeddingConfig, DataType, check_tables
+
+
+def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
+    """Output names of each table's features, in the table's feature order."""
+    uses = Counter(feature for table in tables for feature in table.feature_names)
+    return [[f"{feature}@{table.name}" if uses[feature] > 1 else feature for feature in table.feature_names] for table in tables]
+
+
+def torch_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
+    """dtype of a table's rows."""
+    return {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[table.data_type]
+
+
+def check_module_names(tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Check that the tables are sound and that their names can name submodules.
+
+    Raises:
+        ConfigError: names the table.
+    """
+    check_tables(tables)
+    for table in tables:
+        if "." in table.name or hasattr(nn.ModuleDict(), table.name):
+            raise ConfigError(
+                f"table {table.name!r} cannot name a torch module: no dots, and not an attribute of nn.ModuleDict. Rename it."
+            )
