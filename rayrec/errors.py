@@ -53,5 +53,5 @@ class TrainingFailed(RayrecError):
         super().__init__(message)
         self.message, self.rank, self.host, self.cause, self.traceback = message, rank, host, cause, traceback
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.message, self.rank, self.host, self.cause, self.traceback)

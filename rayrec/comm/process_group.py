@@ -21,6 +21,9 @@ from torch import Tensor
 from rayrec.comm.exchange import Pending
 from rayrec.errors import CommError
 
+DEFAULT_TIMEOUT_S = 300.0  # torch's own default is 30 minutes
+
+_timeout_s = DEFAULT_TIMEOUT_S  # of the current default group; later groups take it over
 _sockets: dict[int, int] = {}  # fd -> inode of the sockets that process groups of this process opened
 
 
@@ -38,11 +41,13 @@ def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStor
     try:
         return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     except (dist.DistError, RuntimeError) as error:
-        raise CommError(f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall is between. ({error})") from error
+        raise CommError(
+            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall is between. ({error})"
+        ) from error
 
 
 def init_process_group(
-    store: dist.Store, rank: int, world_size: int, *, backend: str = "gloo", timeout_s: float = 300.0, generation: int = 0
+    store: dist.Store, rank: int, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S, generation: int = 0
 ) -> dist.ProcessGroup:
     """Join the default process group of this process.
 
@@ -54,6 +59,8 @@ def init_process_group(
     Raises:
         CommError: the other ranks did not come within the timeout.
     """
+    global _timeout_s
+    _timeout_s = timeout_s
     before = _socket_fds()
     prefixed = dist.PrefixStore(f"rayrec/{generation}", store)
     try:
@@ -67,10 +74,10 @@ def init_process_group(
     return group
 
 
-def new_group(timeout_s: float = 300.0) -> dist.ProcessGroup:
+def new_group() -> dist.ProcessGroup:
     """Another group over all ranks, with connections of its own, so that its collectives need no common order with the default group's."""
     before = _socket_fds()
-    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    group = dist.new_group(timeout=timedelta(seconds=_timeout_s))
     dist.barrier(group)
     _remember_sockets(before)
     return group
@@ -167,8 +174,8 @@ def exchange_for(group: dist.ProcessGroup | None) -> ProcessGroupExchange:
     return ProcessGroupExchange(group)
 
 
-def broadcast_int(value: int, device: torch.device) -> int:
-    """Rank 0's `value` on every rank of the default group."""
-    box = torch.tensor([value], dtype=torch.int64, device=device)
-    dist.broadcast(box, src=0)
-    return int(box.item())
+def broadcast_seed(seed: int, group: dist.ProcessGroup | None, device: torch.device) -> int:
+    """Rank 0's `seed`, an unsigned 64-bit integer, on every rank of `group`."""
+    box = torch.tensor([seed - 2**64 if seed >= 2**63 else seed], dtype=torch.int64, device=device)
+    dist.broadcast(box, group_src=0, group=group)
+    return int(box.item()) % 2**64

@@ -1,0 +1,15 @@
+"""The sharded runtime: slots, route, lookup, combine, and the modules around them."""
+
+from rayrec.distributed.collections import ShardedEmbeddingBagCollection
+from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.sharding import find_collections, shard_embeddings, table_configs
+
+__all__ = [
+    "DistributedModelParallel",
+    "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddings",
+    "find_collections",
+    "shard_embeddings",
+    "table_configs",
+]

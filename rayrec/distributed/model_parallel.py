@@ -1,0 +1,139 @@
+"""`DistributedModelParallel`: the user's module with its collections sharded and DDP around the dense rest.
+
+The forward signature and the names in the state_dict are those of the user's module; the module's code does not change. Dense
+parameters are those of `parameters()`: tables are updated inside the backward pass and are not among them.
+
+Costs per step: one input and one output exchange for all collections, one backward exchange, and DDP's all-reduce of dense gradients,
+which overlaps the backward pass. The exchange has connections of its own, so the two need no common order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rayrec.checkpoint import ShardState
+from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.comm.process_group import broadcast_seed, exchange_for
+from rayrec.distributed.sharding import shard_embeddings
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
+from rayrec.optim import RowWiseAdagrad, SparseOptimizer
+
+
+class DistributedModelParallel(nn.Module):
+    """A module trained by all ranks of a process group.
+
+    Args:
+        module: holds at least one EmbeddingBagCollection; its tables, or all of it, may lie on the meta device.
+        plan: where every table lies, made for exactly this many ranks.
+        process_group: all ranks; the default group when None. Without any group the world is this one rank.
+        sparse_optimizer: of the tables, fused into the backward pass.
+        device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
+        seed: of initial values on the meta device; rank 0's torch seed when None, so that `torch.manual_seed(s)` before the model gives
+            the tables of the unsharded module.
+        check_ids: check every id before it is sent, in one pass over the ids.
+    Raises:
+        PlanError: the plan does not fit the tables or the number of ranks.
+        ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
+
+    Example:
+        model = DistributedModelParallel(DLRM(EmbeddingBagCollection(tables, device="meta"), ...), plan=plan)
+        dense = torch.optim.Adam(model.parameters(), 1e-3)
+        model(dense_features, sparse_features).backward(); dense.step()
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        plan: ShardingPlan,
+        process_group: dist.ProcessGroup | None = None,
+        sparse_optimizer: SparseOptimizer | None = None,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+        check_ids: bool = True,
+    ) -> None:
+        super().__init__()
+        grouped = process_group is not None or dist.is_initialized()
+        self.plan = plan
+        self.device = torch.device(device) if device is not None else _default_device(process_group if grouped else None)
+        exchange: Exchange = exchange_for(process_group) if grouped else LocalExchange()
+        if seed is None:
+            seed = broadcast_seed(torch.initial_seed(), process_group, self.device) if grouped else torch.initial_seed()
+        self.module, self._engine = shard_embeddings(
+            module, plan, exchange, sparse_optimizer or RowWiseAdagrad(), self.device, seed, check_ids
+        )
+        _materialize(self.module, self.device, seed)
+        self.module.to(self.device)
+        self._ddp = [self._wrap(process_group)] if exchange.world_size > 1 and any(True for _ in self.dense_parameters()) else []
+
+    def _wrap(self, process_group: dist.ProcessGroup | None) -> DistributedDataParallel:
+        # kept in a list, so that nn.Module does not register it and names keep no prefix
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(
+            self.module, device_ids=devices, process_group=process_group, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the user's module."""
+        return (self._ddp[0] if self._ddp and self.training else self.module)(*args, **kwargs)
+
+    def dense_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters that an outer optimizer must update: all but the tables."""
+        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """As the user's module, without the tables."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Names as in the unsharded module; tables that are spread over ranks are `ShardedTensor`s."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load an unsharded module's state_dict, or one of the same plan; every rank takes its own rectangles.
+
+        Raises:
+            ConfigError: `assign`, which tables do not support.
+            RuntimeError: names and shapes do not match, as in torch.
+        """
+        if assign:
+            raise ConfigError("load_state_dict(assign=True) is not supported: the rows live in the lookup kernels.")
+        return self.module.load_state_dict(state_dict, strict)
+
+    def shard_states(self) -> list[ShardState]:
+        """Live rows and optimizer state of this rank's shards; what checkpoints save and restore."""
+        return self._engine.shard_states()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learning rate of the tables' updates to come."""
+        self._engine.set_learning_rate(lr)
+
+
+def _default_device(group: dist.ProcessGroup | None) -> torch.device:
+    if group is not None or dist.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else torch.device("cpu")
+    return torch.device("cpu")
+
+
+def _materialize(module: nn.Module, device: torch.device, seed: int) -> None:
+    """Give dense modules on the meta device real, initial parameters, the same on every rank."""
+    owners = [m for m in module.modules() if any(t.is_meta for t in (*m.parameters(recurse=False), *m.buffers(recurse=False)))]
+    if not owners:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for owner in owners:
+            reset = getattr(owner, "reset_parameters", None)
+            if reset is None:
+                raise ConfigError(
+                    f"{type(owner).__name__} lies on the meta device and has no reset_parameters(); build it on a real device."
+                )
+            owner.to_empty(device=device, recurse=False)
+            reset()

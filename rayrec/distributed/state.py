@@ -1,0 +1,95 @@
+"""The state_dict of sharded tables: TorchRec's and the unsharded module's names, values as torch `ShardedTensor`s.
+
+Every rank has every key; its value holds this rank's rectangles as live views. Loading takes a whole tensor (each rank copies its
+rectangles out of it) or a ShardedTensor of the same layout. A state_dict holds rows only: optimizer state travels in checkpoints
+(`rayrec.checkpoint`), which restore under any plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard as TorchShard
+from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+
+from rayrec.checkpoint import ShardState
+from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.errors import CommError, ShapeError
+from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
+
+
+class TableShards(nn.Module):
+    """Stands where the unsharded module keeps one table, and answers for its key `weight` in state_dicts."""
+
+    def __init__(self, engine: ShardedEmbeddings, config: BaseEmbeddingConfig) -> None:
+        super().__init__()
+        self._engine, self._config = engine, config
+
+    def local(self) -> list[ShardState]:
+        """This rank's rectangles of the table."""
+        return [state for state in self._engine.shard_states() if state.shard.table == self._config.name]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.as_tensor()
+
+    def as_tensor(self) -> Tensor | ShardedTensor:
+        """The table as one tensor: the live rows when this rank has them all, else a ShardedTensor.
+
+        Raises:
+            CommError: the table is spread over ranks and there is no process group (a simulated world).
+        """
+        shape = (self._config.num_embeddings, self._config.embedding_dim)
+        layout, local = self._engine.plan.tables[self._config.name].layout, self.local()
+        if isinstance(layout, Replicated) or (self._engine.exchange.world_size == 1 and len(local) == 1):
+            return local[0].weight
+        if not dist.is_initialized():
+            raise CommError(f"the state_dict of sharded table {self._config.name!r} needs a process group; read shard_states() instead.")
+        shards = layout.shards(self._config.name)
+        placement = {s: f"rank:{s.rank}/{self._device_of(s)}" for s in shards}
+        metadata = {s: ShardMetadata([s.rows.start, s.cols.start], list(s.shape), placement[s]) for s in shards}
+        dtype = local[0].weight.dtype if local else torch.float32
+        whole = ShardedTensorMetadata(list(metadata.values()), torch.Size(shape), TensorProperties(dtype=dtype))
+        mine = [TorchShard(state.weight.detach(), metadata[state.shard]) for state in local]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(mine, whole)
+
+    def _device_of(self, shard: Shard) -> str:
+        device = self._engine.device.type
+        return device if device == "cpu" else f"{device}:{shard.rank % max(1, torch.cuda.device_count())}"
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        value = state_dict.get(prefix + "weight")
+        if value is None:
+            missing_keys.append(prefix + "weight")
+            return
+        for state in self.local():
+            try:
+                state.weight.detach().copy_(_rectangle(value, state.shard))
+            except ShapeError as error:
+                error_msgs.append(f"{prefix}weight: {error}")
+
+
+def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
+    if isinstance(value, ShardedTensor):
+        for part in value.local_shards():
+            if part.metadata.shard_offsets == [shard.rows.start, shard.cols.start] and part.tensor.shape == shard.shape:
+                return part.tensor
+        raise ShapeError(
+            f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, {shard.cols.start}) on this rank; it was saved "
+            "under another plan. Restore from a rayrec checkpoint, or load a whole tensor."
+        )
+    if value.dim() != 2 or value.shape[0] < shard.rows.stop or value.shape[1] < shard.cols.stop:
+        raise ShapeError(f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} and columns {shard.cols}.")
+    return value[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]

@@ -1,0 +1,96 @@
+"""The sharded runtime over real gloo process groups: kinds, optimizers, mixed plans, DDP around the dense rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rayrec.distributed import DistributedModelParallel
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    PoolingType,
+    ShardingPlan,
+    TablePlacement,
+    column_wise,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
+from tests.ranks import RankPool
+from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
+from tests.worlds import OPTIMIZERS, Reference, World, build_collections, random_world
+
+STEPS = 3
+
+
+def world_of_kind(kind: str, world_size: int, optimizer) -> World:
+    """Three tables, all of one kind."""
+    hosts = ((0, 1), (2, 3)) if world_size == 4 else (tuple(range(world_size)),)
+    tables = tuple(
+        EmbeddingBagConfig(n, d, name=f"t{i}", feature_names=f, pooling=p)
+        for i, (n, d, f, p) in enumerate(
+            [(11, 8, ["a"], PoolingType.SUM), (30, 16, ["a", "b"], PoolingType.MEAN), (7, 12, ["c"], PoolingType.SUM)]
+        )
+    )
+    everyone = range(world_size)
+    make = {
+        "table_wise": lambda i, t: table_wise(t, i % world_size),
+        "row_wise": lambda i, t: row_wise(t, everyone),
+        "column_wise": lambda i, t: column_wise(t, everyone),
+        "table_row_wise": lambda i, t: table_row_wise(t, hosts[i % len(hosts)]),
+        "table_column_wise": lambda i, t: table_column_wise(t, hosts[i % len(hosts)]),
+        "grid_shard": lambda i, t: grid_shard(t, hosts),
+        "data_parallel": lambda i, t: data_parallel(t, everyone),
+    }[kind]
+    plan = ShardingPlan(world_size=world_size, tables={t.name: TablePlacement(make(i, t)) for i, t in enumerate(tables)}, hosts=hosts)
+    return World(7, hosts, [tables], [False], plan, optimizer)
+
+
+def train_world(rank: int, world_size: int, world: World, meta: bool):
+    """One rank's outputs by step and final shards."""
+    batches = batches_of(world, STEPS)
+    targets = targets_of(world, batches)
+    torch.manual_seed(world.seed)
+    model = DistributedModelParallel(
+        build_collections(world, "meta" if meta else "cpu"), plan=world.plan, sparse_optimizer=world.optimizer, seed=world.seed
+    )
+    outputs = []
+    for step in range(STEPS):
+        out = [module(batches[step][rank]).values() for module in model.module]
+        sum((o * t).sum() for o, t in zip(out, targets[step][rank], strict=True)).backward()
+        outputs.append([o.detach() for o in out])
+    return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
+
+
+def check_world(ranks: RankPool, world: World, meta: bool = True) -> None:
+    results = ranks.run(world.world_size, train_world, world, meta)
+    batches, reference = batches_of(world, STEPS), Reference(world)
+    targets = targets_of(world, batches)
+    for step in range(STEPS):
+        wanted = reference.step(batches[step], targets[step])
+        for rank in range(world.world_size):
+            for got, want in zip(results[rank][0][step], wanted[rank], strict=True):
+                torch.testing.assert_close(got, want, **TOLERANCE)
+    weights = reference.weights()
+    for _, states in results:
+        for shard, weight in states:
+            part = weights[shard.table].detach()[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+            torch.testing.assert_close(weight, part, **TOLERANCE)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "kind", ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel"]
+)
+def test_every_kind_equals_unsharded_over_gloo(ranks: RankPool, kind: str, world_size: int, optimizer) -> None:
+    check_world(ranks, world_of_kind(kind, world_size, optimizer))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("hosts", [((0, 1),), ((0, 1, 2),), ((0, 1), (2, 3))], ids=["2", "3", "2x2"])
+def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
+    check_world(ranks, random_world(1000 + seed, hosts=hosts), meta=seed % 2 == 0)

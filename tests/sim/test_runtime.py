@@ -1,0 +1,136 @@
+"""The sharded runtime equals the unsharded model, over random worlds simulated in one process."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from rayrec.comm import SimulatedWorld
+from rayrec.distributed import shard_embeddings
+from rayrec.errors import InputError
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise, table_wise
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD
+from rayrec.sparse import KeyedJaggedTensor
+from tests.worlds import Reference, World, build_collections, random_world
+
+# float32 sums in another order: a bag of four ids over row blocks, and gradients of equal ids over ranks
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+STEPS = 3
+
+
+def batches_of(world: World, steps: int) -> list[list[KeyedJaggedTensor]]:
+    """[step][rank], with unequal and empty ranks among them."""
+    rng = random.Random(world.seed + 1)
+    return [[world.batch(rng.choice([0, 1, 3, 5]), rng) for _ in range(world.world_size)] for _ in range(steps)]
+
+
+def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[list[list[torch.Tensor]]]:
+    """Random gradients of every output: [step][rank][collection] (B, D)."""
+    generator = torch.Generator().manual_seed(world.seed)
+    dims = [sum(t.embedding_dim * len(t.feature_names) for t in tables) for tables in world.collections]
+    return [[[torch.randn(kjt.stride(), d, generator=generator) for d in dims] for kjt in step] for step in batches]
+
+
+def run_sharded(world: World, batches, targets, meta: bool):
+    """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world."""
+
+    def rank_main(exchange):
+        torch.set_num_threads(1)
+        modules, engine = shard_embeddings(
+            build_collections(world, "meta" if meta else "cpu"), world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed
+        )
+        outputs = []
+        for step in range(len(batches)):
+            kjt = batches[step][exchange.rank]
+            out = [module(kjt).values() for module in modules]
+            sum((o * t).sum() for o, t in zip(out, targets[step][exchange.rank], strict=True)).backward()
+            outputs.append([o.detach().clone() for o in out])
+        return outputs, [(s.shard, s.weight.detach().clone(), dict(s.optimizer)) for s in engine.shard_states()]
+
+    simulated = SimulatedWorld(world.world_size)
+    torch.manual_seed(world.seed)
+    results = simulated.run(rank_main)
+    outputs = [[results[rank][0][step] for rank in range(world.world_size)] for step in range(len(batches))]
+    return outputs, [state for _, states in results for state in states], simulated.collectives
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_mixed_plan_equals_unsharded(seed: int) -> None:
+    world = random_world(seed)
+    batches = batches_of(world, STEPS)
+    targets = targets_of(world, batches)
+    reference = Reference(world)
+    outputs, states, _ = run_sharded(world, batches, targets, meta=seed % 2 == 0)
+    for step in range(STEPS):
+        wanted = reference.step(batches[step], targets[step])
+        for rank in range(world.world_size):
+            for got, want in zip(outputs[step][rank], wanted[rank], strict=True):
+                torch.testing.assert_close(got, want, **TOLERANCE)
+    weights = reference.weights()
+    covered = {name: torch.zeros_like(w) for name, w in weights.items()}
+    for shard, weight, _ in states:
+        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
+        torch.testing.assert_close(weight, weights[shard.table].detach()[rows, cols], **TOLERANCE)
+        covered[shard.table][rows, cols] += 1
+    assert all((c > 0).all() for c in covered.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replicas_stay_equal_bit_for_bit(seed: int) -> None:
+    world = random_world(seed, hosts=[[0, 1, 2]])
+    from rayrec.layout import data_parallel
+
+    world.plan = ShardingPlan(
+        world_size=3, tables={t.name: TablePlacement(data_parallel(t, range(3))) for t in world.tables}, hosts=world.hosts
+    )
+    batches = batches_of(world, STEPS)
+    _, states, _ = run_sharded(world, batches, targets_of(world, batches), meta=True)
+    by_table: dict[str, list[torch.Tensor]] = {}
+    for shard, weight, _ in states:
+        by_table.setdefault(shard.table, []).append(weight)
+    for copies in by_table.values():
+        assert len(copies) == 3
+        assert torch.equal(copies[0], copies[1]) and torch.equal(copies[0], copies[2])
+
+
+def test_collections_on_one_kjt_share_one_exchange() -> None:
+    tables = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
+    plan = ShardingPlan(world_size=2, tables={t.name: TablePlacement(row_wise(t, [0, 1])) for t in tables}, hosts=((0, 1),))
+
+    def rank_main(exchange):
+        model = torch.nn.ModuleList(EmbeddingBagCollection(tables=[t], device=torch.device("meta")) for t in tables)
+        model, _ = shard_embeddings(model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+        counts = []
+        for _ in range(4):
+            kjt = KeyedJaggedTensor(["f0", "f1", "f2"], torch.tensor([1, 2, 3]), lengths=torch.ones(3, dtype=torch.int64))
+            before = exchange.world.collectives
+            out = [m(kjt).values() for m in model]
+            exchange.world.meet()
+            counts.append(exchange.world.collectives - before)
+            sum(o.sum() for o in out).backward()
+            exchange.world.meet()
+        return counts
+
+    counts = SimulatedWorld(2).run(rank_main)[0]
+    # header, payload, rows: three times in the first step, once when the engine has seen who shares
+    assert counts[0] == 9 and counts[2:] == [3, 3], counts
+
+
+def test_missing_feature_and_bad_ids_are_named() -> None:
+    table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
+    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),))
+
+    def rank_main(exchange, kjt):
+        model, _ = shard_embeddings(EmbeddingBagCollection(tables=[table]), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+        return model(kjt)
+
+    one = torch.ones(1, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"'f'.*'g'"):
+        SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["g"], one, lengths=one)))
+    with pytest.raises(InputError, match=r"id 10 of key 'f', row 0"):
+        SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], one * 10, lengths=one)))
+    with pytest.raises(InputError, match="-1"):
+        SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
