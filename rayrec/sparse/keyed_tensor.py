@@ -16,7 +16,7 @@ from torch.utils._pytree import register_pytree_node
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import ops
 from rayrec.sparse.jagged import describe
-from rayrec.sparse.kjt import UnknownKeyError
+from rayrec.sparse.key_index import UnknownKeyError
 
 
 class KeyedTensor:

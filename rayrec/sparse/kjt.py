@@ -21,20 +21,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from rayrec.errors import InputError, ShapeError
-from rayrec.sparse import ops, rearrange
+from rayrec.errors import InputError
+from rayrec.sparse import rearrange
 from rayrec.sparse.jagged import JaggedTensor, check_sizes, describe, whole_offsets
-
-InverseIndices = tuple[list[str], Tensor]
-
-
-class UnknownKeyError(InputError, KeyError):
-    """A key that a KeyedJaggedTensor or KeyedTensor does not hold."""
-
-    __str__ = Exception.__str__  # KeyError would print the message quoted
+from rayrec.sparse.key_index import InverseIndices, KeyIndex, UnknownKeyError
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(KeyIndex):
     """F keys, each with a list of bags of ids.
 
     Args:
@@ -152,20 +145,6 @@ class KeyedJaggedTensor:
             return kjt._map(lambda t: torch.empty_like(t, device=device))
         return rearrange.split(kjt, [0])[0]
 
-    def sync(self) -> KeyedJaggedTensor:
-        """Bring per-key lengths and offsets to the host now; returns self."""
-        self.offset_per_key()
-        return self
-
-    def unsync(self) -> KeyedJaggedTensor:
-        """Forget per-key lengths and offsets; returns self."""
-        self._length_per_key = self._offset_per_key = None
-        return self
-
-    def keys(self) -> list[str]:
-        """F names."""
-        return self._keys
-
     def values(self) -> Tensor:
         """(N,) ids, key-major."""
         return self._values
@@ -181,97 +160,6 @@ class KeyedJaggedTensor:
     def weights_or_none(self) -> Tensor | None:
         """(N,) or None."""
         return self._weights
-
-    def lengths(self) -> Tensor:
-        """(F * B,), computed from the offsets when not given."""
-        if self._lengths is None:
-            if self._offsets is None:
-                raise InputError(
-                    f"the KeyedJaggedTensor of keys {self._keys[:5]} has neither lengths nor offsets; construct it with one of them."
-                )
-            self._lengths = torch.diff(self._offsets)
-        return self._lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """(F * B,) when given or computed before."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """(F * B + 1,), computed from the lengths when not given."""
-        if self._offsets is None:
-            self._offsets = ops.complete_cumsum(self.lengths().reshape(-1))
-        return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """(F * B + 1,) when given or computed before."""
-        return self._offsets
-
-    def stride(self) -> int:
-        """B; for a VBE batch the columns of the inverse indices, or without them the most bags of any key.
-
-        Raises:
-            ShapeError: the number of lengths is no multiple of the number of keys.
-        """
-        if self._stride is None:
-            self._stride = self._find_stride()
-        return self._stride
-
-    def stride_per_key(self) -> list[int]:
-        """Bags of each key."""
-        if self._stride_per_key is None:
-            ranks = self._stride_per_key_per_rank
-            self._stride_per_key = [self.stride()] * len(self._keys) if ranks is None else [sum(row) for row in ranks]
-        return self._stride_per_key
-
-    def stride_per_key_per_rank(self) -> list[list[int]]:
-        """(F, R) bags of each key by the rank they came from; [] when the batch has one stride."""
-        return self._stride_per_key_per_rank or []
-
-    def variable_stride_per_key(self) -> bool:
-        """Whether this is a VBE batch."""
-        return self._stride_per_key_per_rank is not None
-
-    def inverse_indices(self) -> InverseIndices:
-        """(keys, (F, B)); InputError when there are none."""
-        if self._inverse_indices is None:
-            raise InputError(f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse indices; ask inverse_indices_or_none().")
-        return self._inverse_indices
-
-    def inverse_indices_or_none(self) -> InverseIndices | None:
-        """(keys, (F, B)) or None."""
-        return self._inverse_indices
-
-    def length_per_key(self) -> list[int]:
-        """Ids of each key; one host sync when it was not known."""
-        if self._length_per_key is None:
-            self._length_per_key = self._find_length_per_key()
-        return self._length_per_key
-
-    def length_per_key_or_none(self) -> list[int] | None:
-        """Ids of each key, when known on the host."""
-        return self._length_per_key
-
-    def offset_per_key(self) -> list[int]:
-        """F + 1 positions in the values where keys start and end."""
-        if self._offset_per_key is None:
-            self._offset_per_key = ops.offsets_of(self.length_per_key())
-        return self._offset_per_key
-
-    def offset_per_key_or_none(self) -> list[int] | None:
-        """F + 1 positions, when known on the host."""
-        return self._offset_per_key
-
-    def lengths_offset_per_key(self) -> list[int]:
-        """F + 1 positions in the lengths where keys start and end."""
-        if self._lengths_offset_per_key is None:
-            self._lengths_offset_per_key = ops.offsets_of(self.stride_per_key())
-        return self._lengths_offset_per_key
-
-    def index_per_key(self) -> dict[str, int]:
-        """Position of each key; the last one of a repeated key."""
-        if self._index_per_key is None:
-            self._index_per_key = {key: index for index, key in enumerate(self._keys)}
-        return self._index_per_key
 
     def device(self) -> torch.device:
         """Where the values are."""
@@ -353,35 +241,6 @@ class KeyedJaggedTensor:
         stride = f"stride_per_key={self.stride_per_key()}" if self.variable_stride_per_key() else f"stride={self.stride()}"
         tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
         return f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, device='{self.device()}')"
-
-    def _find_stride(self) -> int:
-        if not self._keys:
-            return 0
-        if self._stride_per_key_per_rank is not None:
-            if self._inverse_indices is not None and self._inverse_indices[1].numel():
-                return self._inverse_indices[1].shape[-1]
-            return max(sum(row) for row in self._stride_per_key_per_rank)
-        sizes = self._offsets.numel() - 1 if self._offsets is not None else self.lengths().numel()
-        if sizes % len(self._keys):
-            raise ShapeError(
-                f"{sizes} lengths do not divide over {len(self._keys)} keys {self._keys[:5]}; every key needs one length per bag."
-            )
-        return sizes // len(self._keys)
-
-    def _find_length_per_key(self) -> list[int]:
-        if not self._keys:
-            return []
-        if self._values.is_meta:  # shapes only: any cut will do, as in TorchRec
-            each, rest = divmod(self._values.numel(), len(self._keys))
-            return [each + rest, *[each] * (len(self._keys) - 1)]
-        cuts, offsets = self.lengths_offset_per_key(), self.offsets()
-        if cuts[-1] != offsets.numel() - 1:
-            raise ShapeError(f"{offsets.numel() - 1} lengths, but the bags of keys {self._keys[:5]} number {self.stride_per_key()[:5]}.")
-        if self.variable_stride_per_key() or not self.stride():
-            offsets = offsets[torch.tensor(cuts, device=offsets.device)]
-        else:
-            offsets = offsets[:: self.stride()]
-        return [stop - start for start, stop in pairwise(offsets.tolist())]
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
         return self._values, self._weights, self._lengths, self._offsets, self._inverse_indices[1] if self._inverse_indices else None

@@ -18,7 +18,8 @@ from rayrec.sparse import ops
 
 if TYPE_CHECKING:
     from rayrec.sparse.jagged import JaggedTensor
-    from rayrec.sparse.kjt import InverseIndices, KeyedJaggedTensor
+    from rayrec.sparse.key_index import InverseIndices
+    from rayrec.sparse.kjt import KeyedJaggedTensor
 
 
 def _inverse_of(kjt: KeyedJaggedTensor, indices: Sequence[int]) -> InverseIndices | None:

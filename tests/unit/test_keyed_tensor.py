@@ -1,0 +1,84 @@
+"""KeyedTensor against a dictionary of tensors."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from rayrec.errors import InputError, ShapeError
+from rayrec.sparse import KeyedTensor, UnknownKeyError
+
+
+def random_tensors(seed: int, prefix: str, rows: int) -> dict[str, torch.Tensor]:
+    rng, generator = random.Random(f"{seed}{prefix}"), torch.Generator().manual_seed(seed)
+    return {f"{prefix}{i}": torch.rand(rows, rng.randint(1, 5), generator=generator) for i in range(rng.randint(1, 4))}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("rows", [0, 3])
+def test_keys_give_back_their_tensors(seed, rows):
+    tensors = random_tensors(seed, "f", rows)
+    kt = KeyedTensor.from_tensor_list(list(tensors), list(tensors.values()))
+    assert kt.keys() == list(tensors) and kt.offset_per_key()[-1] == kt.values().shape[1]
+    for key, tensor in tensors.items():
+        assert torch.equal(kt[key], tensor) and torch.equal(kt.to_dict()[key], tensor)
+    doubled = pytree.tree_map(lambda t: t * 2, kt)
+    assert torch.equal(doubled.values(), kt.values() * 2) and doubled.keys() == kt.keys()
+    assert torch.equal(kt.to("cpu").values(), kt.values())
+
+
+def test_keys_may_lie_along_the_first_dimension():
+    kt = KeyedTensor.from_tensor_list(["a", "b"], [torch.ones(2, 3), torch.zeros(1, 3)], key_dim=0, cat_dim=0)
+    assert kt["a"].shape == (2, 3) and kt["b"].tolist() == [[0, 0, 0]]
+    assert pytree.tree_map(torch.clone, kt).key_dim() == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_regroup_equals_concatenation_and_its_gradient(seed):
+    rng = random.Random(seed)
+    first, second = random_tensors(seed, "f", 3), random_tensors(seed + 99, "g", 3)
+    tensors = {key: tensor.requires_grad_() for key, tensor in (first | second).items()}
+    kts = [KeyedTensor.from_tensor_list(list(part), [tensors[key] for key in part]) for part in (first, second)]
+    names = list(tensors)
+    groups = [names[:], [rng.choice(names) for _ in range(3)], names[1:2] or names[:1]]
+    got = KeyedTensor.regroup_as_dict(kts, groups, ["all", "some", "one"])
+    want = [torch.cat([tensors[key] for key in group], dim=1) for group in groups]
+    for one, two in zip(got.values(), want, strict=True):
+        assert torch.equal(one, two)
+    loss = [(group * torch.arange(group.shape[1])).sum() for group in got.values()]
+    grads = torch.autograd.grad(sum(loss), list(tensors.values()), retain_graph=True)
+    loss = [(group * torch.arange(group.shape[1])).sum() for group in want]
+    for one, two in zip(grads, torch.autograd.grad(sum(loss), list(tensors.values())), strict=True):
+        torch.testing.assert_close(one, two)  # sums of a few small integers in another order
+
+
+def test_a_group_of_neighbours_is_a_view():
+    kt = KeyedTensor(["a", "b", "c"], [1, 2, 3], torch.rand(4, 6))
+    whole, middle = KeyedTensor.regroup([kt], [["a", "b", "c"], ["b", "c"]])
+    assert whole.data_ptr() == kt.values().data_ptr() and middle.data_ptr() == kt["b"].data_ptr()
+
+
+def test_text_shows_keys_and_rows():
+    kt = KeyedTensor(["a", "b"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
+    assert (
+        str(kt) == 'KeyedTensor({\n    "a": [[1.0]],\n    "b": [[2.0, 3.0]]\n})\n'
+        and str(KeyedTensor([], [], torch.empty(1, 0))) == "KeyedTensor()\n"
+    )
+    assert repr(kt) == "KeyedTensor({'a': 1, 'b': 2}, values=(1, 3) float32, key_dim=1, device='cpu')"
+
+
+def test_mistakes_raise_typed_errors():
+    kt = KeyedTensor(["a"], [1], torch.rand(1, 1))
+    with pytest.raises(UnknownKeyError, match="no key 'b'"):
+        kt["b"]
+    with pytest.raises(UnknownKeyError, match="no key 'b'"):
+        KeyedTensor.regroup([kt], [["b"]])
+    with pytest.raises(InputError, match="without keys"):
+        KeyedTensor.regroup([kt], [[]])
+    with pytest.raises(ShapeError, match="2 keys and 1 tensors"):
+        KeyedTensor.from_tensor_list(["a", "b"], [torch.rand(1, 1)])
+    with pytest.raises(ShapeError, match="1 groups and 2 keys"):
+        KeyedTensor.regroup_as_dict([kt], [["a"]], ["x", "y"])

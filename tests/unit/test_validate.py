@@ -1,0 +1,75 @@
+"""The checks find what is wrong with a batch and name it; sound batches pass; the version check names the remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rayrec import _compat
+from rayrec.errors import InputError, ShapeError, VersionError
+from rayrec.sparse import KeyedJaggedTensor, check_ids, check_kjt
+
+from .jagged_reference import random_batch
+
+
+def batch(values, lengths, **more):
+    return KeyedJaggedTensor(["a", "b"], torch.tensor(values), lengths=torch.tensor(lengths), **more)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sound_batches_pass(seed):
+    kjt = random_batch(seed).kjt()
+    check_kjt(kjt)
+    check_ids(kjt, dict.fromkeys(kjt.keys(), 100))
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("value", [100, -1, 2**40, -(2**40)])
+def test_a_bad_id_is_named_with_its_key_and_row(seed, value):
+    plain = random_batch(seed)
+    places = [(key, row) for key, bags in plain.bags.items() for row, bag in enumerate(bags) if bag]
+    if not places:
+        return
+    key, row = places[seed % len(places)]
+    plain.bags[key][row][-1] = value
+    with pytest.raises(InputError, match=rf"id {value} of key '{key}', row {row} in part-7 is not in \[0, 100\)"):
+        check_ids(plain.kjt(), dict.fromkeys(plain.bags, 100), source="part-7")
+    check_ids(plain.kjt(), {k: 100 for k in plain.bags if k != key})  # a key without a limit is not looked at
+
+
+def test_ids_must_be_integers():
+    with pytest.raises(InputError, match="float32"):
+        check_ids(batch([1.0, 2.0], [1, 1]), {"a": 10})
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda: batch([1, 2, 3], [1, 1]), "sum to 2"),
+        (lambda: batch([1, 2], [1, 1], weights=torch.rand(3)), "3 weights for 2 ids"),
+        (lambda: batch([1, 2], [1, 1], stride=2), "for 4 bags"),
+        (lambda: KeyedJaggedTensor(["a"], torch.arange(2), offsets=torch.tensor([1, 2])), "go from 1 to 2"),
+        (lambda: batch([1, 2], [1, 1], offsets=torch.tensor([0, 0, 2])), "sum to 2"),
+        (lambda: batch([1, 2], [1, 1], stride_per_key_per_rank=[[2]]), "1 rows for 2 keys"),
+        (lambda: batch([1, 2], [1, 1], stride_per_key_per_rank=[[1], [1]], inverse_indices=(["a"], torch.zeros(1, 3))), "need one row"),
+    ],
+)
+def test_incoherent_batches_are_refused(broken, message):
+    with pytest.raises(ShapeError, match=message):
+        check_kjt(broken(), source="somewhere")
+
+
+def test_negative_lengths_and_wild_inverse_indices_are_named():
+    with pytest.raises(InputError, match="length -1 of key 'b', row 0"):
+        check_kjt(batch([1, 2], [3, -1]))
+    wild = (["a", "b"], torch.tensor([[0, 0], [0, 5]]))
+    with pytest.raises(InputError, match=r"inverse index 5 of key 'b', row 1 is not in \[0, 1\)"):
+        check_kjt(batch([1, 2], [1, 1], stride_per_key_per_rank=[[1], [1]], inverse_indices=wild))
+
+
+def test_version_pairs():
+    _compat.check_pair("2.13.0+cpu", ("fbgemm-gpu-cpu", "1.8.0"))
+    _compat.check_pair("2.11.1+cu128", ("fbgemm-gpu", "1.6.0"))
+    for torch_version, fbgemm in [("2.13.0", ("fbgemm-gpu", "1.6.0")), ("2.12.0", ("fbgemm-gpu", "1.8.0")), ("2.13.0", None)]:
+        with pytest.raises(VersionError, match=r"pip install torch==2\.13\.0 fbgemm-gpu-cpu==1\.8\.0"):
+            _compat.check_pair(torch_version, fbgemm)
