@@ -1,0 +1,133 @@
+"""`RankActor`: one rank of a run as a Ray actor, a thin shell around a task that runs in a thread.
+
+Every method is short and returns plain data, so `poll()` answers while the training thread is deep in a kernel or a collective. The
+environment is set before torch is imported. The actor decides nothing: it starts the task it is given, keeps what the task reports,
+remembers how it ended, and cuts its connections when it is told to or when its own task fails, so that no other rank waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from rayrec.train.progress import ProgressLog, RankError, RankPoll, RankState
+from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
+
+
+class RankActor:
+    """One rank.
+
+    Args:
+        env: environment variables to set before torch is imported.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        os.environ.update(env)
+        self._log = ProgressLog()
+        self._state: RankState = "idle"
+        self._error: RankError | None = None
+        self._result: Any = None
+        self._stop = threading.Event()
+        self._aborted = False
+        self._store: Any = None
+        self._loading = threading.Thread(target=_import_torch, name="import", daemon=True)
+        self._loading.start()
+
+    def describe(self) -> RankAddress:
+        """Where this rank lives; answers before torch is imported."""
+        import ray
+
+        context = ray.get_runtime_context()
+        address = ray.util.get_node_ip_address()
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
+        if not os.environ["GLOO_SOCKET_IFNAME"]:
+            del os.environ["GLOO_SOCKET_IFNAME"]  # unknown: gloo then asks the resolver
+        return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
+
+    def gpu_memory(self) -> int:
+        """Bytes of this rank's GPU, free now."""
+        self._loading.join()
+        import torch
+
+        return int(torch.cuda.mem_get_info(0)[0])
+
+    def create_store(self, host: str) -> int:
+        """Make the rendezvous on this rank and return its port."""
+        self._loading.join()
+        from rayrec.comm.process_group import create_store
+
+        self._store = create_store(host)
+        return int(self._store.port)
+
+    def start(self, task: RankTask, seat: Seat) -> None:
+        """Begin `task` in a thread and return at once."""
+        if self._state == "running":
+            raise RuntimeError(f"rank {seat.rank} is already running a task")
+        self._log, self._state, self._error, self._result = ProgressLog(), "running", None, None
+        self._stop.clear()
+        threading.Thread(target=self._run, args=(task, seat), name=f"rank-{seat.rank}", daemon=True).start()
+
+    def poll(self, seen: int = 0) -> RankPoll:
+        """State now, with the reports and notes after the first `seen` of them."""
+        state = self._state  # before the rest: a final state must not outrun what came before it
+        log = self._log
+        ended = state in ("done", "failed")
+        return RankPoll(
+            state=state,
+            step=log.step,
+            events=tuple(log.events[seen:]),
+            error=self._error if ended else None,
+            result=self._result if ended else None,
+        )
+
+    def request_stop(self) -> None:
+        """Ask the task to end at the next agreed point."""
+        self._stop.set()
+
+    def abort(self) -> int:
+        """Cut all connections so that a pending collective raises; returns how many there were."""
+        self._aborted = True
+        self._stop.set()
+        from rayrec.comm.process_group import shutdown_sockets
+
+        return shutdown_sockets()
+
+    def _run(self, task: RankTask, seat: Seat) -> None:
+        try:
+            self._loading.join()
+            from rayrec.train.world import joined
+
+            context = RankContext(seat=seat, log=self._log, should_stop=self._stop.is_set)
+            with joined(seat, self._store):
+                self._result = task.run(context)
+            self._state = "done"
+        except BaseException as error:  # the thread ends here; whoever polls learns why
+            self._error = RankError.of(error, self._log.step)
+            self._state = "failed"
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that holds the IPv4 `address`, or "" when none does."""
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
+
+
+def _import_torch() -> None:
+    """Import what every task needs, while the driver plans; an error shows again, with its cause, when the task imports it."""
+    import contextlib
+
+    with contextlib.suppress(Exception):
+        import rayrec.train.loop  # noqa: F401

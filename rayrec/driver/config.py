@@ -1,0 +1,168 @@
+"""What a user says about a run (`ScalingConfig`, `RunConfig`, `FailureConfig`) and what comes back (`Result`).
+
+Names follow Ray Train where it has them. Every option is checked when the object is made, so that a mistake costs no cluster start;
+what is not supported yet is refused and never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
+from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScalingConfig:
+    """How many ranks, and what each of them gets.
+
+    Attributes:
+        num_workers: ranks; each is one Ray actor.
+        use_gpu: one GPU per rank and NCCL between them; otherwise CPU and gloo.
+        cpus_per_worker: CPUs that Ray reserves for a rank; also its number of threads (at least one). May be a fraction, to put more
+            ranks on a small machine than it has cores.
+        resources_per_worker: further Ray resources of each rank, by name.
+        placement_strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        placement_timeout_s: how long to wait for the cluster to provide the ranks; an autoscaling cluster may need minutes.
+        memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None derives it from the nodes.
+    """
+
+    num_workers: int = 1
+    use_gpu: bool = False
+    cpus_per_worker: float = 1
+    resources_per_worker: Mapping[str, float] | None = None
+    placement_strategy: str = "PACK"
+    placement_timeout_s: float = 120.0
+    memory_per_worker: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_workers, int) or self.num_workers < 1:
+            raise ConfigError(f"ScalingConfig has num_workers={self.num_workers!r}; it must be a whole number of at least 1.")
+        if self.cpus_per_worker <= 0:
+            raise ConfigError(f"ScalingConfig has cpus_per_worker={self.cpus_per_worker}; it must be above 0.")
+        if self.placement_strategy not in STRATEGIES:
+            raise ConfigError(f"placement_strategy {self.placement_strategy!r} is not known; choose one of {', '.join(STRATEGIES)}.")
+        for name in self.resources_per_worker or {}:
+            if name in ("CPU", "GPU"):
+                raise ConfigError(f"resources_per_worker names {name}; say it with cpus_per_worker or use_gpu.")
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Ray resources of one rank."""
+        gpu = {"GPU": 1.0} if self.use_gpu else {}
+        return {"CPU": float(self.cpus_per_worker), **gpu, **(self.resources_per_worker or {})}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureConfig:
+    """What to do when a rank fails.
+
+    Attributes:
+        max_failures: failures to recover from; only 0 is supported yet: the first failure ends the run with `TrainingFailed`.
+    """
+
+    max_failures: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_failures != 0:
+            raise ConfigError(
+                f"FailureConfig has max_failures={self.max_failures}; recovery is not supported yet. "
+                "Use 0, save with CheckpointConfig(every_n_steps=...) and continue with RunConfig(resume_from=...)."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One run: how long, how large the steps, where it is kept.
+
+    Attributes:
+        global_batch_size: rows of one step over all ranks; the ranks share it evenly.
+        steps, epochs: how long to train; give one of them.
+        name: folder of the run below storage_path.
+        storage_path: local folder or URI that receives checkpoints; None saves none.
+        seed: of initial values and of the order of the data.
+        sparse_optimizer: of the tables: rowwise_adagrad, adagrad or sgd.
+        dense_optimizer: of all other parameters: adam, adagrad or sgd.
+        checkpoint, failure: when to save, what to do when a rank fails.
+        resume_from: checkpoint directory to start from; may come from another number of ranks and another plan.
+        timeout_s: bound on every collective; a rank that hangs is noticed after this time.
+        setup_timeout_s: bound on the start of the ranks.
+        stop_timeout_s: how long a stop request may take, including the last checkpoint.
+        report_every_s: seconds between progress reports, about.
+        progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain" and "off" say so.
+        shuffle, drop_last: order of the data, and whether a last partial batch is left out.
+        extras: JSON data that every checkpoint carries.
+    """
+
+    global_batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    name: str = "run"
+    storage_path: str | None = None
+    seed: int = 0
+    sparse_optimizer: OptimizerConfig = DEFAULT_SPARSE
+    dense_optimizer: OptimizerConfig = DEFAULT_DENSE
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    failure: FailureConfig = field(default_factory=FailureConfig)
+    resume_from: str | None = None
+    timeout_s: float = 300.0
+    setup_timeout_s: float = 120.0
+    stop_timeout_s: float = 60.0
+    report_every_s: float = 2.0
+    progress: Literal["auto", "plain", "off"] = "auto"
+    shuffle: bool = True
+    drop_last: bool = False
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError(f"RunConfig has steps={self.steps} and epochs={self.epochs}; give exactly one of them.")
+        for what, value in (("steps", self.steps), ("epochs", self.epochs), ("global_batch_size", self.global_batch_size)):
+            if value is not None and value < 1:
+                raise ConfigError(f"RunConfig has {what}={value}; it must be at least 1.")
+        for what, seconds in (
+            ("timeout_s", self.timeout_s),
+            ("setup_timeout_s", self.setup_timeout_s),
+            ("report_every_s", self.report_every_s),
+        ):
+            if seconds <= 0:
+                raise ConfigError(f"RunConfig has {what}={seconds}; it must be above 0.")
+        if self.checkpoint.every_n_steps and not self.storage_path:
+            raise ConfigError(f"checkpoints every {self.checkpoint.every_n_steps} steps need RunConfig(storage_path=...).")
+        if not self.name or "/" in self.name or self.name in (".", ".."):
+            raise ConfigError(f"RunConfig has name={self.name!r}; it must be the name of one folder.")
+
+    @property
+    def run_path(self) -> str | None:
+        """Folder of this run's checkpoints, or None."""
+        return None if self.storage_path is None else f"{self.storage_path.rstrip('/')}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        steps: global steps done, counted from the first step of the model's life.
+        rows, seconds, rows_per_s: of this run's training, without set-up, evaluation and saving.
+        train_loss: mean loss of the last window of training.
+        metrics: scores on eval_data after training (auc, ne, logloss, calibration, rows), or empty.
+        checkpoint: newest checkpoint of the run, or None.
+        plan: where the tables lay.
+        stopped: the run ended early because it was asked to.
+    """
+
+    steps: int
+    rows: int
+    seconds: float
+    rows_per_s: float
+    train_loss: float | None
+    metrics: Mapping[str, float]
+    checkpoint: str | None
+    plan: ShardingPlan
+    stopped: bool = False

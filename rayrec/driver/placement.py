@@ -1,0 +1,79 @@
+"""Room for the ranks: check that the cluster can hold them, then reserve one bundle per rank in a placement group.
+
+A placement group is all or nothing, so ranks never start half. What can never fit is refused at once with the numbers; what may fit
+later (an autoscaling cluster) is waited for, with a bound, and Ray's own word for its state is in the error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rayrec.driver.cluster import Cluster
+from rayrec.driver.config import ScalingConfig
+from rayrec.errors import ConfigError
+
+NOTICE_AFTER_S = 3.0
+
+
+def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
+    """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can."""
+    for resource, each in scaling.bundle.items():
+        have, need = total.get(resource, 0.0), each * scaling.num_workers
+        if need > have + 1e-6:
+            fit = int((have + 1e-6) / each)
+            remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
+            if resource == "CPU":
+                remedy += f", cpus_per_worker={_fraction(have / scaling.num_workers)}, or a larger cluster."
+            elif resource == "GPU":
+                remedy += ", use_gpu=False, or a larger cluster."
+            else:
+                remedy += f" or start nodes with --resources '{{\"{resource}\": ...}}'."
+            return f"{scaling.num_workers} ranks with {each:g} {resource} each need {need:g} {resource}, the cluster has {have:g}. {remedy}"
+    return ""
+
+
+@contextmanager
+def placed(scaling: ScalingConfig, cluster: Cluster, notice: Callable[[str], None] = lambda line: None) -> Iterator[Any]:
+    """Hold a placement group with a bundle per rank inside the block; it is removed at the end.
+
+    Args:
+        notice: told once when the cluster has no room yet.
+    Raises:
+        ConfigError: the ranks do not fit, or not within `scaling.placement_timeout_s`; says what is needed and what there is.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    missing = shortage(scaling, ray.cluster_resources())
+    if missing and cluster.fixed:
+        raise ConfigError(missing)
+    group = placement_group([dict(scaling.bundle)] * scaling.num_workers, strategy=scaling.placement_strategy)
+    try:
+        deadline = time.monotonic() + scaling.placement_timeout_s
+        if not group.wait(min(NOTICE_AFTER_S, scaling.placement_timeout_s)):
+            notice(f"waiting for room: {missing or 'other work holds the resources'} (up to {scaling.placement_timeout_s:.0f} s)")
+            if not group.wait(max(0.0, deadline - time.monotonic())):
+                raise ConfigError(_refusal(scaling, placement_group_table(group)))
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def _refusal(scaling: ScalingConfig, table: Mapping[str, Any]) -> str:
+    import ray
+
+    state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
+    have = shortage(scaling, ray.cluster_resources())
+    free = ", ".join(f"{ray.available_resources().get(name, 0.0):g} {name}" for name in scaling.bundle)
+    return (
+        f"no room for {scaling.num_workers} ranks of {scaling.bundle} ({scaling.placement_strategy}) after "
+        f"{scaling.placement_timeout_s:.0f} s; Ray says {state}. "
+        + (have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy.")
+    )
+
+
+def _fraction(value: float) -> str:
+    return f"{int(value * 100) / 100:g}"  # rounded down, so that it fits

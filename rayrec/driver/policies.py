@@ -1,0 +1,118 @@
+"""Pure decisions over what ranks say: is the run going on, done, or failed, and which rank failed FIRST.
+
+When a rank dies the others fail a moment later in a collective, and their error may reach the driver first. So a symptom (an error
+that blames the other end of a connection) is held back for a short grace in which the real cause can arrive: a dead actor beats an
+error of a rank's own, which beats a symptom; among equals the earliest wins. No Ray, no clock, no effects here: observations in,
+verdict out, so that recovery and resizing can become further verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rayrec.train.progress import RankError, RankPoll
+
+GRACE_S = 3.0  # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
+COLLECT_S = 0.5  # after a real cause, how long to wait for an earlier one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What the driver knows of one rank.
+
+    Attributes:
+        rank, host: who and where.
+        poll: its last answer, or None before the first.
+        death: one line when its actor died, else "".
+        death_at: driver's wall clock seconds when the death was seen.
+        silent_s: seconds since its last answer.
+    """
+
+    rank: int
+    host: str
+    poll: RankPoll | None = None
+    death: str = ""
+    death_at: float = 0.0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The failure to report: which rank, where, why."""
+
+    rank: int
+    host: str
+    cause: str
+    traceback: str = ""
+    step: int = 0
+
+    def message(self, world_size: int) -> str:
+        """One line for people."""
+        where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
+        return f"{where} failed after step {self.step}: {self.cause}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the controller should do now."""
+
+    action: Literal["wait", "finish", "fail"]
+    failure: Failure | None = None
+
+
+def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float = 30.0) -> Verdict:
+    """Decide from the last answers of all ranks.
+
+    Args:
+        ranks: one observation per rank.
+        trouble_s: seconds since the driver first saw any failure; 0 when there is none.
+        silent_limit_s: a rank that answers nothing for so long counts as hung once another rank has failed or all others ended.
+    """
+    if not any(_failed(rank) for rank in ranks):
+        done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
+        return Verdict(action="finish" if done else "wait")
+    own = [rank for rank in ranks if rank.death or ((error := _error(rank)) is not None and not error.collateral)]
+    settled = all(_failed(rank) for rank in ranks)
+    if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
+        return Verdict(action="wait")
+    return Verdict(action="fail", failure=first_failure(ranks, silent_limit_s))
+
+
+def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) -> Failure:
+    """The cause to report among the failed ranks; at least one must have failed."""
+    failed = [rank for rank in ranks if _failed(rank)]
+    assert failed, "first_failure needs a failed rank"
+    first = min(failed, key=_order)
+    error = _error(first)
+    if first.death:
+        return Failure(rank=first.rank, host=first.host, cause=first.death, step=_step(first))
+    assert error is not None
+    if error.collateral:
+        hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
+        if hung:
+            mute = max(hung, key=lambda rank: rank.silent_s)
+            cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded); others then failed with {error.cause}"
+            return Failure(rank=mute.rank, host=mute.host, cause=cause, step=_step(mute))
+    return Failure(rank=first.rank, host=first.host, cause=error.cause, traceback=error.traceback, step=error.step)
+
+
+def _order(rank: Observation) -> tuple[int, float, int]:
+    error = _error(rank)
+    if rank.death:  # before errors: nothing that another rank says can explain a death, but a death explains what others say
+        return 0, rank.death_at, rank.rank
+    assert error is not None
+    return (2 if error.collateral else 1), error.at, rank.rank
+
+
+def _failed(rank: Observation) -> bool:
+    return bool(rank.death) or _error(rank) is not None
+
+
+def _error(rank: Observation) -> RankError | None:
+    return None if rank.poll is None else rank.poll.error
+
+
+def _step(rank: Observation) -> int:
+    return 0 if rank.poll is None else rank.poll.step

@@ -1,0 +1,27 @@
+"""Training on one rank: the step, the loop over a run, and what ranks report. Heavy names load on first use, so that an actor can set its
+environment before torch is imported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "CheckpointConfig": "rayrec.train.config",
+    "OptimizerConfig": "rayrec.train.config",
+    "TrainSpec": "rayrec.train.config",
+    "ProgressReport": "rayrec.train.progress",
+    "StepResult": "rayrec.train.step",
+    "train_step": "rayrec.train.step",
+    "RankTrainer": "rayrec.train.loop",
+    "FitTask": "rayrec.train.tasks",
+    "FitOutcome": "rayrec.train.tasks",
+    "EvaluateTask": "rayrec.train.tasks",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rayrec.train' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,135 @@
+"""What one training run is, as plain data that every rank receives alike: `TrainSpec` and the small options inside it.
+
+The driver builds a `TrainSpec` from the user's RunConfig; a test or a notebook may build one by hand and run a `RankTrainer` without
+Ray. Functions in it (model, data) travel by cloudpickle when Ray carries it. The meaning of a run lies here and not in the number of
+ranks: steps are global steps and batch sizes are rows of the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
+SPARSE_OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
+
+
+class Dataset(Protocol):
+    """What training needs of a dataset; `rayrec.data.ParquetDataset` and `ArrowDataset` fit it."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in one epoch."""
+
+    def num_batches(self, global_batch_size: int, drop_last: bool = False) -> int:
+        """Global batches in one epoch."""
+
+    def loader(
+        self,
+        rank: int,
+        num_ranks: int,
+        global_batch_size: int,
+        seed: int = 0,
+        epoch: int = 0,
+        start_batch: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
+        """This rank's parts of the global batches from `start_batch` on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """An optimizer by name with its learning rate.
+
+    Attributes:
+        name: of the dense part one of adam, adagrad, sgd; of the tables one of rowwise_adagrad, adagrad, sgd.
+        lr: learning rate, at least 0.
+    """
+
+    name: str
+    lr: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lr < float("inf"):
+            raise ConfigError(f"optimizer {self.name!r} has lr={self.lr}; it must be finite and not negative.")
+
+
+DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.05)
+DEFAULT_DENSE = OptimizerConfig(name="adam", lr=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """When to save and how much to keep; the names are Ray Train's where it has them.
+
+    Attributes:
+        every_n_steps: save after every so many global steps; None saves none on the way.
+        num_to_keep: keep only so many newest checkpoints; None keeps all.
+        at_end: save when the run ends, also when it was stopped; needs a storage_path.
+    """
+
+    every_n_steps: int | None = None
+    num_to_keep: int | None = None
+    at_end: bool = True
+
+    def __post_init__(self) -> None:
+        for what, value in (("every_n_steps", self.every_n_steps), ("num_to_keep", self.num_to_keep)):
+            if value is not None and value < 1:
+                raise ConfigError(f"CheckpointConfig has {what}={value}; it must be at least 1, or None.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSpec:
+    """One run of training or evaluation, the same on every rank.
+
+    Attributes:
+        model: () -> module whose forward takes a batch and returns (loss, (loss, logits, labels)), as `rayrec.models.DLRMTrain`;
+            its tables may lie on the meta device. `loss` is the mean over the rows of the batch.
+        data: what to train on; None when the run only evaluates.
+        plan: where every table lies; made for exactly the ranks of the run.
+        global_batch_size: rows of one step over all ranks.
+        steps: global steps until the run ends, counted from the first step of the model's life (a resumed run does the rest).
+        seed: of initial values and of the order of the data.
+        resume_from: checkpoint directory to start from, or None.
+        run_path: folder that receives step directories, or None (then nothing is saved).
+        report_every_s: seconds between reports, about; also how soon a stop takes effect.
+        extras: JSON data that every checkpoint of the run carries (what is needed to build the model again).
+    """
+
+    model: Callable[[], nn.Module]
+    data: Dataset | None
+    plan: ShardingPlan
+    global_batch_size: int
+    steps: int = 0
+    seed: int = 0
+    eval_data: Dataset | None = None
+    sparse_optimizer: OptimizerConfig = DEFAULT_SPARSE
+    dense_optimizer: OptimizerConfig = DEFAULT_DENSE
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run_path: str | None = None
+    resume_from: str | None = None
+    report_every_s: float = 2.0
+    shuffle: bool = True
+    drop_last: bool = False
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < 1:
+            raise ConfigError(f"global_batch_size={self.global_batch_size}; a step needs at least one row.")
+        if self.steps < 0:
+            raise ConfigError(f"steps={self.steps}; it must not be negative.")
+        _check_name("dense_optimizer", self.dense_optimizer.name, DENSE_OPTIMIZERS)
+        _check_name("sparse_optimizer", self.sparse_optimizer.name, SPARSE_OPTIMIZERS)
+
+
+def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise ConfigError(f"{what} {name!r} is not known; choose one of {', '.join(known)}.")

@@ -1,0 +1,273 @@
+"""`RankTrainer`: one rank's whole training, in any process that is in a process group (or alone). No Ray in it.
+
+All ranks hold the same spec and do the same things in the same order: as many steps as the spec and the dataset's metadata say, a merged
+window every few seconds, checkpoints at fixed steps. So nobody asks anybody how to go on, except for one agreement at the end of each
+window: whether to stop. What it leaves out: overlap of a step with the input exchange of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rayrec.checkpoint import CheckpointManager, restore_checkpoint, save_checkpoint
+from rayrec.distributed import DistributedModelParallel, table_configs
+from rayrec.errors import CheckpointError, ConfigError, InputError
+from rayrec.metrics import BinaryMetrics
+from rayrec.optim import sparse_optimizer
+from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.progress import ProgressReport
+from rayrec.train.step import forward, train_step
+from rayrec.train.window import Window, all_sum, next_length
+
+
+class RankTrainer:
+    """Builds the model on this rank and trains, evaluates, saves and restores it; all ranks call the same methods together.
+
+    Args:
+        spec: the run.
+        device: of this rank.
+    Raises:
+        ConfigError: the model holds nothing to shard or an optimizer is unknown.
+        PlanError: the plan is not for this model or this many ranks.
+    """
+
+    def __init__(self, spec: TrainSpec, device: torch.device | str = "cpu") -> None:
+        self.spec, self.device = spec, torch.device(device)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        torch.manual_seed(spec.seed)
+        module = spec.model()
+        self.tables = table_configs(module)
+        self._sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
+        self.model = DistributedModelParallel(module, plan=spec.plan, sparse_optimizer=self._sparse, device=self.device, seed=spec.seed)
+        self._dense = _dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
+        self.step, self.rows, self.seconds = 0, 0, 0.0
+        self.loss: float | None = None
+        self.checkpoint: str | None = None
+        self._epoch, self._batch = 0, 0
+        self._window_steps = 1
+
+    def run(
+        self,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_report: Callable[[ProgressReport], None] = lambda report: None,
+        on_step: Callable[[int], None] = lambda step: None,
+    ) -> bool:
+        """Train until the spec's number of steps is done or some rank is asked to stop; saves on the way as the spec says.
+
+        Args:
+            should_stop: read at the end of each window; one rank's True stops all.
+            on_report: gets each window, merged, on every rank.
+            on_step: gets the number of finished steps after each step.
+        Returns:
+            True when it was stopped.
+        Raises:
+            InputError: a batch is not what the model takes, or the loss is no longer finite.
+            CommError: another rank is gone.
+        """
+        self.model.train()
+        batches = self._batches()
+        every = self.spec.checkpoint.every_n_steps if self.spec.run_path else None
+        stopped = False
+        try:
+            while self.step < self.spec.steps and not stopped:
+                end = min(self.step + self._window_steps, self.spec.steps)
+                if every:
+                    end = min(end, (self.step // every + 1) * every)
+                stopped = self._train_to(end, batches, should_stop, on_report, on_step)
+                if every and self.step % every == 0:
+                    self.save()
+        finally:
+            batches.close()
+        if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
+            self.save()
+        return stopped
+
+    def _train_to(
+        self,
+        end: int,
+        batches: Iterator[Any],
+        should_stop: Callable[[], bool],
+        on_report: Callable[[ProgressReport], None],
+        on_step: Callable[[int], None],
+    ) -> bool:
+        """One window, up to step `end`."""
+        window = Window(self.device, self.world_size)
+        first = self.step
+        while self.step < end:
+            batch = next(batches)
+            window.add(train_step(self.model, self._dense, batch, self.world_size))
+            self._batch += 1
+            self.step += 1
+            on_step(self.step)
+        total = window.merge(should_stop)
+        self.rows += total.rows
+        self.seconds += total.seconds
+        self.loss = total.loss
+        if not abs(total.loss) < float("inf"):
+            raise InputError(
+                f"the loss is {total.loss} in steps {first + 1} to {self.step}: training has diverged. "
+                f"Lower the learning rates (sparse {self.spec.sparse_optimizer.lr}, dense {self.spec.dense_optimizer.lr}) "
+                "or look for huge values in the dense columns."
+            )
+        self._window_steps = next_length(window.steps, total.seconds, self.spec.report_every_s)
+        speed = total.rows / max(total.seconds, 1e-9)
+        on_report(ProgressReport(step=self.step, rows=self.rows, rows_per_s=speed, loss=total.loss, auc=total.auc, ne=total.ne))
+        return total.stop
+
+    def _batches(self) -> Any:
+        """This rank's batches from the cursor on, epoch after epoch, on the device."""
+        spec, data = self.spec, self.spec.data
+        if data is None:
+            raise ConfigError("this run has no training data.")
+        per_epoch = data.num_batches(spec.global_batch_size, drop_last=spec.drop_last)
+        if per_epoch < 1:
+            raise ConfigError(
+                f"the data has {data.num_rows} rows, which make no batch of {spec.global_batch_size} rows with drop_last={spec.drop_last}."
+            )
+        while True:
+            if self._batch >= per_epoch:
+                self._epoch, self._batch = self._epoch + 1, 0
+            yield from self._epoch_batches(data, self._batch)
+
+    def _epoch_batches(self, data: Dataset, start: int) -> Iterator[Any]:
+        spec = self.spec
+        loader = data.loader(
+            self.rank,
+            self.world_size,
+            spec.global_batch_size,
+            seed=spec.seed,
+            epoch=self._epoch,
+            start_batch=start,
+            shuffle=spec.shuffle,
+            drop_last=spec.drop_last,
+        )
+        return (self._to_device(batch) for batch in loader)
+
+    def _to_device(self, batch: Any) -> Any:
+        return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
+
+    @torch.no_grad()
+    def evaluate(self, data: Dataset) -> Any:
+        """Scores of the model on all rows of `data`, merged over ranks; the same `BinaryScores` on every rank."""
+        training = self.model.training
+        self.model.eval()
+        metrics = BinaryMetrics(self.device)
+        for batch in data.loader(self.rank, self.world_size, self.spec.global_batch_size, shuffle=False):
+            _, logits, labels = forward(self.model, self._to_device(batch))
+            if batch.rows:
+                metrics.update(logits, labels)
+        state = metrics.state()
+        all_sum(state)
+        self.model.train(training)
+        return BinaryMetrics.from_state(state).compute()
+
+    def save(self, path: str | None = None) -> str:
+        """Write a checkpoint, by default into the run's folder under the number of the step; returns where.
+
+        Raises:
+            CheckpointError: on every rank, when any of them could not write.
+        """
+        manager = CheckpointManager(self.spec.run_path) if path is None and self.spec.run_path else None
+        where = path or (manager.path(self.step) if manager else None)
+        if where is None:
+            raise ConfigError("the run has no storage path; pass save(path) one.")
+        if where == self.checkpoint:
+            return where
+        save_checkpoint(
+            where,
+            shards=self.model.shard_states(),
+            tables=self.tables,
+            plan=self.spec.plan,
+            rank=self.rank,
+            world_size=self.world_size,
+            gather=_gather,
+            dense=self._dense_tensors(),
+            dense_optimizer=None if self._dense is None else self._dense.state_dict(),
+            step=self.step,
+            cursor={"epoch": self._epoch, "batch": self._batch, "global_batch_size": self.spec.global_batch_size, "seed": self.spec.seed},
+            optimizers={table.name: {"name": self._sparse.name, **self._sparse.hyperparameters} for table in self.tables},
+            extras={"dense_optimizer": self.spec.dense_optimizer.name, **self.spec.extras},
+        )
+        self.checkpoint = where
+        if manager and self.rank == 0 and self.spec.checkpoint.num_to_keep:
+            manager.prune(self.spec.checkpoint.num_to_keep)
+        return where
+
+    def restore(self, path: str, *, weights_only: bool = False) -> None:
+        """Continue from a checkpoint of any number of ranks and any plan: weights, optimizer state, step and place in the data.
+
+        Args:
+            path: a checkpoint directory.
+            weights_only: take no optimizer state and no place in the data, as evaluation does.
+        Raises:
+            CheckpointError: it is missing, damaged, or of another model.
+            ConfigError: the run's batch size or seed differ, so that the place in the data means nothing.
+        """
+        states = self.model.shard_states()
+        if weights_only:
+            states = [type(state)(state.shard, state.weight) for state in states]
+        optimizers = {table.name: {"name": self._sparse.name} for table in self.tables}
+        saved = restore_checkpoint(path, states, tables=self.tables, optimizers=None if weights_only else optimizers)
+        _load_dense(self._dense_tensors(), saved.dense, path)
+        self.step = saved.step
+        if weights_only:
+            return
+        if self.spec.run_path and path.rstrip("/") == CheckpointManager(self.spec.run_path).path(saved.step):
+            self.checkpoint = path.rstrip("/")
+        self._restore_place(saved.cursor, path)
+        name = saved.extras.get("dense_optimizer", self.spec.dense_optimizer.name)
+        if name != self.spec.dense_optimizer.name:
+            raise ConfigError(f"{path} was trained with dense optimizer {name!r}, the run wants {self.spec.dense_optimizer.name!r}.")
+        if self._dense is not None and saved.dense_optimizer is not None:
+            rates = [group["lr"] for group in self._dense.param_groups]
+            self._dense.load_state_dict(saved.dense_optimizer)
+            for group, rate in zip(self._dense.param_groups, rates, strict=True):
+                group["lr"] = rate  # the run's, not the checkpoint's
+
+    def _restore_place(self, cursor: Mapping[str, Any], path: str) -> None:
+        for what, wanted in (("global_batch_size", self.spec.global_batch_size), ("seed", self.spec.seed)):
+            if cursor.get(what, wanted) != wanted:
+                raise ConfigError(
+                    f"{path} was trained with {what}={cursor[what]}, the run has {wanted}; its place in the data would mean other rows. "
+                    f"Use {what}={cursor[what]}."
+                )
+        self._epoch, self._batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
+
+    def _dense_tensors(self) -> dict[str, Tensor]:
+        """Live dense parameters and persistent buffers by the names of the user's module."""
+        found = {name: p.detach() for name, p in self.model.dense_parameters()}
+        for path, module in self.model.module.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    found[f"{path}.{name}" if path else name] = buffer
+        return found
+
+
+def _gather(value: Any, /) -> list[Any]:
+    if not dist.is_initialized():
+        return [value]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+@torch.no_grad()
+def _load_dense(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: str) -> None:
+    if set(live) != set(saved):
+        odd = sorted(set(live) ^ set(saved))[0]
+        raise CheckpointError(f"{path} and the model differ in {odd!r}, which only one of them has. Build the model that was saved.")
+    for name, tensor in live.items():
+        if tensor.shape != saved[name].shape:
+            raise CheckpointError(f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model wants {tuple(tensor.shape)}.")
+        tensor.copy_(saved[name])
+
+
+def _dense_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer | None:
+    kinds: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    return kinds[name](parameters, lr=lr) if parameters else None  # type: ignore[call-arg]

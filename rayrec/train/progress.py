@@ -1,0 +1,104 @@
+"""What a rank tells about itself, as plain data: reports of progress, its error, its state. Standard library only.
+
+Ranks put these into the answers of `poll()`, the driver's policies read them. `RankError.collateral` is the heart of it: when one
+rank dies, all others fail in a collective a moment later; such an error is a symptom and must not be reported as the cause.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback as traceback_module
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+RankState = Literal["idle", "running", "done", "failed"]
+
+# What gloo, NCCL and the store say when the trouble is at the other end of the wire.
+_PEER_TROUBLE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|socket (closed|is not connected)|"
+    r"timed? ?out waiting|timed out after|recv failed|send failed|nccl (communicator was aborted|timeout)|"
+    r"gloo.*(error|timeout)|gloo/transport|watchdog|software caused connection abort|transport endpoint",
+    re.IGNORECASE,
+)
+_WIRE_TYPES = (
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+    "CommError",
+    "ConnectionResetError",
+    "BrokenPipeError",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReport:
+    """One window of training, merged over all ranks.
+
+    Attributes:
+        step: global steps done.
+        rows: rows trained on since the run began (this run, not those before a resume).
+        rows_per_s: rows of the window by its wall clock seconds.
+        loss: mean over the rows of the window.
+        auc, ne: of the window's training rows, predicted before each step's update; None when the window has one class only.
+    """
+
+    step: int
+    rows: int
+    rows_per_s: float
+    loss: float
+    auc: float | None = None
+    ne: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankError:
+    """Why a rank's thread ended: one line, the traceback as text, when, in which step, and whether a peer is to blame."""
+
+    cause: str
+    traceback: str
+    at: float
+    step: int
+    collateral: bool
+
+    @classmethod
+    def of(cls, error: BaseException, step: int) -> RankError:
+        """Describe `error`, which a rank's thread met after `step` finished steps."""
+        text = "".join(traceback_module.format_exception(error))
+        first = str(error).strip().splitlines() or [""]
+        line = f"{type(error).__name__}: {first[0]}" if first[0] else type(error).__name__
+        return cls(cause=line, traceback=text, at=time.time(), step=step, collateral=is_collateral(error))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPoll:
+    """A rank's answer to `poll(seen)`: its state, its reports and lines after the first `seen`, and its error or result at the end."""
+
+    state: RankState
+    step: int = 0
+    events: tuple[ProgressReport | str, ...] = ()
+    error: RankError | None = None
+    result: Any = None
+
+
+@dataclass(kw_only=True, slots=True)
+class ProgressLog:
+    """Collects what a rank's thread reports until the driver asks; appended by one thread, read by another."""
+
+    step: int = 0
+    events: list[ProgressReport | str] = field(default_factory=list)
+
+
+def is_collateral(error: BaseException) -> bool:
+    """Whether `error`, or what caused it, says that the other end of a connection is gone or silent."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if any(kind.__name__ in _WIRE_TYPES for kind in type(link).__mro__):
+            return True
+        if isinstance(link, RuntimeError | TimeoutError | OSError) and _PEER_TROUBLE.search(str(link)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

@@ -1,0 +1,77 @@
+"""Where a rank sits in its world (`Seat`), what a task of a rank gets (`RankContext`), and what a task is. No torch here.
+
+A task is a picklable object with `run(context)`; `FitTask` and `EvaluateTask` are those of this package, and a job may bring its own,
+as the cluster's smoke test does. Inside `run` the default process group of the process is the world of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rayrec.train.progress import ProgressLog, ProgressReport
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAddress:
+    """Where a rank's process lives."""
+
+    node_id: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A rank's place in its world.
+
+    Attributes:
+        rank, world_size: this rank of so many.
+        host: address of its node.
+        store_host, store_port: the rendezvous that rank 0 made.
+        device: "cpu", or "cuda" for the one GPU that this process sees.
+        threads: CPU threads of this rank.
+        timeout_s: bound on every collective.
+        generation: counts the worlds of one run.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    store_host: str
+    store_port: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 1
+    timeout_s: float = 300.0
+    generation: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankContext:
+    """What a running task may use of its surroundings."""
+
+    seat: Seat
+    log: ProgressLog
+    should_stop: Callable[[], bool]
+
+    def report(self, report: ProgressReport) -> None:
+        """Make a report known; only rank 0's reach the user, since they are merged already."""
+        if self.seat.rank == 0:
+            self.log.events.append(report)
+
+    def note(self, text: str) -> None:
+        """Say a line to the user; of rank 0 only."""
+        if self.seat.rank == 0:
+            self.log.events.append(text)
+
+    def at_step(self, step: int) -> None:
+        """Remember how far this rank is."""
+        self.log.step = step
+
+
+class RankTask(Protocol):
+    """A piece of work that all ranks do together."""
+
+    def run(self, context: RankContext) -> Any:
+        """Do it; what is returned must be plain data."""

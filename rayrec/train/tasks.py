@@ -1,0 +1,86 @@
+"""The two tasks of this package, as picklable values that ranks run: train a model (and score it), or score a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from rayrec.train.config import TrainSpec
+from rayrec.train.loop import RankTrainer
+from rayrec.train.seat import RankContext
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitOutcome:
+    """What a rank has to show at the end; the same on every rank.
+
+    Attributes:
+        steps: global steps done.
+        rows, seconds: of this run's training over all ranks.
+        train_loss: mean over the rows of the last window.
+        metrics: scores on the evaluation data; empty without any.
+        checkpoint: newest checkpoint, or None.
+        stopped: it was asked to stop.
+    """
+
+    steps: int
+    rows: int
+    seconds: float
+    train_loss: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint: str | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitTask:
+    """Train as the spec says, then score the evaluation data."""
+
+    spec: TrainSpec
+
+    def run(self, context: RankContext) -> FitOutcome:
+        """On one rank; all ranks run it together."""
+        spec = self.spec
+        trainer = RankTrainer(spec, _device(context))
+        if spec.resume_from:
+            trainer.restore(spec.resume_from)
+            context.note(f"resumed from {spec.resume_from} at step {trainer.step}")
+        context.at_step(trainer.step)
+        stopped = trainer.run(context.should_stop, context.report, context.at_step)
+        metrics = {}
+        if spec.eval_data is not None and not stopped:
+            metrics = plain_scores(trainer.evaluate(spec.eval_data))
+        return FitOutcome(
+            steps=trainer.step,
+            rows=trainer.rows,
+            seconds=trainer.seconds,
+            train_loss=trainer.loss,
+            metrics=metrics,
+            checkpoint=trainer.checkpoint,
+            stopped=stopped,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateTask:
+    """Restore the weights of `spec.resume_from` and score the evaluation data."""
+
+    spec: TrainSpec
+
+    def run(self, context: RankContext) -> dict[str, float]:
+        """On one rank; all ranks run it together."""
+        assert self.spec.eval_data is not None
+        trainer = RankTrainer(self.spec, _device(context))
+        if self.spec.resume_from:
+            trainer.restore(self.spec.resume_from, weights_only=True)
+        return plain_scores(trainer.evaluate(self.spec.eval_data))
+
+
+def plain_scores(scores: object) -> dict[str, float]:
+    """A dataclass of scores as name -> number."""
+    assert dataclasses.is_dataclass(scores) and not isinstance(scores, type)
+    return {name: value for name, value in dataclasses.asdict(scores).items() if isinstance(value, int | float)}
+
+
+def _device(context: RankContext) -> str:
+    return "cuda:0" if context.seat.device == "cuda" else "cpu"

@@ -1,0 +1,99 @@
+"""A window of training: what all ranks know of the steps since the last report, merged by one all_reduce at its end.
+
+The same reduction carries the stop flag and the elapsed time, so every rank learns the same and takes the same number of steps in the
+next window: about `report_every_s` seconds of them. That bounds how long a stop takes, and costs one small collective per window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rayrec.metrics import BinaryMetrics
+from rayrec.train.step import StepResult
+
+MAX_STEPS = 1000  # of one window, so that a run whose first steps were fast still looks up
+
+
+class WindowSum(NamedTuple):
+    """A window merged over all ranks.
+
+    Attributes:
+        stop: some rank was asked to stop.
+        seconds: mean over ranks of the window's wall clock time.
+        rows: over all ranks.
+        loss: mean over the rows.
+        auc, ne: of the rows; None when undefined.
+    """
+
+    stop: bool
+    seconds: float
+    rows: int
+    loss: float
+    auc: float | None
+    ne: float | None
+
+
+class Window:
+    """Collects steps on one rank.
+
+    Args:
+        device: where losses and logits are.
+        world_size: ranks that merge.
+    """
+
+    def __init__(self, device: torch.device, world_size: int) -> None:
+        self._device, self._world_size = device, world_size
+        self._metrics = BinaryMetrics(device)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._rows, self.steps = 0, 0
+        self._started = time.perf_counter()
+
+    def add(self, step: StepResult) -> None:
+        """Count a step; no host sync."""
+        self._loss_sum += step.loss_sum
+        self._rows += step.rows
+        self.steps += 1
+        if step.rows:
+            self._metrics.update(step.logits, step.labels)
+
+    def merge(self, should_stop: Callable[[], bool]) -> WindowSum:
+        """End the window on all ranks together."""
+        state = self._metrics.state()
+        loss_sum = float(self._loss_sum.item())  # waits for the device, so that the clock below is true
+        seconds = time.perf_counter() - self._started
+        head = [float(should_stop()), seconds / self._world_size, float(self._rows), loss_sum]
+        total = torch.cat([torch.tensor(head, dtype=torch.float64, device=self._device), state.flatten().double()])
+        all_sum(total)
+        stop, mean_seconds, rows, loss = total[: len(head)].tolist()
+        auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype)) if rows else (None, None)
+        return WindowSum(stop > 0, mean_seconds, int(rows), loss / rows if rows else 0.0, auc, ne)
+
+
+def scores_of(state: Tensor) -> tuple[float | None, float | None]:
+    """(AUC, normalized entropy) of a merged state; None where undefined."""
+    scores = BinaryMetrics.from_state(state).compute()
+    return _finite(scores.auc), _finite(scores.ne)
+
+
+def all_sum(values: Tensor) -> None:
+    """Sum over all ranks, in place; a no-op without a process group."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+
+
+def next_length(steps: int, seconds: float, wanted_s: float) -> int:
+    """Steps of the next window, from how long the last one took; at most doubled at a time, since first steps are slow or lucky."""
+    if steps < 1:
+        return 1
+    fitting = wanted_s / max(seconds / steps, 1e-6)
+    return int(max(1, min(fitting, 2 * steps, MAX_STEPS)))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or value != value or value in (float("inf"), float("-inf")) else value

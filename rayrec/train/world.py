@@ -1,0 +1,45 @@
+"""Entering and leaving a world of ranks from inside one process: rendezvous, process group, threads, device.
+
+Leaving after an error cuts this rank's connections first, so that the others, who wait for it in a collective, fail within
+milliseconds and not at the timeout.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from rayrec.comm.process_group import connect_store, destroy_process_group, init_process_group, shutdown_sockets
+from rayrec.train.seat import Seat
+
+
+@contextmanager
+def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.ProcessGroup]:
+    """Join the world of `seat`, and leave it at the end of the block.
+
+    Args:
+        seat: which rank of which world.
+        store: the rendezvous, on the rank that made it; the others connect to the seat's address.
+    Raises:
+        CommError: the other ranks did not come within the seat's timeout.
+    """
+    if seat.device == "cuda":
+        torch.cuda.set_device(0)
+    torch.set_num_threads(max(1, seat.threads))
+    if store is None:
+        store = connect_store(seat.store_host, seat.store_port, timeout_s=seat.timeout_s)
+    backend = "nccl" if seat.device == "cuda" else "gloo"
+    group = init_process_group(store, seat.rank, seat.world_size, backend=backend, timeout_s=seat.timeout_s, generation=seat.generation)
+    try:
+        yield group
+    except BaseException:
+        shutdown_sockets()
+        raise
+    finally:
+        del group
+        destroy_process_group()
+        gc.collect()  # a gloo group closes its sockets only when the last reference is gone
