@@ -19,7 +19,7 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, TableEntry
-from rayrec.checkpoint.shardfile import write_shard
+from rayrec.checkpoint.shardfile import BATCH_BYTES, write_shard
 from rayrec.checkpoint.state import Gather, ShardState, describe
 from rayrec.checkpoint.store import DENSE, Store
 from rayrec.errors import CheckpointError
@@ -64,6 +64,7 @@ def save_checkpoint(
     optimizers: Json | None = None,
     extras: Json | None = None,
     filesystem: fs.FileSystem | None = None,
+    batch_bytes: int = BATCH_BYTES,
 ) -> Manifest:
     """Write a checkpoint; all ranks call it together.
 
@@ -80,6 +81,7 @@ def save_checkpoint(
         optimizers: table name -> sparse optimizer; JSON, {"name": ...} at the least if restore shall compare it.
         extras: anything else, such as seeds; JSON.
         filesystem: used instead of the one that `path` names.
+        batch_bytes: bound on one record batch, the least that a restore reads of a file.
     Returns:
         the manifest, on every rank.
     Raises:
@@ -96,7 +98,7 @@ def save_checkpoint(
     def write() -> _Written:
         mine = [state for state in shards if _writes(plan, state.shard, rank)]
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
-            files = tuple(pool.map(lambda state: write_shard(store, state), mine))
+            files = tuple(pool.map(lambda state: write_shard(store, state, batch_bytes), mine))
         return _Written(step, files, _write_dense(store, dense, dense_optimizer) if rank == 0 else None)
 
     _agree(f"save to {path}: preparing", prepare, gather)

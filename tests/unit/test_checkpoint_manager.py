@@ -1,0 +1,75 @@
+"""Step directories: what counts as a checkpoint, which is newest, what pruning takes and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import fsspec
+import pytest
+from pyarrow import fs
+
+from rayrec.checkpoint import CheckpointManager, restore_checkpoint
+from rayrec.errors import CheckpointError, ConfigError
+from tests.unit.checkpoint_worlds import make_truth, one_rank_plan, save_world
+
+TRUTH = make_truth(random.Random(0), "t", 6, 4, "none")
+
+
+def save_steps(manager: CheckpointManager, steps: list[int], filesystem: fs.FileSystem | None = None) -> None:
+    for step in steps:
+        save_world(manager.path(step), [TRUTH], one_rank_plan([TRUTH]), step=step, filesystem=filesystem)
+
+
+def test_a_storage_path_that_does_not_exist_has_no_checkpoints(tmp_path):
+    manager = CheckpointManager(str(tmp_path / "new"))
+    assert manager.steps() == () and manager.latest() is None and manager.prune(1) == ()
+
+
+def test_latest_is_the_newest_complete_step(tmp_path):
+    manager = CheckpointManager(str(tmp_path))
+    save_steps(manager, [20, 100_000_001, 3])
+    assert manager.path(20).endswith("/step-00000020")
+    assert manager.steps() == (3, 20, 100_000_001) and manager.latest() == manager.path(100_000_001)
+    os.remove(f"{manager.latest()}/manifest.json")
+    assert manager.latest() == manager.path(20)
+
+
+def test_prune_keeps_the_newest_and_what_is_not_its_own(tmp_path):
+    manager = CheckpointManager(str(tmp_path))
+    save_steps(manager, [1, 2, 3, 4, 5, 6])
+    os.remove(f"{manager.path(4)}/manifest.json")  # an old save that was cut short
+    os.remove(f"{manager.path(6)}/manifest.json")  # one that may still be going on
+    for name in ("logs", "step-best", "step-7"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000001.txt").write_text("")
+    assert manager.prune(2) == (1, 2)
+    assert sorted(os.listdir(tmp_path)) == [
+        "logs",
+        "step-00000001.txt",
+        "step-00000003",
+        "step-00000005",
+        "step-00000006",
+        "step-7",
+        "step-best",
+    ]
+    assert manager.prune(1) == (3,) and manager.steps() == (5,)
+    with pytest.raises(ConfigError, match="num_to_keep=0"):
+        manager.prune(0)
+
+
+def test_manager_works_on_other_filesystems():
+    filesystem = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
+    manager = CheckpointManager("/manager/run", filesystem)
+    save_steps(manager, [1, 2], filesystem)
+    assert manager.prune(1) == (1,) and manager.latest() == "/manager/run/step-00000002"
+    assert restore_checkpoint(manager.path(2), [], filesystem=filesystem).step == 2
+
+
+def test_uris_name_a_filesystem(tmp_path):
+    manager = CheckpointManager(f"file://{tmp_path}/run")
+    save_steps(manager, [1])
+    assert (tmp_path / "run" / "step-00000001" / "manifest.json").exists()
+    assert restore_checkpoint(manager.latest(), []).step == 1
+    with pytest.raises(CheckpointError, match="no filesystem for 'nowhere://x'"):
+        CheckpointManager("nowhere://x")
