@@ -95,9 +95,9 @@ def _table_lines(plan: ShardingPlan) -> list[str]:
         lines = [f"{'table':<40} {'kind':<17} {'rows x cols':>13}  ranks"]
         lines += [f"{fit(r[0], 40):<40} {r[1]:<17} {fit(r[2], 13):>13}  {fit(r[3], 26)}" for r in rows]
     else:
-        lines = [f"{'table':<14} {'kind':<17} {'rows x cols':>11} {'type':<4} {'ranks':<7} {'bytes':>8} {'why':<10} next kind, work"]
+        lines = [f"{'table':<13} {'kind':<17} {'rows x cols':>11} {'type':<4} {'ranks':<7} {'bytes':>8} {'why':<10} next kind, work"]
         lines += [
-            f"{fit(r[0], 14):<14} {r[1]:<17} {fit(r[2], 11):>11} {r[4]:<4} {fit(r[3], 7):<7} {r[5]:>8} {fit(r[6], 10):<10} {r[7]}"
+            f"{fit(r[0], 13):<13} {r[1]:<17} {fit(r[2], 11):>11} {r[4]:<4} {fit(r[3], 7):<7} {r[5]:>8} {fit(r[6], 10):<10} {r[7]}"
             for r in rows
         ]
     if len(plan.tables) > MAX_TABLES:

@@ -1,0 +1,9 @@
+"""The sharding planner: constraints, candidates, prices, memory and packing. Standard library only."""
+
+from __future__ import annotations
+
+from rayrec.planner.constraints import ParameterConstraints
+from rayrec.planner.manual import manual_plan
+from rayrec.planner.planner import EmbeddingShardingPlanner
+
+__all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "manual_plan"]

@@ -1,0 +1,112 @@
+"""The ways a table may be laid out: for each allowed sharding kind, a template and the groups of ranks it may go to.
+
+A template is a layout whose owners are positions 0 .. k-1; a placement is a template and k ranks, ascending. So kinds differ by data:
+table_wise is one cell anywhere, row_wise k row blocks anywhere, table_row_wise as many row blocks as a host has ranks on any host,
+grid_shard and data_parallel have just one site. Templates that two kinds share on this topology are kept once, by the simpler kind.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rayrec.layout import kinds as shapes
+from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.topology import Topology
+
+SIMPLEST_FIRST = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A template and where it may go.
+
+    Attributes:
+        kind: the kind it was made for.
+        template: a layout over positions 0 .. k-1.
+        sites: groups of ranks; the template takes k ranks of one of them.
+    """
+
+    kind: str
+    template: Layout
+    sites: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """k, the ranks that the template needs."""
+        return len(self.template.ranks)
+
+    @property
+    def family(self) -> tuple[bool, bool, bool]:
+        """Replicated, cut by rows, cut by columns: what layouts of one kind have in common wherever they lie."""
+        template = self.template
+        if isinstance(template, Replicated):
+            return True, False, False
+        return False, template.num_row_blocks > 1, template.num_col_blocks > 1
+
+    def place(self, ranks: Sequence[int]) -> Layout:
+        """The layout with position i on the i-th of `ranks`, which ascend."""
+        if isinstance(self.template, Replicated):
+            return Replicated(*self.template.shape, tuple(ranks))
+        owners = tuple(tuple(ranks[position] for position in row) for row in self.template.owners)
+        return TableLayout(self.template.row_cuts, self.template.col_cuts, owners)
+
+
+def _parts(most: int) -> list[int]:
+    """1, 2, 4 ... below `most`, and `most`."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def _candidates_of(kind: str, table: BaseEmbeddingConfig, topology: Topology, columns: int) -> Iterator[Candidate]:
+    """All candidates of one kind; `columns` is the most column blocks that the table allows."""
+    everywhere = (topology.ranks,)
+    host_sizes = sorted({len(host) for host in topology.hosts})
+    hosts_of = {size: tuple(host for host in topology.hosts if len(host) == size) for size in host_sizes}
+    if kind == "table_wise":
+        yield Candidate(kind, shapes.table_wise(table, 0), everywhere)
+    elif kind == "row_wise":
+        # parts of a host would be table_row_wise, so fewer blocks than ranks only where there is one host
+        for parts in _parts(topology.world_size) if len(topology.hosts) == 1 else [topology.world_size]:
+            yield Candidate(kind, shapes.row_wise(table, range(parts)), everywhere)
+    elif kind == "column_wise":
+        for parts in _parts(min(columns, topology.world_size)):
+            yield Candidate(kind, shapes.column_wise(table, range(parts)), everywhere)
+    elif kind == "table_row_wise":
+        for size in host_sizes:
+            yield Candidate(kind, shapes.table_row_wise(table, range(size)), hosts_of[size])
+    elif kind == "table_column_wise":
+        for size in host_sizes:
+            for parts in _parts(min(columns, size)):
+                yield Candidate(kind, shapes.table_column_wise(table, range(parts)), hosts_of[size])
+    elif kind == "grid_shard":
+        if len(host_sizes) == 1:
+            layout = shapes.grid_shard(table, topology.hosts[:columns])
+            position = {rank: i for i, rank in enumerate(layout.ranks)}
+            template = TableLayout(layout.row_cuts, layout.col_cuts, tuple(tuple(position[r] for r in row) for row in layout.owners))
+            yield Candidate(kind, template, (layout.ranks,))
+    else:
+        yield Candidate(kind, shapes.data_parallel(table, topology.ranks), everywhere)
+
+
+def enumerate_candidates(
+    table: BaseEmbeddingConfig, topology: Topology, kinds: Sequence[str], min_partition: int | None = None
+) -> tuple[Candidate, ...]:
+    """All candidates of a table under the allowed kinds, simplest kind first.
+
+    Args:
+        min_partition: narrowest column block; None means 4 columns.
+    Returns:
+        At least one candidate, unless grid_shard alone is allowed on hosts of unequal size.
+    """
+    units = table.embedding_dim // COLUMN_MULTIPLE
+    columns = max(1, units // ((min_partition or COLUMN_MULTIPLE) // COLUMN_MULTIPLE))
+    found: dict[tuple[Layout, tuple[tuple[int, ...], ...]], Candidate] = {}
+    for kind in SIMPLEST_FIRST:
+        if kind in kinds:
+            options = list(_candidates_of(kind, table, topology, columns))
+            # a table too small to cut is one cell under any name; else a kind that splits must split
+            for candidate in [c for c in options if kind == "table_wise" or c.num_ranks > 1] or options:
+                found.setdefault((candidate.template, candidate.sites), candidate)
+    return tuple(found.values())
