@@ -1,1 +1,22 @@
 """Arrow data to batches: schema, conversion, world-independent order, files, loader, synthetic data with planted truth."""
+
+from rayrec.data.batch import Batch
+from rayrec.data.convert import check_columns, to_batch
+from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
+from rayrec.data.loader import BatchLoader
+from rayrec.data.order import SampleOrder
+from rayrec.data.schema import DenseColumn, Feature, FeatureSchema
+
+__all__ = [
+    "ArrowDataset",
+    "Batch",
+    "BatchLoader",
+    "DenseColumn",
+    "Feature",
+    "FeatureSchema",
+    "FileDataset",
+    "ParquetDataset",
+    "SampleOrder",
+    "check_columns",
+    "to_batch",
+]

@@ -10,6 +10,8 @@ The same mix makes the seeds and permutations of `order`. numpy's generators pro
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,7 +65,7 @@ def to_buckets(hashes: U64, buckets: int) -> NDArray[np.int64]:
     return (hashes % np.uint64(buckets)).view(np.int64)
 
 
-def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[np.integer]) -> U64:
+def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
     """Hash the strings data[offsets[i]:offsets[i + 1]].
 
     Args:

@@ -1,0 +1,60 @@
+"""`Batch`: one rank's rows of one global batch, as the tensors a model takes.
+
+Plain data; moving it to a device is its only behaviour. A rank may hold no rows (B = 0) in a short last batch, and ranks may differ by
+one row, so losses are weighted by `rows / global_rows`, never by the number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.sparse import KeyedJaggedTensor
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """One rank's part of a global batch.
+
+    Attributes:
+        dense_features: (B, I) float32.
+        sparse_features: bags of B rows per feature, int64 ids, int32 lengths.
+        labels: (B,) float32.
+        global_rows: rows of the global batch that this is a part of, over all ranks.
+    """
+
+    dense_features: Tensor
+    sparse_features: KeyedJaggedTensor
+    labels: Tensor
+    global_rows: int
+
+    @property
+    def rows(self) -> int:
+        """B, rows of this part."""
+        return self.labels.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The batch on another device; asynchronous only from pinned memory."""
+        return Batch(
+            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
+            sparse_features=self.sparse_features.to(torch.device(device), non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            global_rows=self.global_rows,
+        )
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory (needs CUDA), from which copies to the device are asynchronous."""
+        return Batch(
+            dense_features=self.dense_features.pin_memory(),
+            sparse_features=self.sparse_features.pin_memory(),
+            labels=self.labels.pin_memory(),
+            global_rows=self.global_rows,
+        )
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the batch's device memory until the work now queued on `stream` is done."""
+        self.dense_features.record_stream(stream)
+        self.sparse_features.record_stream(stream)
+        self.labels.record_stream(stream)

@@ -1,0 +1,218 @@
+"""Data sets of files: `ParquetDataset` and `ArrowDataset`, one directory, file or URI of each kind.
+
+Construction lists the files through pyarrow.fs, reads only their metadata and checks every file's columns against the schema; from
+then on the number of rows, the order of samples and the number of batches are known without reading data. Chunks are Parquet row
+groups or IPC record batches (`readers`). A data set is plain data: picklable, with no open file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from rayrec.data.convert import check_columns
+from rayrec.data.loader import BatchLoader
+from rayrec.data.order import SampleOrder, count_batches
+from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
+from rayrec.data.schema import FeatureSchema
+from rayrec.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFile:
+    """One file: its path in the file system, its size in bytes and the rows of each of its chunks."""
+
+    path: str
+    size: int
+    chunk_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One row group or record batch: chunk `index` of a file, whose first row is row `first_row` of that file."""
+
+    file: DataFile
+    index: int
+    first_row: int
+    rows: int
+
+
+class FileDataset:
+    """Rows of files under one path, in an order that does not depend on the number of ranks. Use `ParquetDataset` or `ArrowDataset`.
+
+    Args:
+        path: a directory (searched through, names starting with '.' or '_' left out), one file, or a URI of either (s3://, gs://).
+        schema: what the columns mean; every file must have them.
+        num_streams: S of `order`: part of the data's meaning, and how many ranks can read without reading the same rows.
+        shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
+        filesystem: a pyarrow file system that `path` lies in; None takes the local one or the URI's.
+    Raises:
+        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names the file and the remedy.
+        ConfigError: a size is not positive.
+    """
+
+    SUFFIXES: tuple[str, ...] = ()
+    KIND = ""
+    READER: type[ParquetReader] | type[ArrowReader]
+
+    def __init__(
+        self, path: str, schema: FeatureSchema, *, num_streams: int = 8, shuffle_rows: int = 8192, filesystem: pafs.FileSystem | None = None
+    ) -> None:
+        self.path, self.schema, self.num_streams, self.shuffle_rows = str(path), schema, num_streams, shuffle_rows
+        self.filesystem, self._root = _resolve(self.path, filesystem)
+        self.files = tuple(self._inspect(info) for info in self._list())
+        if self.num_rows == 0:
+            raise InputError(
+                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. Check the path or write the data."
+            )
+        self.order()  # checks num_streams and shuffle_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files, from their metadata."""
+        return sum(sum(f.chunk_rows) for f in self.files)
+
+    def num_batches(self, global_batch_size: int, drop_last: bool = False) -> int:
+        """Global batches of one epoch; equal on all ranks without communication."""
+        return count_batches(self.num_rows, global_batch_size, drop_last)
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Every row group or record batch, files in order of their names."""
+        out = []
+        for file in self.files:
+            first = 0
+            for index, rows in enumerate(file.chunk_rows):
+                out.append(Chunk(file, index, first, rows))
+                first += rows
+        return tuple(out)
+
+    def order(self, seed: int = 0, epoch: int = 0, shuffle: bool = True) -> SampleOrder:
+        """The order of one epoch's samples."""
+        rows = tuple(n for f in self.files for n in f.chunk_rows)
+        streams, block = self.num_streams, self.shuffle_rows
+        return SampleOrder(chunk_rows=rows, num_streams=streams, shuffle_rows=block, seed=seed, epoch=epoch, shuffle=shuffle)
+
+    def fingerprint(self) -> str:
+        """A short hash of what the order of samples depends on: file names below the path, sizes, rows, num_streams, shuffle_rows.
+
+        Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where the directory lies does not matter.
+        """
+        base = self._root if any(f.path != self._root for f in self.files) else posixpath.dirname(self._root)
+        names = [posixpath.relpath(f.path, base or ".") for f in self.files]
+        facts = [[n, f.size, list(f.chunk_rows)] for n, f in zip(names, self.files, strict=True)]
+        text = json.dumps([self.KIND, self.num_streams, self.shuffle_rows, facts])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def loader(
+        self,
+        rank: int,
+        num_ranks: int,
+        global_batch_size: int,
+        seed: int = 0,
+        epoch: int = 0,
+        start_batch: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        *,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+    ) -> BatchLoader:
+        """An iterator over one rank's parts of the global batches of one epoch.
+
+        Args:
+            rank, num_ranks: which part; the global batches are the same sets of rows for every `num_ranks`.
+            start_batch: the first global batch to yield; found directly.
+            prefetch: batches decoded ahead in a background thread.
+            pin_memory: put batches in page-locked memory (needs CUDA).
+        Raises:
+            ConfigError: a rank outside the world, or a size or cursor out of range.
+        """
+        if not 0 <= rank < num_ranks:
+            raise ConfigError(f"rank={rank} of num_ranks={num_ranks}; ranks count from 0.")
+        batches = self.num_batches(global_batch_size, drop_last)
+        if not 0 <= start_batch <= batches:
+            raise ConfigError(
+                f"start_batch={start_batch}, but an epoch of {self.path!r} has {batches} batches of {global_batch_size} rows."
+            )
+        if prefetch < 1:
+            raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
+        return BatchLoader(
+            self,
+            self.order(seed, epoch, shuffle),
+            rank=rank,
+            num_ranks=num_ranks,
+            global_batch_size=global_batch_size,
+            batches=range(start_batch, batches),
+            prefetch=prefetch,
+            pin_memory=pin_memory,
+        )
+
+    def open(self, file: DataFile) -> FileReader:
+        """Open one file.
+
+        Raises:
+            InputError: it is gone, truncated or not of this kind.
+        """
+        try:
+            return self.READER(self.filesystem, file.path)
+        except (pa.ArrowException, OSError) as error:
+            raise self.broken(file.path, error) from error
+
+    def broken(self, path: str, error: Exception) -> InputError:
+        """The error for a file that cannot be read."""
+        cause = str(error).strip().split("\n")[0]
+        return InputError(f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or of another format; write it again.")
+
+    def _list(self) -> list[pafs.FileInfo]:
+        try:
+            root = self.filesystem.get_file_info(self._root)
+            if root.type == pafs.FileType.File:
+                return [root]
+            found = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
+        except OSError as error:
+            raise InputError(f"no data at {self.path!r}: {error}. Check the path.") from error
+        below = [(i, i.path[len(self._root) :].strip("/")) for i in found if i.type == pafs.FileType.File]
+        hidden = [any(part.startswith((".", "_")) for part in name.split("/")) for _, name in below]
+        files = [i for (i, name), skip in zip(below, hidden, strict=True) if not skip and name.endswith(self.SUFFIXES)]
+        if not files:
+            raise InputError(
+                f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} ({', '.join(self.SUFFIXES)}). "
+                "Check the path, or use the data set class of its format."
+            )
+        return sorted(files, key=lambda i: i.path)
+
+    def _inspect(self, info: pafs.FileInfo) -> DataFile:
+        reader = self.open(DataFile(path=info.path, size=0, chunk_rows=()))
+        check_columns(reader.schema, self.schema, f"file {info.path!r}")
+        return DataFile(path=info.path, size=info.size, chunk_rows=reader.chunk_rows)
+
+
+class ParquetDataset(FileDataset):
+    __doc__ = (FileDataset.__doc__ or "").replace("Rows of files", "Rows of Parquet files", 1)
+    SUFFIXES = (".parquet", ".pq", ".parq")
+    KIND = "Parquet"
+    READER = ParquetReader
+
+
+class ArrowDataset(FileDataset):
+    __doc__ = (FileDataset.__doc__ or "").replace("Rows of files", "Rows of Arrow IPC files", 1)
+    SUFFIXES = (".arrow", ".feather", ".ipc")
+    KIND = "Arrow IPC"
+    READER = ArrowReader
+
+
+def _resolve(path: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSystem, str]:
+    if filesystem is not None:
+        return filesystem, path.rstrip("/")
+    if len(urlsplit(path).scheme) > 1:
+        try:
+            return pafs.FileSystem.from_uri(path.rstrip("/"))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"cannot open {path!r}: {error}. Give a local path or a URI that pyarrow.fs knows.") from error
+    return pafs.LocalFileSystem(), posixpath.abspath(path)
