@@ -1,0 +1,80 @@
+"""MLP, pairwise dots and cross networks against their formulas, with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rayrec.errors import ConfigError
+from rayrec.modules import MLP, CrossNet, LowRankCrossNet, Perceptron, pairwise_dots
+from rayrec.modules.interaction import pairwise_dots_reference
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("features", [1, 2, 7])
+def test_pairwise_dots_and_their_gradient_equal_autograd(rows, features):
+    generator = torch.Generator().manual_seed(features)
+    inputs = torch.rand(rows, features, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    got, want = pairwise_dots(inputs), pairwise_dots_reference(inputs)
+    assert got.shape == (rows, features * (features - 1) // 2)
+    torch.testing.assert_close(got, want)
+    scale = torch.rand(got.shape, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(torch.autograd.grad((got * scale).sum(), inputs), torch.autograd.grad((want * scale).sum(), inputs))
+
+
+def test_pairwise_dots_pass_gradcheck():
+    inputs = torch.rand(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradcheck(pairwise_dots, (inputs,))
+
+
+def test_mlp_is_linear_layers_and_activations():
+    mlp = MLP(3, [5, 2], activation="sigmoid")
+    assert list(mlp.state_dict()) == ["_mlp.0._linear.weight", "_mlp.0._linear.bias", "_mlp.1._linear.weight", "_mlp.1._linear.bias"]
+    x = torch.rand(4, 3)
+    first, second = mlp._mlp[0]._linear, mlp._mlp[1]._linear
+    assert torch.equal(mlp(x), torch.sigmoid(second(torch.sigmoid(first(x)))))
+    assert MLP(3, [])(x) is x and MLP(3, [2], bias=False)._mlp[0]._linear.bias is None
+    last = MLP(3, [5, 2], activation_on_last=False)
+    assert torch.equal(last(x), last._mlp[1]._linear(torch.relu(last._mlp[0]._linear(x))))
+
+
+def test_activation_may_be_a_function_a_module_or_a_class():
+    shared = nn.PReLU()
+    assert MLP(3, [4, 4], activation=shared)._mlp[1]._activation_fn is shared
+    own = MLP(3, [4, 4], activation=nn.PReLU)
+    assert own._mlp[0]._activation_fn is not own._mlp[1]._activation_fn and len(list(own.parameters())) == 6
+    assert Perceptron(3, 2, activation=torch.tanh)(torch.zeros(1, 3)).abs().max() < 1
+    with pytest.raises(ConfigError, match="'gelu' is unknown"):
+        MLP(3, [2], activation="gelu")
+
+
+def test_reset_draws_new_values():
+    mlp = MLP(3, [5, 2])
+    before = [p.clone() for p in mlp.parameters()]
+    mlp.reset_parameters()
+    assert not any(torch.equal(p, q) for p, q in zip(mlp.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_cross_net_equals_its_formula(rows):
+    net = CrossNet(6, 3)
+    assert [p.shape for p in net.kernels] == [(6, 6)] * 3 and [p.shape for p in net.bias] == [(6, 1)] * 3
+    nn.init.uniform_(net.bias[0])
+    x0 = x = torch.rand(rows, 6)
+    for kernel, bias in zip(net.kernels, net.bias, strict=True):
+        x = x0 * (x @ kernel.T + bias.T) + x
+    torch.testing.assert_close(net(x0), x)
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_low_rank_cross_net_equals_its_formula(rows):
+    net = LowRankCrossNet(6, 3, low_rank=2)
+    nn.init.uniform_(net.bias[1])
+    x0 = x = torch.rand(rows, 6)
+    for wide, narrow, bias in zip(net.W_kernels, net.V_kernels, net.bias, strict=True):
+        x = x0 * (x @ narrow.T @ wide.T + bias) + x
+    torch.testing.assert_close(net(x0), x)
+    assert not any(p.is_meta for p in net.parameters()) and all(p.is_meta for p in LowRankCrossNet(6, 1, device="meta").parameters())
+    with pytest.raises(ConfigError, match="low_rank=0"):
+        LowRankCrossNet(6, 3, low_rank=0)
