@@ -1,0 +1,143 @@
+"""DLRM under DistributedModelParallel: N ranks equal one rank, names equal the unsharded module's, state_dicts load both ways."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rayrec.distributed import DistributedModelParallel, table_configs
+from rayrec.errors import PlanError
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, Topology, data_parallel, row_wise, table_wise
+from rayrec.models import DLRM, DLRMTrain
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD, sparse_optimizer
+from rayrec.planner import EmbeddingShardingPlanner
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train.step import train_step
+from tests.ranks import RankPool
+
+ROWS, STEPS, GLOBAL = [30, 7, 50, 13], 8, 23  # 23 rows: no number of ranks divides them
+
+
+class Part:
+    """A rank's part of a global batch."""
+
+    def __init__(self, dense, ids, labels, start: int, stop: int) -> None:
+        rows = stop - start
+        self.dense_features, self.labels, self.rows, self.global_rows = dense[start:stop], labels[start:stop], rows, dense.shape[0]
+        keys = [f"f{i}" for i in range(len(ROWS))]
+        lengths = torch.ones(len(keys) * rows, dtype=torch.int32)
+        self.sparse_features = KeyedJaggedTensor(keys, ids[:, start:stop].reshape(-1), lengths=lengths, stride=rows)
+
+
+def parts(step: int, rank: int, world_size: int) -> Part:
+    generator = torch.Generator().manual_seed(step)
+    rows = 1 if step == STEPS - 1 else GLOBAL  # the last batch leaves ranks without rows
+    dense = torch.randn(rows, 5, generator=generator)
+    ids = torch.stack([torch.randint(0, n, (rows,), generator=generator) for n in ROWS])
+    labels = torch.randint(0, 2, (rows,), generator=generator).float()
+    return Part(dense, ids, labels, rank * rows // world_size, (rank + 1) * rows // world_size)
+
+
+def build(device: str = "meta", dense_device: str = "cpu") -> DLRMTrain:
+    torch.manual_seed(3)
+    tables = [EmbeddingBagConfig(n, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i, n in enumerate(ROWS)]
+    return DLRMTrain(
+        DLRM(EmbeddingBagCollection(tables, device=device), 5, [16, 8], [16, 1], dense_device=torch.device(dense_device))
+    )
+
+
+def make_plan(kind: str, world_size: int) -> ShardingPlan:
+    tables = table_configs(build())
+    if kind == "auto":
+        return EmbeddingShardingPlanner(Topology.local(world_size, memory_bytes=1 << 30), batch_size=16).plan(tables)
+    ranks = range(world_size)
+    cycle = [lambda t, i: table_wise(t, i % world_size), lambda t, i: row_wise(t, ranks), lambda t, i: data_parallel(t, ranks)]
+    layouts = {t.name: cycle[i % 3](t, i) for i, t in enumerate(tables)}
+    return ShardingPlan(world_size=world_size, tables={n: TablePlacement(lay) for n, lay in layouts.items()})
+
+
+def train(rank: int, world_size: int, kind: str, optimizer: str):
+    """Loss sums by step and the final parameters: dense by name, tables as rectangles."""
+    model = DistributedModelParallel(build(), plan=make_plan(kind, world_size), sparse_optimizer=sparse_optimizer(optimizer, 0.05))
+    names = [name for name, _ in model.named_parameters()]
+    dense = torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)
+    losses = [float(train_step(model, dense, parts(step, rank, world_size), world_size).loss_sum) for step in range(STEPS)]
+    tables = [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
+    return losses, names, {n: p.detach().clone() for n, p in model.named_parameters()}, tables
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", ["auto", "mixed"])
+def test_loss_curves_and_weights_of_1_2_and_4_ranks_are_equal(ranks: RankPool, kind: str, optimizer: str) -> None:
+    # float32: sums over ranks in another order, and Adam divides by the root of small second moments
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    runs = {w: ranks.run(w, train, kind, optimizer) for w in (1, 2, 4)}
+    whole = {shard.table: weight for shard, weight in runs[1][0][3]}
+    unsharded = [name for name, _ in build("cpu").named_parameters() if "embedding_bags" not in name]
+    for results in runs.values():
+        curve = torch.tensor([r[0] for r in results]).sum(0)
+        torch.testing.assert_close(curve, torch.tensor(runs[1][0][0]), **close)
+        for _, names, dense, tables in results:
+            assert names == unsharded
+            for name, value in dense.items():
+                torch.testing.assert_close(value, runs[1][0][2][name], **close)
+            for shard, weight in tables:
+                part = whole[shard.table][shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+                torch.testing.assert_close(weight, part, **close)
+
+
+def round_trip(rank: int, world_size: int):
+    """Load an unsharded state_dict, compare the rectangles, and give the state_dict's keys back."""
+    source = build("cpu")
+    with torch.no_grad():
+        for i, p in enumerate(source.parameters()):
+            p.add_(i + 1)
+    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    result = model.load_state_dict(source.state_dict())
+    assert not result.missing_keys and not result.unexpected_keys
+    wanted = source.state_dict()
+    for state in model.shard_states():
+        s = state.shard
+        full = wanted[f"model.sparse_arch.embedding_bag_collection.embedding_bags.{s.table}.weight"]
+        assert torch.equal(state.weight, full[s.rows.start : s.rows.stop, s.cols.start : s.cols.stop])
+    for name, p in model.named_parameters():
+        assert torch.equal(p, wanted[name])
+    own = model.state_dict()
+    assert not model.load_state_dict(own).missing_keys
+    return list(own), [tuple(v.size()) for v in own.values()]
+
+
+def test_state_dict_has_the_unsharded_names_and_shapes(ranks: RankPool) -> None:
+    source = build("cpu").state_dict()
+    for keys, shapes in ranks.run(2, round_trip):
+        assert keys == list(source)
+        assert shapes == [tuple(v.shape) for v in source.values()]
+
+
+def meta_dense(rank: int, world_size: int):
+    model = DistributedModelParallel(build(dense_device="meta"), plan=make_plan("mixed", world_size))
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def test_a_model_wholly_on_meta_is_initialized_alike_on_all_ranks(ranks: RankPool) -> None:
+    first, second = ranks.run(2, meta_dense)
+    assert first and all(torch.equal(first[n], second[n]) for n in first)
+    assert all(p.isfinite().all() for p in first.values())
+
+
+def wrong_world(rank: int, world_size: int):
+    with pytest.raises(PlanError, match="for 3 ranks"):
+        DistributedModelParallel(build(), plan=make_plan("mixed", 3))
+    return True
+
+
+def test_a_plan_for_another_number_of_ranks_is_refused(ranks: RankPool) -> None:
+    assert ranks.run(2, wrong_world) == [True, True]
+
+
+def test_without_a_process_group_the_world_is_one_rank() -> None:
+    model = DistributedModelParallel(build(), plan=make_plan("auto", 1), sparse_optimizer=SGD(lr=0.1))
+    before = [s.weight.clone() for s in model.shard_states()]
+    train_step(model, None, parts(0, 0, 1), 1)
+    assert any(not torch.equal(a, s.weight) for a, s in zip(before, model.shard_states(), strict=True))
