@@ -1,0 +1,64 @@
+"""What the best possible model scores on data whose click probabilities are known, and how far a model is from it.
+
+Synthetic data states the scores of its own true probabilities on the very rows of its evaluation set (`truth.json`). Regret is the
+distance of a model from that: 0 is perfect, and no model trained on other rows can be better except by luck of the sample.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayrec.errors import ConfigError
+from rayrec.metrics.binary import BinaryScores
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truth:
+    """Scores of the true probabilities on the evaluation rows.
+
+    Attributes:
+        rows, base_rate: of the evaluation rows.
+        bayes_auc, bayes_logloss, bayes_ne: scores of the true click probabilities.
+        shuffled_labels: labels were shuffled: the true scores are those of chance.
+    """
+
+    rows: int
+    base_rate: float
+    bayes_auc: float
+    bayes_logloss: float
+    bayes_ne: float
+    shuffled_labels: bool = False
+
+    @classmethod
+    def load(cls, path: str | Path) -> Truth:
+        """Read a truth.json.
+
+        Raises:
+            ConfigError: the file cannot be read or lacks a field.
+        """
+        try:
+            raw = json.loads(Path(path).read_text())
+            return cls(**{name: raw[name] for name in cls.__slots__})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"cannot read {path} as the truth of a data set: {error!r}. Write the data set again.") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regret:
+    """Distance from the best possible scores; positive is worse."""
+
+    auc: float
+    ne: float
+
+
+def regret(scores: BinaryScores, truth: Truth) -> Regret:
+    """How far scores on the evaluation rows are from those of the true probabilities.
+
+    Raises:
+        ConfigError: the scores are of another number of rows than the truth.
+    """
+    if scores.rows != truth.rows:
+        raise ConfigError(f"the scores are of {scores.rows} rows, the truth of {truth.rows}; evaluate all rows of the evaluation set once.")
+    return Regret(auc=truth.bayes_auc - scores.auc, ne=scores.ne - truth.bayes_ne)
