@@ -70,7 +70,8 @@ def fill(weight: Tensor, seed: int, table: BaseEmbeddingConfig, rows: range | No
         weight: (len(rows), len(cols)); the whole table when `rows` and `cols` are None. A meta tensor is left alone.
         seed, table, rows, cols: as for `table_values`.
     """
-    rows, cols = rows or range(table.num_embeddings), cols or range(table.embedding_dim)
+    rows = range(table.num_embeddings) if rows is None else rows
+    cols = range(table.embedding_dim) if cols is None else cols
     if tuple(weight.shape) != (len(rows), len(cols)):
         raise InputError(f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and columns {cols} of table {table.name!r}.")
     if weight.is_meta:

@@ -78,6 +78,7 @@ def test_fill_converts_a_rectangle_in_place(dtype):
     init.fill(weight, 5, table, range(10, 40), range(4, 8))
     assert torch.equal(weight, table_values(5, table, range(10, 40), range(4, 8)).to(dtype))
     init.fill(torch.empty(100, 8, device="meta"), 5, table)
+    init.fill(torch.empty(0, 8), 5, table, range(0), range(8))  # a shard of no rows is not the whole table
     with pytest.raises(InputError, match="cannot hold"):
         init.fill(weight, 5, table)
 

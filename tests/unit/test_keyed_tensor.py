@@ -58,6 +58,8 @@ def test_regroup_equals_concatenation_and_its_gradient(seed):
 def test_a_group_of_neighbours_is_a_view():
     kt = KeyedTensor(["a", "b", "c"], [1, 2, 3], torch.rand(4, 6))
     whole, middle = KeyedTensor.regroup([kt], [["a", "b", "c"], ["b", "c"]])
+    gap, reverse = KeyedTensor.regroup([kt], [["a", "c"], ["c", "b", "a"]])
+    assert torch.equal(gap, torch.cat([kt["a"], kt["c"]], 1)) and torch.equal(reverse, torch.cat([kt["c"], kt["b"], kt["a"]], 1))
     assert whole.data_ptr() == kt.values().data_ptr() and middle.data_ptr() == kt["b"].data_ptr()
 
 
