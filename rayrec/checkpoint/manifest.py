@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -129,9 +129,12 @@ class Manifest:
         """The entry of table `name`, or None when it was not saved."""
         return next((table for table in self.tables if table.name == name), None)
 
-    def files_of(self, table: str) -> tuple[FileEntry, ...]:
-        """The files of one table, by first row, then first column."""
-        return tuple(sorted((f for f in self.files if f.table == table), key=lambda f: (f.rows.start, f.cols.start)))
+    def files_by_table(self) -> dict[str, list[FileEntry]]:
+        """Table -> its files by first row, then first column; tables in saved order."""
+        files: dict[str, list[FileEntry]] = {table.name: [] for table in self.tables}
+        for entry in sorted(self.files, key=lambda f: (f.rows.start, f.cols.start)):
+            files.setdefault(entry.table, []).append(entry)
+        return files
 
     def paths(self) -> dict[str, int]:
         """Path of every file but the manifest -> its size in bytes."""
@@ -199,8 +202,9 @@ class Manifest:
         for path in self.paths():
             if path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise CheckpointError(f"{where}/{MANIFEST} names file {path!r}, which lies outside of the checkpoint.")
+        by_table = self.files_by_table()
         for table in self.tables:
-            files = self.files_of(table.name)
+            files = by_table[table.name]
             if not _tiles(files, table.num_embeddings, table.embedding_dim):
                 raise CheckpointError(
                     f"{where}: the {len(files)} files of table {table.name!r} do not tile its {table.num_embeddings} rows x "
@@ -208,7 +212,7 @@ class Manifest:
                 )
 
 
-def _tiles(files: tuple[FileEntry, ...], num_rows: int, num_cols: int) -> bool:
+def _tiles(files: Sequence[FileEntry], num_rows: int, num_cols: int) -> bool:
     """Whether the files are the cells of a product grid over the whole table, as every layout is, each once."""
     rows = sorted({(f.rows.start, f.rows.stop) for f in files})
     cols = sorted({(f.cols.start, f.cols.stop) for f in files})

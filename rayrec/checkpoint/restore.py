@@ -133,7 +133,7 @@ def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Js
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
         wanted[state.shard.table].append(state)
-    reads = []
+    reads, files = [], manifest.files_by_table()
     for table, states in wanted.items():
         saved = manifest.table(table)
         if saved is None:
@@ -145,7 +145,7 @@ def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Js
                     f"{where}: table {table!r} was saved as {saved.num_embeddings} x {saved.embedding_dim}, and {describe(state.shard)} "
                     f"is wanted. Give the model the saved sizes."
                 )
-        for entry in manifest.files_of(table):
+        for entry in files[table]:
             near = [state for state in states if entry.shard.intersect(state.shard)]
             for state in near:
                 _check_columns(entry, state, manifest.optimizers.get(table), optimizers.get(table), where)

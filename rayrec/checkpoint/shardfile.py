@@ -110,7 +110,10 @@ def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, wh
         CheckpointError: the bytes are not those that were written.
     """
     before = entry.marks[index - 1] if index else Mark(0, 0)
-    data = source.read(before.end, entry.marks[index].end)
+    try:
+        data = source.read(before.end, entry.marks[index].end)
+    except OSError as error:
+        raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
     if verify and zlib.crc32(data, before.crc32) != entry.marks[index].crc32:
         raise CheckpointError(
             f"{where}/{entry.path} is damaged between bytes {before.end} and {entry.marks[index].end}: the crc32 is not that of the "

@@ -1,7 +1,7 @@
 """Read one table of a checkpoint as an Arrow table, for notebooks, serving and other tools.
 
 The files are plain Arrow IPC, so pyarrow alone reads them (docs/checkpoints.md shows how); `load_table` puts the rectangles together. It
-holds the whole table in memory: for one that does not fit, walk `read_manifest(path).files_of(table)`, one file at a time.
+holds the whole table in memory: for one that does not fit, walk `read_manifest(path).files_by_table()`, one file at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load_table(path: str, table: str, *, filesystem: fs.FileSystem | None = None
     if manifest.table(table) is None:
         raise CheckpointError(f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}.")
     blocks = []
-    for _, files in groupby(manifest.files_of(table), key=lambda entry: entry.rows.start):
+    for _, files in groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start):
         blocks.append(_row_block(store, list(files)))
     return pa.concat_tables(blocks)
 

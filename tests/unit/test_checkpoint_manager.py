@@ -58,6 +58,24 @@ def test_prune_keeps_the_newest_and_what_is_not_its_own(tmp_path):
         manager.prune(0)
 
 
+class CutShort(fs.FSSpecHandler):
+    """Dies where a directory would be deleted."""
+
+    def delete_dir(self, path: str) -> None:
+        raise OSError("cut short")
+
+
+def test_a_deletion_cut_short_leaves_no_half_checkpoint_that_counts():
+    whole = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
+    save_steps(CheckpointManager("/manager/cut", whole), [1, 2], whole)
+    with pytest.raises(OSError, match="cut short"):
+        CheckpointManager("/manager/cut", fs.PyFileSystem(CutShort(fsspec.filesystem("memory")))).prune(1)
+    manager = CheckpointManager("/manager/cut", whole)
+    assert manager.steps() == (2,)
+    manager.prune(1)
+    assert [entry.base_name for entry in whole.get_file_info(fs.FileSelector("/manager/cut"))] == ["step-00000002"]
+
+
 def test_manager_works_on_other_filesystems():
     filesystem = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
     manager = CheckpointManager("/manager/run", filesystem)
