@@ -1,0 +1,176 @@
+"""The controller: a small state machine that carries one task from a connection to Ray to its result.
+
+INITIALIZING connects, SCHEDULING reserves room and starts the ranks while the task is prepared, RUNNING polls until the verdict is
+finish or fail, SHUTTING_DOWN ends all that was started, and FINISHED or ERRORED says how it went. Each state does one thing and names
+the next; what to do about polls is decided in `policies`, so that recovery and resizing can come as further states and verdicts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import Enum
+from typing import Any
+
+from rayrec.driver.cluster import Cluster, connected, stop_on_sigterm
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.placement import placed
+from rayrec.driver.policies import Observation, judge
+from rayrec.driver.rank_group import RankGroup, started
+from rayrec.errors import TrainingFailed
+from rayrec.train.progress import ProgressReport
+from rayrec.train.seat import RankTask
+
+POLL_S = 0.1
+SILENT_S = 10.0
+
+
+class State(Enum):
+    """Where a controller is."""
+
+    INITIALIZING = "initializing"
+    SCHEDULING = "scheduling"
+    RUNNING = "running"
+    SHUTTING_DOWN = "shutting down"
+    FINISHED = "finished"
+    ERRORED = "errored"
+
+
+class RemoteTraceback(Exception):
+    """The traceback of a rank, as text, chained below the error that the driver raises."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0].rstrip()}\n" if self.args else ""
+
+
+class Controller:
+    """Runs one task on a group of ranks.
+
+    Args:
+        scaling: how many ranks, and what each gets.
+        prepare: makes the task, once the ranks' places are known and while they import torch; None ends the run there.
+        on_event: gets every report and line of the ranks and of the controller.
+        timeout_s: bound on every collective.
+        setup_timeout_s: bound on the start of the ranks.
+        stop_timeout_s: bound on the way from a stop request to the end.
+    """
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        prepare: Callable[[RankGroup], RankTask | None],
+        on_event: Callable[[ProgressReport | str], None] = lambda event: None,
+        *,
+        timeout_s: float = 300.0,
+        setup_timeout_s: float = 120.0,
+        stop_timeout_s: float = 60.0,
+    ) -> None:
+        self.state = State.INITIALIZING
+        self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
+        self._timeout_s, self._setup_timeout_s, self._stop_timeout_s = timeout_s, setup_timeout_s, stop_timeout_s
+        self._stack = ExitStack()
+        self._stop = threading.Event()
+        self._stop_asked_at: float | None = None
+        self._trouble_since: float | None = None
+        self._told_silent: set[int] = set()
+        self._shown = 0
+        self._cluster: Cluster | None = None
+        self._group: RankGroup | None = None
+        self._results: tuple[Any, ...] = ()
+        self._error: Exception | None = None
+
+    def request_stop(self) -> None:
+        """Ask the ranks to stop at their next agreed point; from any thread or signal handler."""
+        self._stop.set()
+
+    def run(self) -> tuple[Any, ...]:
+        """Go through all states.
+
+        Returns:
+            the task's result of every rank, in rank order; empty when `prepare` gave no task.
+        Raises:
+            ConfigError, PlanError: from preparing, or the ranks do not fit the cluster.
+            TrainingFailed: names the first rank that failed.
+        """
+        actions: dict[State, Callable[[], State]] = {
+            State.INITIALIZING: self._initialize,
+            State.SCHEDULING: self._schedule,
+            State.RUNNING: self._poll,
+            State.SHUTTING_DOWN: self._shut_down,
+        }
+        try:
+            while self.state in actions:
+                try:
+                    self.state = actions[self.state]()
+                except Exception as error:
+                    if self.state is State.SHUTTING_DOWN:
+                        raise
+                    self._error, self.state = error, State.SHUTTING_DOWN
+        finally:
+            self._stack.close()  # a no-op unless the loop was left by an interrupt
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def _initialize(self) -> State:
+        self._cluster = self._stack.enter_context(connected())
+        self._stack.enter_context(stop_on_sigterm(self.request_stop))
+        return State.SCHEDULING
+
+    def _schedule(self) -> State:
+        assert self._cluster is not None
+        room = self._stack.enter_context(placed(self._scaling, self._cluster, self._on_event))
+        self._group = self._stack.enter_context(started(self._scaling, room, self._setup_timeout_s))
+        task = self._prepare(self._group)
+        if task is None:
+            return State.SHUTTING_DOWN
+        self._group.start(task, self._timeout_s, self._setup_timeout_s)
+        return State.RUNNING
+
+    def _poll(self) -> State:
+        assert self._group is not None
+        self._ask_to_stop(self._group)
+        ranks = self._group.observe(POLL_S)
+        for event in self._group.events[self._shown :]:
+            self._on_event(event)
+        self._shown = len(self._group.events)
+        self._tell_silent(ranks)
+        if self._trouble_since is None and any(rank.death or (rank.poll and rank.poll.error) for rank in ranks):
+            self._trouble_since = time.monotonic()
+        trouble_s = 0.0 if self._trouble_since is None else time.monotonic() - self._trouble_since
+        verdict = judge(ranks, trouble_s, silent_limit_s=min(SILENT_S, self._timeout_s / 2))
+        if verdict.action == "finish":
+            self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
+            return State.SHUTTING_DOWN
+        if verdict.failure is not None:
+            self._group.abort()
+            failure = verdict.failure
+            cause = RemoteTraceback(failure.traceback) if failure.traceback else None
+            message = failure.message(self._group.world_size)
+            raise TrainingFailed(message, failure.rank, failure.host, failure.cause, failure.traceback) from cause
+        time.sleep(POLL_S)
+        return State.RUNNING
+
+    def _ask_to_stop(self, group: RankGroup) -> None:
+        if not self._stop.is_set():
+            return
+        if self._stop_asked_at is None:
+            self._stop_asked_at = time.monotonic()
+            self._on_event("asked to stop; the ranks finish their window and save")
+            group.request_stop()
+        elif time.monotonic() - self._stop_asked_at > self._stop_timeout_s:
+            raise TrainingFailed(f"the ranks were asked to stop and did not in {self._stop_timeout_s:.0f} s; they were killed.")
+
+    def _tell_silent(self, ranks: tuple[Observation, ...]) -> None:
+        for rank in ranks:
+            if rank.silent_s > SILENT_S and rank.rank not in self._told_silent:
+                self._told_silent.add(rank.rank)
+                self._on_event(f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s")
+            elif rank.silent_s < SILENT_S:
+                self._told_silent.discard(rank.rank)
+
+    def _shut_down(self) -> State:
+        self._stack.close()
+        return State.FINISHED if self._error is None else State.ERRORED

@@ -1,0 +1,80 @@
+"""What a user sees of a run: a live bar on a terminal, plain lines where stdout is no terminal, nothing when told so.
+
+It shows events and keeps none. rich is imported only for the live bar.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from rayrec.layout import ShardingPlan
+from rayrec.train.progress import ProgressReport
+
+
+class Display:
+    """Shows one run.
+
+    Args:
+        mode: "auto" draws on a terminal and prints lines elsewhere, "plain" prints lines, "off" shows nothing.
+        total_steps: of the run; 0 when there are none, as in an evaluation.
+    """
+
+    def __init__(self, mode: Literal["auto", "plain", "off"] = "auto", total_steps: int = 0) -> None:
+        self._mode = ("live" if sys.stdout.isatty() else "plain") if mode == "auto" else mode
+        self._total = total_steps
+        self._bar: Any = None
+        self._task: Any = None
+
+    def line(self, text: str) -> None:
+        """Say a line, above the bar if there is one."""
+        if self._mode == "off":
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, flush=True)
+
+    def plan(self, plan: ShardingPlan) -> None:
+        """Show where the tables lie."""
+        self.line(plan.report())
+
+    def event(self, event: ProgressReport | str) -> None:
+        """Show what a rank said."""
+        if isinstance(event, str):
+            self.line(event)
+        elif self._mode == "live":
+            self._draw(event)
+        else:
+            self.line(f"step {event.step}/{self._total}  {summary(event)}")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _draw(self, report: ProgressReport) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        if self._bar is None:
+            columns = (
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns)
+            self._task = self._bar.add_task("", total=self._total)
+            self._bar.start()
+        self._bar.update(self._task, completed=report.step, description=summary(report))
+
+
+def summary(report: ProgressReport) -> str:
+    """A report on one line, without its step."""
+    parts = [f"{report.rows_per_s:,.0f} rows/s", f"loss {report.loss:.5f}"]
+    if report.auc is not None:
+        parts.append(f"auc {report.auc:.4f}")
+    if report.ne is not None:
+        parts.append(f"ne {report.ne:.4f}")
+    return "  ".join(parts)

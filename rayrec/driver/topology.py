@@ -1,0 +1,56 @@
+"""What the planner is told about the machine: the nodes the ranks really got, and the memory each rank may take.
+
+Memory is Ray's own figure for a node (which leaves out the object store) or a GPU's free memory, less a reserve for the dense model,
+activations and the data's batches in flight, shared evenly by the ranks of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.rank_group import RankGroup
+from rayrec.layout import Topology
+from rayrec.layout.topology import DEFAULT_SPEEDS
+
+CPU_RESERVE = 0.3  # of a node's memory: processes, dense part, batches in flight
+GPU_RESERVE = 0.2
+
+
+def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topology:
+    """The topology of the ranks of `group`.
+
+    Raises:
+        TrainingFailed: a rank did not say how much memory its GPU has.
+    """
+    device = "cuda" if scaling.use_gpu else "cpu"
+    if scaling.memory_per_worker is not None:
+        memory = (scaling.memory_per_worker,) * group.world_size
+    elif scaling.use_gpu:
+        memory = tuple(int(free * (1 - GPU_RESERVE)) for free in group.gpu_memory(timeout_s))
+    else:
+        memory = _cpu_memory(group, _node_memory())
+    speeds = DEFAULT_SPEEDS[device]
+    return Topology(
+        hosts=group.hosts,
+        device=device,  # type: ignore[arg-type]
+        memory_bytes=memory,
+        memory_bw=speeds.memory_bw,
+        intra_host_bw=speeds.intra_host_bw,
+        inter_host_bw=speeds.inter_host_bw,
+        latency_s=speeds.latency_s,
+    )
+
+
+def _node_memory() -> dict[str, float]:
+    import ray
+
+    return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]}
+
+
+def _cpu_memory(group: RankGroup, by_node: Mapping[str, float]) -> tuple[int, ...]:
+    shares = []
+    for ranks in group.hosts:
+        node = group.addresses[ranks[0]].node_id
+        shares += [int(by_node.get(node, 0.0) * (1 - CPU_RESERVE) / len(ranks))] * len(ranks)
+    return tuple(shares)
