@@ -8,10 +8,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.errors import PlanError
+
+MAX_INTEGER = 2**63 - 1
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -95,16 +98,18 @@ class Fields:
         return self._take(name, (str,), "a string")
 
     def integer(self, name: str) -> int:
-        """An integer; booleans and floats are refused."""
-        return self._take(name, (int,), "an integer")
+        """An integer of 64 bits; booleans and floats are refused."""
+        value = self._take(name, (int,), "an integer")
+        if abs(value) > MAX_INTEGER:
+            raise self.wrong(name, "an integer of 64 bits", value)
+        return value
 
     def number(self, name: str) -> float:
-        """An integer or float."""
+        """An integer or float, finite."""
         value = self._take(name, (int, float), "a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise PlanError(f"{self.where}: field {name!r} is beyond the range of a float.") from None
+        if not abs(value) <= sys.float_info.max:  # 1e999 reads as infinity
+            raise self.wrong(name, "a finite number", value)
+        return float(value)
 
     def array(self, name: str) -> list[Any]:
         """An array of anything."""
@@ -119,8 +124,8 @@ class Fields:
         return tuple(self._ints(name, row) for row in self.array(name))
 
     def _ints(self, name: str, values: object) -> tuple[int, ...]:
-        if not isinstance(values, list) or any(type(value) is not int for value in values):
-            raise self.wrong(name, "integers only", values)
+        if not isinstance(values, list) or any(type(v) is not int or abs(v) > MAX_INTEGER for v in values):
+            raise self.wrong(name, "integers only, of 64 bits", values)
         return tuple(values)
 
     def child(self, name: str) -> Fields:

@@ -21,7 +21,8 @@ from rayrec.planner.candidates import enumerate_candidates
 from rayrec.planner.constraints import ParameterConstraints, check_constraints, check_kinds
 from rayrec.planner.costs import CostModel, StepCost, check_optimizer
 from rayrec.planner.memory import RankMemory, layout_memory
-from rayrec.planner.packing import Choice, NoRoom, Option, Packing, pack, price_options
+from rayrec.planner.options import Option, price_options
+from rayrec.planner.packing import Choice, NoRoom, Packing, pack
 from rayrec.planner.work import table_work
 
 NO_CONSTRAINTS = ParameterConstraints()

@@ -1,0 +1,36 @@
+"""Layout and planner work on a machine that has the standard library and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+BLOCKED = {"torch", "numpy", "ray", "pyarrow", "fbgemm_gpu", "rich"}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Refuse())
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    raise SystemExit("the block does not block")
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
+from rayrec.planner import EmbeddingShardingPlanner, manual_plan
+tables = [EmbeddingBagConfig(10**i, 16, f"t{i}", feature_names=[f"f{i}"]) for i in range(1, 6)]
+topology = Topology.local(4)
+plan = EmbeddingShardingPlanner(topology, batch_size=64).plan(tables)
+plan.check(tables, 4)
+assert ShardingPlan.from_json(plan.to_json()) == plan and plan.report() and plan.diff(manual_plan(tables, "row_wise", topology))
+"""
+
+
+def test_a_plan_is_made_without_any_other_package() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
