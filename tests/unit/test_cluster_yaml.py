@@ -1,0 +1,92 @@
+"""cluster.yaml passes Ray's own offline checks, and holds what a reader may rely on: bounds, no secrets, the versions of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "cluster.yaml"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> dict[str, Any]:
+    """The file, with Ray's defaults filled in and checked against its schema."""
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config: dict[str, Any] = prepare_config(yaml.safe_load(FILE.read_text()))
+    validate_config(config)
+    return config
+
+
+def test_ray_accepts_the_file_and_refuses_a_wrong_one(cluster):
+    from ray.autoscaler._private.util import validate_config
+
+    assert cluster["provider"]["type"] == "aws"
+    with pytest.raises(Exception, match="no_such_key"):
+        validate_config(cluster | {"no_such_key": 1})
+
+
+def test_gpu_and_cpu_workers_have_bounds_within_the_clusters(cluster):
+    workers = {name: node for name, node in cluster["available_node_types"].items() if name != cluster["head_node_type"]}
+    assert any(node["resources"].get("GPU", 0) > 0 for node in workers.values())
+    assert any(node["resources"].get("GPU", 0) == 0 for node in workers.values())
+    for name, node in workers.items():
+        assert 0 <= node["min_workers"] <= node["max_workers"], name
+        assert node["max_workers"] > 0, name
+    assert sum(node["max_workers"] for node in workers.values()) <= cluster["max_workers"]
+    assert max(node["min_workers"] for node in workers.values() if node["resources"].get("GPU")) >= 1
+
+
+def test_no_rank_can_land_on_the_head(cluster):
+    assert cluster["available_node_types"][cluster["head_node_type"]]["resources"]["CPU"] == 0
+
+
+def test_every_node_installs_the_synced_copy_with_the_fitting_extra(cluster):
+    (target,) = cluster["file_mounts"]
+    for name, node in cluster["available_node_types"].items():
+        shared = cluster["head_setup_commands"] if name == cluster["head_node_type"] else cluster["worker_setup_commands"]
+        commands = node.get("worker_setup_commands") or shared
+        extra = "cuda" if node["resources"].get("GPU") else "cpu"
+        assert any(f"{target}[{extra}]" in command for command in commands), f"{name}: {commands}"
+
+
+def test_images_bring_the_ray_that_the_project_pins(cluster):
+    wanted = next(d for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if d.startswith("ray"))
+    version = wanted.partition("==")[2]
+    gpu = [node["docker"]["worker_image"] for node in cluster["available_node_types"].values() if "worker_image" in node.get("docker", {})]
+    images = [cluster["docker"]["image"], *gpu]
+    assert len(images) == 2
+    assert all(f":{version}-py311-" in image for image in images), images
+
+
+SECRETS = {
+    "an access key id": r"\b(AKIA|ASIA)[A-Z0-9]{12,}",
+    "a private key": r"BEGIN [A-Z ]*PRIVATE KEY",
+    "a key file": r"^\s*ssh_private_key\s*:|\.pem\b",
+    "a credential": r"(?i)(secret|password|access_key|auth_token|api_key)\w*\s*[:=]\s*\S",
+    "an account's own resource": r"\b(arn:aws:|subnet-[0-9a-f]{8}|sg-[0-9a-f]{8})",
+}
+
+
+def secrets(text: str) -> list[str]:
+    """What in a text should not be published."""
+    return [what for what, pattern in SECRETS.items() if re.search(pattern, text, re.MULTILINE)]
+
+
+def test_the_file_holds_no_key_or_secret():
+    assert secrets(FILE.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["aws_access_key: x", "  ssh_private_key: ~/a", "-----BEGIN RSA PRIVATE KEY", "RAY_AUTH_TOKEN=abc", "AKIAABCDEFGHIJKLMNOP"]
+)
+def test_a_secret_would_be_found(line):
+    assert secrets(line)
