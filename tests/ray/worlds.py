@@ -1,0 +1,92 @@
+"""Small drivers for the tests of this folder, and a model that can be told to misbehave on one rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from jobs.recipe import ModelRecipe, open_data
+from rayrec.data.synthetic import SyntheticPaths
+from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
+
+CPUS_PER_RANK = 1
+
+
+def recipe(clicks: SyntheticPaths, model: str = "dlrm") -> ModelRecipe:
+    """A tiny model for the data."""
+    return ModelRecipe(model=model, schema=clicks.schema.read_text(), dense_layers=(16,), over_layers=(16,))
+
+
+def driver(
+    clicks: SyntheticPaths,
+    ranks: int,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    plan: Any = "auto",
+    cpus_per_worker: float = CPUS_PER_RANK,
+    batch: int = 512,
+    **run: Any,
+) -> Driver:
+    """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
+    options: dict[str, Any] = {
+        "global_batch_size": batch,
+        "sparse_optimizer": OptimizerConfig(name="rowwise_adagrad", lr=0.05),
+        "dense_optimizer": OptimizerConfig(name="adagrad", lr=0.01),
+        "progress": "off",
+        "timeout_s": 30.0,
+        "report_every_s": 0.5,
+    }
+    options |= run if "steps" in run or "epochs" in run else {"epochs": 1, **run}
+    schema = clicks.schema.read_text()
+    return Driver(
+        model or recipe(clicks),
+        open_data(str(clicks.train), schema),
+        ScalingConfig(num_workers=ranks, cpus_per_worker=cpus_per_worker),
+        RunConfig(**options),
+        eval_data=open_data(str(clicks.eval), schema),
+        plan=plan,
+    )
+
+
+def misbehaving(clicks: SyntheticPaths, folder: Path, on_step: Callable[[int, int], None]) -> Callable[[], nn.Module]:
+    """The tiny model, which calls on_step(rank, step) before each forward and leaves its process id in `folder` in step 3.
+
+    Made of closures only, so that it travels to the ranks by value.
+    """
+    build, where = recipe(clicks), str(folder)
+
+    def model() -> nn.Module:
+        import torch.distributed as dist
+
+        module = build()
+        steps = [0]
+
+        def before(_module: nn.Module, _inputs: Any) -> None:
+            steps[0] += 1
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            if steps[0] == 3:
+                with open(f"{where}/{rank}.tmp", "w") as file:
+                    file.write(str(os.getpid()))
+                os.replace(f"{where}/{rank}.tmp", f"{where}/{rank}.pid")
+            on_step(rank, steps[0])
+
+        module.register_forward_pre_hook(before)
+        return module
+
+    return model
+
+
+def wait_for_pid(folder: Path, rank: int, timeout_s: float = 60.0) -> int:
+    """Process id of a rank that has reached step 3."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        path = folder / f"{rank}.pid"
+        if path.exists():
+            return int(path.read_text())
+        time.sleep(0.05)
+    raise TimeoutError(f"rank {rank} did not reach step 3 in {timeout_s} s")
