@@ -13,6 +13,7 @@ from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    Layout,
     PoolingType,
     Replicated,
     Shard,
@@ -74,7 +75,7 @@ def test_impossible_cuts_are_refused(size: int, blocks: int, multiple: int) -> N
 
 def test_each_kind_is_recognised_by_its_name() -> None:
     table = EmbeddingBagConfig(100, 32, "t", feature_names=["f"])
-    made = {
+    made: dict[str, Layout] = {
         "table_wise": table_wise(table, 2),
         "row_wise": row_wise(table, RANKS),
         "column_wise": column_wise(table, RANKS),

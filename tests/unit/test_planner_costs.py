@@ -1,0 +1,162 @@
+"""Bytes and seconds against counts made the long way: send every id of a small world and count what arrives."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from rayrec.errors import ConfigError
+from rayrec.layout import Replicated, Shard, TableLayout, Topology
+from rayrec.planner import EmbeddingShardingPlanner
+from rayrec.planner.costs import SPARSE_OPTIMIZERS, CostModel, StepCost
+from rayrec.planner.memory import layout_memory, owner_memory
+from rayrec.planner.work import TableWork, shard_traffic
+from tests.unit.plan_worlds import random_hosts, random_layout
+
+
+def random_work(rng: random.Random, world_size: int) -> TableWork:
+    """A table whose every row is looked up equally often, so that uniform ids are exact."""
+    rows, batch, features = rng.randrange(1, 20), rng.randrange(1, 6), rng.randrange(1, 3)
+    return TableWork(
+        rows=rows,
+        dim=4 * rng.randrange(1, 5),
+        element_bytes=rng.choice([2, 4]),
+        features=features,
+        batch_size=batch,
+        world_size=world_size,
+        pooling_factor=rows * rng.randrange(1, 4) / (batch * features),
+        weighted=rng.random() < 0.5,
+        pooled=rng.random() < 0.6,
+    )
+
+
+def owned(layout: TableLayout | Replicated, rank: int) -> list[Shard]:
+    return [shard for shard in layout.shards("") if shard.rank == rank]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_traffic_is_what_arrives_when_every_id_is_sent(seed: int) -> None:
+    rng = random.Random(seed)
+    work = random_work(rng, world_size=3)
+    layout = random_layout(rng, work.rows, work.dim, 3)
+    id_bytes: Counter[int] = Counter()
+    row_bytes: Counter[int] = Counter()
+    for rank in layout.ranks:
+        shards = owned(layout, rank)
+        for row in range(work.rows):  # each row is asked for equally often, and crosses once per destination rank
+            asked = round(work.ids / work.rows)
+            here = [shard for shard in shards if row in shard.rows]
+            id_bytes[rank] += asked * (12 if work.weighted else 8) * bool(here)
+            row_bytes[rank] += 0 if work.pooled else asked * 4 * sum(len(shard.cols) for shard in here)
+        id_bytes[rank] += 4 * work.bags * len({shard.rows for shard in shards})
+        row_bytes[rank] += work.bags * 4 * sum(len(shard.cols) for shard in shards) if work.pooled else 0
+        traffic = shard_traffic(work, shards)
+        assert traffic.id_bytes == pytest.approx(id_bytes[rank]) and traffic.row_bytes == pytest.approx(row_bytes[rank])
+
+
+@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+@pytest.mark.parametrize("seed", range(30))
+def test_weights_and_state_are_those_of_the_tensors(seed: int, optimizer: str) -> None:
+    rng = random.Random(seed)
+    work = random_work(rng, world_size=4)
+    layout = random_layout(rng, work.rows, work.dim, 4)
+    memory = layout_memory(work, layout, optimizer)
+    for rank in range(4):
+        shapes = [shard.shape for shard in owned(layout, rank)]
+        state = {"sgd": 0, "rowwise_adagrad": sum(r * 4 for r, _ in shapes), "adagrad": sum(r * c * 4 for r, c in shapes)}
+        assert memory[rank].weight_bytes == sum(r * c for r, c in shapes) * work.element_bytes
+        assert memory[rank].optimizer_bytes == state[optimizer]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_buffers_hold_the_whole_exchange(seed: int) -> None:
+    """At the least: what an owner receives and returns, and what a home sends and receives."""
+    rng = random.Random(seed)
+    work = random_work(rng, world_size=4)
+    layout = random_layout(rng, work.rows, work.dim, 4)
+    while isinstance(layout, Replicated):  # a replica returns no rows
+        layout = random_layout(rng, work.rows, work.dim, 4)
+    traffic = {rank: shard_traffic(work, owned(layout, rank)) for rank in layout.ranks}
+    home = sum(t.id_bytes + t.row_bytes for t in traffic.values())
+    for rank, memory in enumerate(layout_memory(work, layout, "sgd")):
+        owner = 4 * (traffic[rank].id_bytes + traffic[rank].row_bytes) if rank in traffic else 0
+        assert memory.buffer_bytes >= home + owner - 1
+        assert memory.buffer_bytes <= 2 * (home + owner) + 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_wire_seconds_count_every_peer_once(seed: int) -> None:
+    rng = random.Random(seed)
+    hosts = random_hosts(rng, 6)
+    topology = Topology(hosts=hosts, memory_bytes=(1,) * 6, intra_host_bw=1e9, inter_host_bw=1e8)
+    work = random_work(rng, 6)
+    layout = random_layout(rng, work.rows, work.dim, 6)
+    for rank, price in CostModel(topology).price(work, layout).items():
+        traffic = shard_traffic(work, owned(layout, rank))
+        byte_s = sum(1 / (1e9 if topology.host_of[peer] == topology.host_of[rank] else 1e8) for peer in range(6) if peer != rank)
+        assert price.input_s == pytest.approx(traffic.id_bytes * byte_s)
+        assert price.gradient_s == pytest.approx(traffic.row_bytes * byte_s)
+        assert price.output_s == (0.0 if isinstance(layout, Replicated) else price.gradient_s)
+
+
+def big_work(pooled: bool = True, rows: int = 10**6, dim: int = 128, pooling_factor: float = 10.0) -> TableWork:
+    return TableWork(rows, dim, 4, 1, 1024, 4, pooling_factor, False, pooled)
+
+
+def total(layout: TableLayout | Replicated, work: TableWork, optimizer: str = "rowwise_adagrad") -> tuple[float, float]:
+    """(slowest rank, sum over ranks) in seconds."""
+    prices = CostModel(Topology.local(4, memory_bytes=1), optimizer).price(work, layout).values()
+    return max(p.total_s for p in prices), sum(p.total_s for p in prices)
+
+
+def test_row_wise_reads_a_share_but_returns_a_row_for_every_bag() -> None:
+    work = big_work()
+    cuts = (0, 250_000, 500_000, 750_000, 10**6)
+    whole, parts = TableLayout((0, 10**6), (0, 128), ((0,),)), TableLayout(cuts, (0, 128), ((0,), (1,), (2,), (3,)))
+    model = CostModel(Topology.local(4, memory_bytes=1))
+    one, four = model.price(work, whole)[0], model.price(work, parts)
+    assert four[2].output_s == pytest.approx(one.output_s)
+    assert four[2].update_s == pytest.approx(one.update_s / 4, rel=1e-6)
+    assert sum(p.input_s for p in four.values()) == pytest.approx(one.input_s, rel=0.2)  # ids once, lengths four times
+
+
+def test_needless_cuts_of_a_tiny_table_cost_more() -> None:
+    work = big_work(rows=8, dim=8, pooling_factor=1.0)
+    whole = TableLayout((0, 8), (0, 8), ((0,),))
+    for cut in (TableLayout((0, 2, 4, 6, 8), (0, 8), ((0,), (1,), (2,), (3,))), TableLayout((0, 8), (0, 4, 8), ((0, 1),))):
+        assert total(cut, work)[1] > total(whole, work)[1]
+
+
+def test_a_state_per_element_costs_more_than_one_per_row_than_none() -> None:
+    layout = TableLayout((0, 10**6), (0, 128), ((0,),))
+    sgd, rowwise, adagrad = (total(layout, big_work(), name)[0] for name in SPARSE_OPTIMIZERS)
+    assert sgd < rowwise < adagrad
+
+
+def test_a_replica_pays_for_the_updates_of_all_ranks() -> None:
+    work = big_work()
+    slowest, everywhere = total(Replicated(10**6, 128, (0, 1, 2, 3)), work)
+    alone = CostModel(Topology.local(4, memory_bytes=1)).price(work, TableLayout((0, 10**6), (0, 128), ((0,),)))[0]
+    assert slowest > alone.update_s + alone.gradient_s and everywhere == pytest.approx(4 * slowest)
+
+
+def test_one_rank_has_no_wire_and_no_latency() -> None:
+    work = TableWork(100, 8, 4, 1, 16, 1, 1.0, False, True)
+    model = CostModel(Topology.local(1, memory_bytes=1))
+    price = model.price(work, TableLayout((0, 100), (0, 8), ((0,),)))[0]
+    assert price.input_s == price.output_s == price.gradient_s == 0.0 and price.lookup_s > 0 and price.update_s > 0
+    assert model.fixed_cost() == StepCost() and CostModel(Topology.local(2, memory_bytes=1)).fixed_cost().total_s > 0
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'adam' is unknown"):
+        EmbeddingShardingPlanner(Topology.local(1), 8, sparse_optimizer="adam")
+
+
+def test_column_blocks_on_one_rank_share_their_ids() -> None:
+    work = big_work()
+    split = [Shard("", range(10**6), range(64), 0), Shard("", range(10**6), range(64, 128), 0)]
+    assert shard_traffic(work, split) == shard_traffic(work, [Shard("", range(10**6), range(128), 0)])
+    assert owner_memory(work, split, "sgd").total == owner_memory(work, [Shard("", range(10**6), range(128), 0)], "sgd").total
