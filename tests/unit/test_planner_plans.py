@@ -204,7 +204,7 @@ def test_tables_that_leave_no_slack_are_still_placed(seed: int) -> None:
 
 
 def test_small_tables_are_not_cut_and_a_giant_is() -> None:
-    tables: list[BaseEmbeddingConfig] = [bag(f"t{i}", 100, 16) for i in range(16)] + [bag("giant", 10_000_000, 64)]
+    tables: list[BaseEmbeddingConfig] = [*(bag(f"t{i}", 100, 16) for i in range(16)), bag("giant", 10_000_000, 64)]
     plan = EmbeddingShardingPlanner(Topology.local(4, memory_bytes=10**9), 256).plan(tables)
     assert {plan.kind(f"t{i}") for i in range(16)} == {"table_wise"}
     assert len(plan.tables["giant"].layout.ranks) == 4
