@@ -1,0 +1,97 @@
+"""House rules that a tool can check: size of files, opening docstrings, words that do not belong here, public names that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rayrec
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 400
+PRODUCT = [path for top in ("rayrec", "actors", "jobs") for path in sorted((ROOT / top).rglob("*.py"))]
+PYTHON = PRODUCT + [path for top in ("tests", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
+TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".cfg", ""}
+
+# written in pieces, so that this file does not hold them
+FORBIDDEN = {
+    "a package registry's host": "|".join(
+        re.escape(host)
+        for host in (
+            *("pypi" + ".org", "pypi.python" + ".org", "pythonhosted" + ".org", "download.pytorch" + ".org"),
+            *("npmjs" + ".org", "proxy.golang" + ".org", "crates" + ".io", "docker" + ".io", "ghcr" + ".io", "quay" + ".io"),
+        )
+    ),
+    "a switch that hides code from coverage": "pragma: no" + " cover",
+    "a path of somebody's machine": "/(?:home|Users)/(?!ray/)[a-z]+"
+    + "|(?<![\\w.~])/ro"
+    + "ot/"
+    + "|(?<![\\w.])/wo"
+    + "rk/(?:main|shared)",
+}
+
+
+def offences(text: str) -> list[str]:
+    """Lines of a text that hold a forbidden word, with what it is."""
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{number}: {what}: {line.strip()}" for number, line in lines for what, words in FORBIDDEN.items() if re.search(words, line)]
+
+
+def texts() -> list[Path]:
+    """Text files under version control or about to be, or all files below the root where there is no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True) if (ROOT / ".git").exists() else None
+    if listed is not None and listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
+    return [path for path in paths if path.suffix in TEXT and path.is_file()]
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_is_short_enough_to_read(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {lines} lines; split it where the idea changes"
+
+
+def test_every_file_opens_by_saying_what_it_does():
+    silent = [
+        str(path.relative_to(ROOT)) for path in PYTHON if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent, f"no docstring: {silent}"
+
+
+def test_no_text_holds_what_does_not_belong_here():
+    found = [f"{path.relative_to(ROOT)}:{offence}" for path in texts() for offence in offences(path.read_text(errors="replace"))]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line", ["see pypi" + ".org/project/x", "x = 1  # pragma: no" + " cover", "cd /ho" + "me/ann/x", "open('/ro" + "ot/a')"]
+)
+def test_what_does_not_belong_here_would_be_found(line):
+    assert offences(f"first line\n{line}\n")[0].startswith("2: ")
+
+
+@pytest.mark.parametrize("name", rayrec.__all__)
+def test_every_public_name_exists_and_is_documented(name):
+    value = getattr(rayrec, name)
+    assert value.__name__ == name
+    assert value.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Drivers"):
+        _ = rayrec.Drivers
+
+
+def test_importing_rayrec_loads_nothing_heavy():
+    heavy = "torch", "numpy", "ray", "pyarrow", "fbgemm_gpu"
+    code = f"import rayrec, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
