@@ -31,7 +31,6 @@ class RankActor:
         self._error: RankError | None = None
         self._result: Any = None
         self._stop = threading.Event()
-        self._aborted = False
         self._store: Any = None
         self._loading = threading.Thread(target=_import_torch, name="import", daemon=True)
         self._loading.start()
@@ -89,11 +88,10 @@ class RankActor:
 
     def abort(self) -> int:
         """Cut all connections so that a pending collective raises; returns how many there were."""
-        self._aborted = True
         self._stop.set()
-        from rayrec.comm.process_group import shutdown_sockets
+        from rayrec.train.world import cut_connections
 
-        return shutdown_sockets()
+        return cut_connections()
 
     def _run(self, task: RankTask, seat: Seat) -> None:
         try:

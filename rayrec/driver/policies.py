@@ -40,18 +40,19 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The failure to report: which rank, where, why."""
+    """The failure to report: which rank, where, why, and what another rank said of its own that may be the reason."""
 
     rank: int
     host: str
     cause: str
     traceback: str = ""
     step: int = 0
+    also: str = ""
 
     def message(self, world_size: int) -> str:
         """One line for people."""
         where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
-        return f"{where} failed after step {self.step}: {self.cause}"
+        return f"{where} failed after step {self.step}: {self.cause}" + (f"; {self.also}" if self.also else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,9 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     first = min(failed, key=_order)
     error = _error(first)
     if first.death:
-        return Failure(rank=first.rank, host=first.host, cause=first.death, step=_step(first))
+        others = [(rank.rank, said) for rank in failed if (said := _error(rank)) is not None and not said.collateral]
+        also = "".join(f"rank {rank} failed with {said.cause}" for rank, said in others[:1])
+        return Failure(rank=first.rank, host=first.host, cause=first.death, step=_step(first), also=also)
     assert error is not None
     if error.collateral:
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]

@@ -95,7 +95,7 @@ def test_a_plan_for_other_ranks_is_refused(clicks: SyntheticPaths) -> None:
 
 
 def test_a_missing_checkpoint_is_named(clicks: SyntheticPaths, tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailed, match="CheckpointError.*nowhere"):
+    with pytest.raises(TrainingFailed, match=r"CheckpointError.*nowhere"):
         worlds.driver(clicks, 2).evaluate(f"{tmp_path}/nowhere")
 
 

@@ -1,0 +1,111 @@
+"""What the driver refuses before anything is started, and its small pure parts. No Ray here."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
+from rayrec.driver.display import Display
+from rayrec.driver.placement import shortage
+from rayrec.driver.planning import check_plan_word
+from rayrec.driver.rank_group import death_line, neighbours
+from rayrec.errors import ConfigError, PlanError, TrainingFailed
+from rayrec.train.config import CheckpointConfig, OptimizerConfig
+from rayrec.train.progress import ProgressReport
+from rayrec.train.seat import RankAddress
+from rayrec.train.window import next_length
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ScalingConfig(num_workers=0), "num_workers=0"),
+        (lambda: ScalingConfig(num_workers=(1, 4)), "num_workers"),  # type: ignore[arg-type]
+        (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
+        (lambda: ScalingConfig(placement_strategy="TIGHT"), "STRICT_PACK"),
+        (lambda: ScalingConfig(resources_per_worker={"GPU": 1}), "use_gpu"),
+        (lambda: FailureConfig(max_failures=3), "max_failures=3.*not supported"),
+        (lambda: RunConfig(global_batch_size=8), "exactly one"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, epochs=1), "exactly one"),
+        (lambda: RunConfig(global_batch_size=0, steps=1), "global_batch_size=0"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, name="a/b"), "name='a/b'"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, checkpoint=CheckpointConfig(every_n_steps=5)), "storage_path"),
+        (lambda: CheckpointConfig(num_to_keep=0), "num_to_keep=0"),
+        (lambda: OptimizerConfig(name="adam", lr=float("nan")), "lr=nan"),
+    ],
+)
+def test_contradictions_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_run_path_joins_storage_and_name() -> None:
+    assert RunConfig(global_batch_size=8, steps=1, storage_path="s3://b/runs/", name="x").run_path == "s3://b/runs/x"
+    assert RunConfig(global_batch_size=8, steps=1).run_path is None
+
+
+@pytest.mark.parametrize(
+    ("scaling", "total", "words"),
+    [
+        (ScalingConfig(num_workers=4), {"CPU": 2.0}, ["4 CPU", "has 2", "num_workers=2", "cpus_per_worker=0.5"]),
+        (ScalingConfig(num_workers=2, use_gpu=True), {"CPU": 8.0}, ["2 GPU", "has 0", "use_gpu=False"]),
+        (ScalingConfig(num_workers=2, resources_per_worker={"fast": 1}), {"CPU": 8.0, "fast": 1.0}, ["2 fast", "has 1"]),
+    ],
+)
+def test_a_shortage_is_told_with_numbers_and_a_remedy(scaling: ScalingConfig, total: dict[str, float], words: list[str]) -> None:
+    text = shortage(scaling, total)
+    assert all(word in text for word in words), text
+
+
+def test_what_fits_is_no_shortage() -> None:
+    assert shortage(ScalingConfig(num_workers=4, cpus_per_worker=0.5), {"CPU": 2.0}) == ""
+
+
+def test_ranks_of_a_node_are_neighbours_and_the_drivers_node_comes_first() -> None:
+    nodes = ["b", "a", "c", "a", "b", "c"]
+    addresses = [RankAddress(node_id=node, host=f"10.0.0.{ord(node)}", pid=i) for i, node in enumerate(nodes)]
+    order = neighbours(addresses, here="c")
+    assert [nodes[i] for i in order] == ["c", "c", "a", "a", "b", "b"]
+    assert sorted(order) == list(range(6))
+
+
+def test_plan_words(tmp_path: Any) -> None:
+    for word in ("auto", "row_wise", "grid_shard"):
+        check_plan_word(word)
+    with pytest.raises(ConfigError, match=r"rowwise.*neither.*row_wise"):
+        check_plan_word("rowwise")
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(PlanError):
+        check_plan_word(str(tmp_path / "plan.json"))
+
+
+@pytest.mark.parametrize("seconds_per_step", [1e-4, 0.03, 1.0, 60.0])
+def test_windows_settle_near_the_wanted_time(seconds_per_step: float) -> None:
+    steps = 1
+    for _ in range(20):
+        steps = next_length(steps, steps * seconds_per_step, wanted_s=2.0)
+        assert 1 <= steps <= 1000
+    assert steps == 1 or 1.0 <= steps * seconds_per_step <= 2.0 or steps == 1000
+
+
+def test_death_lines_are_one_line() -> None:
+    for text in ("The actor died because its node has died. Node Id: x\nmore", "Worker unexpectedly exits with\na code", "odd\nlast", ""):
+        line = death_line(RuntimeError(text))
+        assert line and "\n" not in line
+
+
+def test_training_failed_keeps_its_fields_through_pickle() -> None:
+    error = pickle.loads(pickle.dumps(TrainingFailed("m", 3, "h", "c", "t")))
+    assert (error.rank, error.host, error.cause, error.traceback, str(error)) == (3, "h", "c", "t", "m")
+
+
+def test_plain_lines_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("auto", total_steps=10)
+    display.event(ProgressReport(step=5, rows=100, rows_per_s=1234.5, loss=0.25, auc=0.75))
+    display.event("a line")
+    display.close()
+    Display("off").line("nothing")
+    assert capsys.readouterr().out == "step 5/10  1,234 rows/s  loss 0.25000  auc 0.7500\na line\n"

@@ -1,0 +1,97 @@
+"""The choice of the first failing rank, over observations written by hand and drawn at random."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rayrec.driver.policies import COLLECT_S, GRACE_S, Observation, first_failure, judge
+from rayrec.train.progress import RankError, RankPoll, is_collateral
+
+
+def running(rank: int, silent_s: float = 0.0) -> Observation:
+    return Observation(rank=rank, host="h", poll=RankPoll(state="running", step=7), silent_s=silent_s)
+
+
+def done(rank: int) -> Observation:
+    return Observation(rank=rank, host="h", poll=RankPoll(state="done", step=9, result=rank))
+
+
+def failed(rank: int, cause: str, at: float, collateral: bool = False) -> Observation:
+    error = RankError(cause=cause, traceback=f"Traceback of {rank}", at=at, step=7, collateral=collateral)
+    return Observation(rank=rank, host=f"h{rank}", poll=RankPoll(state="failed", step=7, error=error))
+
+
+def dead(rank: int, at: float) -> Observation:
+    return Observation(rank=rank, host=f"h{rank}", poll=RankPoll(state="running", step=5), death="its process died", death_at=at)
+
+
+def test_all_done_finishes_and_one_running_waits() -> None:
+    assert judge([done(0), done(1)], 0.0).action == "finish"
+    assert judge([done(0), running(1)], 0.0).action == "wait"
+    assert judge([Observation(rank=0, host="h")], 0.0).action == "wait"
+
+
+def test_a_symptom_waits_for_its_cause() -> None:
+    ranks = [failed(0, "CommError: reset", 1.0, collateral=True), running(1)]
+    assert judge(ranks, GRACE_S / 2).action == "wait"
+    later = judge([ranks[0], dead(1, at=1.2)], COLLECT_S)
+    assert later.failure is not None and later.failure.rank == 1 and "died" in later.failure.cause
+
+
+def test_a_symptom_without_cause_is_reported_after_the_grace() -> None:
+    verdict = judge([failed(0, "CommError: timed out", 1.0, collateral=True), running(1)], GRACE_S + 0.1)
+    assert verdict.failure is not None and verdict.failure.rank == 0
+
+
+def test_a_silent_rank_is_blamed_for_the_symptoms_of_others() -> None:
+    ranks = [failed(0, "CommError: timed out", 1.0, collateral=True), running(1, silent_s=40.0), running(2, silent_s=0.1)]
+    failure = first_failure(ranks, silent_limit_s=10.0)
+    assert failure.rank == 1 and "no answer for 40 s" in failure.cause and "timed out" in failure.cause
+
+
+def test_a_death_comes_before_an_error_and_still_tells_it() -> None:
+    failure = first_failure([failed(1, "ValueError: x", 1.0), dead(2, at=2.0)])
+    assert failure.rank == 2 and failure.step == 5
+    assert "rank 1 failed with ValueError: x" in failure.message(3)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_earliest_own_error_wins_whatever_the_symptoms_say(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = [failed(rank, "CommError: reset", draw.random(), collateral=True) for rank in range(draw.randint(2, 9))]
+    own = draw.sample(range(len(ranks)), draw.randint(1, len(ranks)))
+    times = {rank: 5 + draw.random() for rank in own}  # later than every symptom
+    for rank, at in times.items():
+        ranks[rank] = failed(rank, f"ValueError: of {rank}", at)
+    draw.shuffle(ranks)
+    verdict = judge(ranks, 0.0)  # all have failed: nothing more to wait for
+    assert verdict.failure is not None
+    assert verdict.failure.rank == min(times, key=times.__getitem__)
+    assert verdict.failure.traceback == f"Traceback of {verdict.failure.rank}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:3245",
+        "[enforce fail at gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for send operation to complete",
+        "Broken pipe",
+        "NCCL communicator was aborted on rank 1",
+    ],
+)
+def test_trouble_at_the_other_end_is_collateral(text: str) -> None:
+    assert is_collateral(RuntimeError(text))
+    try:
+        try:
+            raise RuntimeError(text)
+        except RuntimeError as inner:
+            raise ValueError("wrapped") from inner
+    except ValueError as outer:
+        assert is_collateral(outer)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad label"), RuntimeError("shape mismatch"), MemoryError(), FileNotFoundError("no file x")])
+def test_trouble_of_its_own_is_not_collateral(error: Exception) -> None:
+    assert not is_collateral(error)
