@@ -1,6 +1,7 @@
-"""Click metrics that stream and merge exactly, and the distance from planted truth."""
+"""Click and ranking metrics that stream and merge exactly, and the distance from planted truth."""
 
 from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics, BinaryScores
+from rayrec.metrics.ranking import RankingMetrics, RankingScores
 from rayrec.metrics.truth import Regret, Truth, regret
 
-__all__ = ["STATE_SIZE", "BinaryMetrics", "BinaryScores", "Regret", "Truth", "regret"]
+__all__ = ["STATE_SIZE", "BinaryMetrics", "BinaryScores", "RankingMetrics", "RankingScores", "Regret", "Truth", "regret"]

@@ -1,8 +1,13 @@
-"""Unsharded modules: embedding collections (the reference of every test), their initial values, MLP and feature interactions."""
+"""Unsharded modules: embedding collections (the reference of every test), initial values, feature processors, MLP, interactions."""
 
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import EmbeddingCollection
 from rayrec.modules.embedding_bag import EmbeddingBagCollection, expand_inverse, pool_bags
+from rayrec.modules.feature_processor import (
+    FeatureProcessedEmbeddingBagCollection,
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
 from rayrec.modules.init import table_values
 from rayrec.modules.interaction import CrossNet, LowRankCrossNet, pairwise_dots
 from rayrec.modules.mlp import MLP, Perceptron
@@ -17,9 +22,12 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "FeatureProcessedEmbeddingBagCollection",
     "LowRankCrossNet",
     "Perceptron",
     "PoolingType",
+    "PositionWeightedModule",
+    "PositionWeightedModuleCollection",
     "expand_inverse",
     "get_embedding_names_by_table",
     "pairwise_dots",
