@@ -6,6 +6,7 @@ from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
 from rayrec.data.schema import DenseColumn, Feature, FeatureSchema
+from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
 
 __all__ = [
     "ArrowDataset",
@@ -17,6 +18,9 @@ __all__ = [
     "FileDataset",
     "ParquetDataset",
     "SampleOrder",
+    "SyntheticConfig",
+    "SyntheticPaths",
     "check_columns",
     "to_batch",
+    "write_synthetic",
 ]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayrec.errors import ConfigError
 from rayrec.layout.tables import DataType, EmbeddingBagConfig, PoolingType
@@ -135,6 +135,8 @@ class FeatureSchema:
             entry |= {"pooling": t.pooling.value.lower(), "features": list(t.feature_names)}
             if t.data_type is not DataType.FP32:
                 entry["data_type"] = t.data_type.value.lower()
+            bounds = {"weight_init_min": t.weight_init_min, "weight_init_max": t.weight_init_max}
+            entry |= {k: v for k, v in bounds.items() if v is not None}
             tables.append(entry)
         dense = [c.column if c.fill == 0.0 else {"column": c.column, "fill": c.fill} for c in self.dense]
         sections = [f'"label": {json.dumps(self.label)}', f'"dense": {json.dumps(dense)}']
@@ -186,9 +188,21 @@ class FeatureSchema:
         return cls.from_json(text, source=str(path))
 
 
+class Converted(NamedTuple):
+    """What a conversion wrote: data that fits the schema beside it, and its rows."""
+
+    train: Path
+    eval: Path
+    schema: Path
+    rows_train: int
+    rows_eval: int
+
+
 def _table(entry: object, where: str) -> EmbeddingBagConfig:
     required = {"name": str, "num_embeddings": int, "embedding_dim": int, "features": list}
-    got = _take(entry, where, required=required, optional={"pooling": str, "data_type": str})
+    number = (int, float)
+    optional = {"pooling": str, "data_type": str, "weight_init_min": number, "weight_init_max": number}
+    got = _take(entry, where, required=required, optional=optional)
     if not all(isinstance(f, str) for f in got["features"]):
         raise ConfigError(f"'features' of {where} must be a list of feature names, not {got['features']!r}.")
     return EmbeddingBagConfig(
@@ -198,6 +212,8 @@ def _table(entry: object, where: str) -> EmbeddingBagConfig:
         data_type=_choice(DataType, got.get("data_type", "fp32"), f"data_type of {where}"),
         feature_names=list(got["features"]),
         pooling=_choice(PoolingType, got.get("pooling", "sum"), f"pooling of {where}"),
+        weight_init_min=got.get("weight_init_min"),
+        weight_init_max=got.get("weight_init_max"),
     )
 
 

@@ -47,7 +47,7 @@ class SyntheticConfig:
         num_dense: dense columns.
         dim: width of every table in the schema.
         cap: most ids of a column; Criteo's cardinalities, repeated for more than 26 columns, are cut to it.
-        signal: standard deviation of the true logits; 1.75 makes a Bayes AUC near 0.83.
+        signal: standard deviation of the true logits; 1.65 makes a Bayes AUC near 0.84.
         base_rate: share of clicks.
         low_rank, cross, dense: shares of the logit's variance; the main effects have the rest.
         shuffle_labels: permute labels over the rows of each chunk.
@@ -62,9 +62,9 @@ class SyntheticConfig:
     num_dense: int = 13
     dim: int = 16
     cap: int = 2000
-    signal: float = 1.75
+    signal: float = 1.65
     base_rate: float = 0.25
-    low_rank: float = 0.1
+    low_rank: float = 0.05
     cross: float = 0.05
     dense: float = 0.15
     shuffle_labels: bool = False
@@ -122,8 +122,8 @@ class Planted:
         rng = np.random.Generator(np.random.Philox(mix_int(config.seed, 1)))
         self._popular = [permutation(mix_int(config.seed, 2, f), size) for f, size in enumerate(self.cardinalities)]
         self._cdf = [_zipf_cdf(size, rng.uniform(1.05, 1.2)) for size in self.cardinalities]
-        self._effects = [rng.standard_normal(size) * size**-0.15 for size in self.cardinalities]
-        self._factors = [rng.standard_normal((self.cardinalities[f], 4)) for f in (self.user, self.item)]
+        self._effects = [rng.standard_normal(size) * size**-0.3 for size in self.cardinalities]
+        self._factors = [rng.standard_normal((self.cardinalities[f], 2)) for f in (self.user, self.item)]
         self._cross = rng.standard_normal([self.cardinalities[f] for f in self.small])
         self._linear, self._curved = rng.standard_normal((2, config.num_dense))
         self._means, self._stds, self.bias = np.zeros(4), np.ones(4), 0.0

@@ -25,7 +25,7 @@ GOOD = {
         {"name": "t_user", "num_embeddings": 500, "embedding_dim": 16, "pooling": "sum", "features": ["user", "clicked"]},
         {"name": "t_genre", "num_embeddings": 32, "embedding_dim": 8, "pooling": "mean", "features": ["genres"], "data_type": "fp16"},
         {"name": "t_city", "num_embeddings": 100, "embedding_dim": 16, "features": ["city"]},
-        {"name": "t_user_small", "num_embeddings": 400, "embedding_dim": 4, "pooling": "sum", "features": ["user"]},
+        {"name": "t_user_small", "num_embeddings": 400, "embedding_dim": 4, "features": ["user"], "weight_init_max": 0.01},
     ],
 }
 
@@ -37,6 +37,7 @@ def test_json_reads_into_typed_values():
     assert schema.is_weighted
     assert schema.columns() == ("label", "d0", "d1", "user_id", "genres", "city", "user_clicked", "clicked_w")
     assert schema.limits() == {"user": 400, "clicked": 500, "genres": 32, "city": 100}
+    assert schema.embedding_bag_configs()[3].init_bounds() == (-0.05, 0.01)
     genre = schema.embedding_bag_configs()[1]
     assert (genre.pooling, genre.data_type, genre.feature_names) == (PoolingType.MEAN, DataType.FP16, ["genres"])
 
@@ -82,6 +83,7 @@ BAD = {
     "wrong type": (["tables", 0, "num_embeddings"], "500", "'num_embeddings' of .*'500'"),
     "bool is no int": (["tables", 0, "num_embeddings"], True, "'num_embeddings' of .*True"),
     "odd width": (["tables", 0, "embedding_dim"], 6, "multiple of 4"),
+    "bounds crossed": (["tables", 3, "weight_init_max"], -1.0, "weight_init_max=-1.0"),
     "no label": (["label"], "", "no label column"),
     "leak as feature": (["features", 0, "column"], "label", "leak"),
     "leak as dense": (["dense", 0], "label", "leak"),

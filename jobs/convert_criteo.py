@@ -1,0 +1,39 @@
+"""Convert Criteo text files to Parquet: python -m jobs.convert_criteo SOURCE... OUT. See rayrec/data/criteo.py."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rayrec.data.criteo import convert_criteo
+from rayrec.errors import RayrecError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the conversion; returns the exit status: 2 for bad input, said in one line on stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.convert_criteo",
+        description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click logs: label, I1-I13, C1-C26, tab separated "
+        "without a header or comma separated with one, plain or compressed, an Id column first if there is one.",
+    )
+    parser.add_argument("sources", nargs="+", help="text files, read in this order")
+    parser.add_argument("out", help="folder to write to")
+    parser.add_argument("--num-buckets", type=int, default=100_000, help="ids per categorical column, by hash (default %(default)s)")
+    parser.add_argument("--dim", type=int, default=16, help="width of every table (default %(default)s)")
+    parser.add_argument("--eval-fraction", type=float, default=0.1, help="share of rows held out, drawn per row (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which rows are held out (default %(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        done = convert_criteo(
+            args.sources, args.out, num_buckets=args.num_buckets, dim=args.dim, eval_fraction=args.eval_fraction, seed=args.seed
+        )
+    except (RayrecError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{done.rows_train} rows in {done.train}, {done.rows_eval} in {done.eval}, schema {done.schema}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
