@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.data.batch import Batch
-from rayrec.data.columns import Bags, Columns, id_problem, missing, number_problem, read_columns
+from rayrec.data.columns import Bags, Columns, id_problem, is_list, missing, number_problem, read_columns
 from rayrec.data.schema import FeatureSchema
 from rayrec.errors import InputError
 from rayrec.sparse import KeyedJaggedTensor
@@ -112,6 +112,10 @@ def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
     problems = [number_problem(arrow.field(schema.label).type, schema.label, "label")]
     problems += [number_problem(arrow.field(c.column).type, c.column, "dense") for c in schema.dense]
     problems += [id_problem(arrow.field(f.column).type, f) for f in schema.features]
+    for feature in schema.features:
+        if feature.weights is not None:
+            kind = arrow.field(feature.weights).type
+            problems.append(number_problem(kind.value_type if is_list(kind) else kind, feature.weights, "weights"))
     for problem in problems:
         if problem is not None:
             raise InputError(f"{source}: {problem}")

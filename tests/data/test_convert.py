@@ -212,6 +212,14 @@ def test_weights_must_match_ids():
         to_batch(table, schema_of({}, weights=True), source="x")
 
 
+def test_weights_that_are_no_numbers_are_refused():
+    table = pa.table({**good(), "w": pa.array([["a"], ["b", "c"], [], ["d"], ["e"]])})
+    with pytest.raises(InputError, match="column 'w' has type string"):
+        to_batch(table, schema_of({}, weights=True), source="x")
+    with pytest.raises(InputError, match="file y: weights column 'w' has type string"):
+        check_columns(table.schema, schema_of({}, weights=True), "file y")
+
+
 def test_conversion_costs_a_few_memcpys():
     """8192 rows x 26 list<int64> within 8x of one copy of the ids and 10x faster than to_pylist; best of 15 (quiet: 4x)."""
     rng = np.random.default_rng(0)
