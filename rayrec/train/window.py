@@ -6,6 +6,7 @@ next window: about `report_every_s` seconds of them. That bounds how long a stop
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -71,7 +72,9 @@ class Window:
         total = torch.cat([torch.tensor(head, dtype=torch.float64, device=self._device), state.flatten().double()])
         all_sum(total)
         stop, mean_seconds, rows, loss = total[: len(head)].tolist()
-        auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype)) if rows else (None, None)
+        auc, ne = None, None
+        if rows and math.isfinite(loss):  # the scores of a diverged model are an error of their own, which says less
+            auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype))
         return WindowSum(stop > 0, mean_seconds, int(rows), loss / rows if rows else 0.0, auc, ne)
 
 
@@ -96,4 +99,4 @@ def next_length(steps: int, seconds: float, wanted_s: float) -> int:
 
 
 def _finite(value: float | None) -> float | None:
-    return None if value is None or value != value or value in (float("inf"), float("-inf")) else value
+    return value if value is not None and math.isfinite(value) else None

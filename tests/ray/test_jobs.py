@@ -1,0 +1,140 @@
+"""The jobs as a user runs them: processes of their own, with a cluster of their own, exit codes, a result file, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rayrec.data.synthetic import SyntheticPaths
+from tests.ray.conftest import processes_with
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--dense-layers", "16", "--over-layers", "16", "--global-batch", "512"]
+
+
+def job(home: Path, name: str, *options: str, mark: str = "", **env: str) -> subprocess.Popen[str]:
+    """Start a job."""
+    variables = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", **env}
+    if mark:
+        key, _, value = mark.partition("=")
+        variables[key] = value
+    for key in ("RAY_ADDRESS", *(key for key in ("RAY_AUTH_MODE",) if key not in env)):
+        variables.pop(key, None)
+    command = [sys.executable, "-m", f"jobs.{name}", *options]
+    return subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def expect_gone(mark: str, timeout_s: float = 20.0) -> None:
+    """No descendant with the mark stays alive."""
+    deadline = time.monotonic() + timeout_s
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes()[:80] for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture
+def data(clicks: SyntheticPaths) -> list[str]:
+    """Options that name the data."""
+    return ["--train", str(clicks.train), "--eval", str(clicks.eval), "--schema", str(clicks.schema)]
+
+
+def test_train_writes_its_result_and_evaluate_agrees(private_home: Path, tmp_path: Path, data: list[str], mark: str) -> None:
+    result, checked = tmp_path / "result.json", tmp_path / "scores.json"
+    train = job(
+        private_home,
+        "train_dlrm",
+        *(*data, *SMALL, "--ranks", "2", "--epochs", "1", "--plan", "row_wise", "--cpus-per-rank", "0.5"),
+        *("--checkpoint-dir", str(tmp_path / "run"), "--result", str(result)),
+        mark=mark,
+    )
+    out, err = train.communicate(timeout=120)
+    assert train.returncode == 0, err
+    told = json.loads(result.read_text())
+    assert told["steps"] == 12 and told["rows"] == 6007 and told["ranks"] == 2 and told["rows_per_s"] > 0
+    assert set(told["plan"].values()) == {"row_wise"} and 0 < told["train_loss"] < 1
+    assert told["eval"]["regret"] == pytest.approx(told["eval"]["bayes_auc"] - told["eval"]["auc"])
+    assert "bayes_auc" in out and "step 12/12" in out
+    expect_gone(mark)
+    evaluate = job(
+        private_home,
+        "evaluate",
+        *("--checkpoint", told["checkpoint"], "--eval", data[3], "--ranks", "1", "--result", str(checked)),
+    )
+    out, err = evaluate.communicate(timeout=120)
+    assert evaluate.returncode == 0, err
+    assert json.loads(checked.read_text())["eval"]["auc"] == pytest.approx(told["eval"]["auc"], abs=1e-6)
+
+
+def test_sigterm_saves_and_leaves_no_process(private_home: Path, tmp_path: Path, data: list[str], mark: str) -> None:
+    train = job(
+        private_home,
+        "train_dlrm",
+        *(*data, *SMALL, "--ranks", "1", "--steps", "1000000", "--checkpoint-dir", str(tmp_path / "run")),
+        mark=mark,
+    )
+    assert train.stdout is not None
+    for line in train.stdout:
+        if line.startswith("step "):
+            break
+    train.send_signal(signal.SIGTERM)
+    out, err = train.communicate(timeout=60)
+    assert train.returncode == 0, err
+    assert "stopped at step" in out and "checkpoint: " in out
+    assert [p.name.startswith("step-") for p in (tmp_path / "run").iterdir()] == [True]
+    expect_gone(mark)
+
+
+def test_ctrl_c_ends_everything(private_home: Path, data: list[str], mark: str) -> None:
+    train = job(private_home, "train_dlrm", *(*data, *SMALL, "--ranks", "1", "--steps", "1000000"), mark=mark)
+    assert train.stdout is not None
+    for line in train.stdout:
+        if line.startswith("step "):
+            break
+    train.send_signal(signal.SIGINT)
+    _, err = train.communicate(timeout=60)
+    assert train.returncode == 130 and "interrupted" in err
+    expect_gone(mark)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--plan", "rowwise"], "neither a file nor one of"),
+        (["--ranks", "0"], "num_workers=0"),
+        (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read /nowhere/schema.json"),
+        (["--eval", "/x"], "--eval and --schema need --train"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_code_2(private_home: Path, options: list[str], words: str) -> None:
+    train = (
+        job(private_home, "train_dlrm", "--rows", "100", "--eval-rows", "100", *options)
+        if options[0] in ("--plan", "--ranks")
+        else (job(private_home, "train_dlrm", *options))
+    )
+    _, err = train.communicate(timeout=60)
+    assert train.returncode == 2
+    assert err.startswith("error: ") and words in err and err.count("\n") == 1
+
+
+def test_smoke_passes_with_token_authentication(tmp_path: Path, mark: str) -> None:
+    smoke = job(tmp_path, "smoke", "--ranks", "2", "--cpus-per-rank", "0.5", mark=mark, RAY_AUTH_MODE="token")
+    out, err = smoke.communicate(timeout=120)
+    assert smoke.returncode == 0, err
+    assert out.count("OK ") == 5 and "all_to_all among 2 ranks" in out
+    assert (tmp_path / ".ray" / "auth_token").exists()
+    expect_gone(mark)
+
+
+def test_a_dead_address_is_refused_within_seconds(private_home: Path) -> None:
+    started = time.monotonic()
+    variables = {**os.environ, "HOME": str(private_home), "RAY_ADDRESS": "127.0.0.1:1"}
+    smoke = subprocess.run([sys.executable, "-m", "jobs.smoke"], cwd=ROOT, env=variables, text=True, capture_output=True, timeout=60)
+    assert smoke.returncode == 2 and "127.0.0.1:1" in smoke.stderr and "ray start --head" in smoke.stderr
+    assert time.monotonic() - started < 20

@@ -1,0 +1,95 @@
+"""`RankTrainer` in this process, without Ray and without a process group: a world of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.recipe import ModelRecipe, open_data
+from rayrec.checkpoint import CheckpointManager
+from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.driver.planning import find_tables
+from rayrec.errors import CheckpointError, ConfigError
+from rayrec.layout import Topology
+from rayrec.planner import manual_plan
+from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainSpec]:
+    """A tiny run: 1003 rows in batches of 128, so 8 steps an epoch, the last one ragged."""
+    config = SyntheticConfig(rows_train=1003, rows_eval=300, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+    paths = write_synthetic(tmp_path_factory.mktemp("data"), config)
+    recipe = ModelRecipe(model="dcn", schema=paths.schema.read_text(), dense_layers=(8,), over_layers=(8,))
+    yield TrainSpec(
+        model=recipe,
+        data=open_data(str(paths.train), recipe.schema),
+        eval_data=open_data(str(paths.eval), recipe.schema),
+        plan=manual_plan(find_tables(recipe), "table_wise", Topology.local(1)),
+        global_batch_size=128,
+        steps=13,
+        sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
+        report_every_s=0.01,
+    )
+
+
+def weights(trainer: RankTrainer) -> dict[str, torch.Tensor]:
+    """Every number that training changes."""
+    tables = {f"{s.shard.table}.{name}": t.clone() for s in trainer.model.shard_states() for name, t in s.tensors().items()}
+    return tables | {name: p.detach().clone() for name, p in trainer.model.dense_parameters()}
+
+
+@pytest.mark.parametrize("cut", [3, 8, 9])
+def test_resume_repeats_the_run_bit_for_bit(spec: TrainSpec, tmp_path: Path, cut: int) -> None:
+    whole = RankTrainer(spec)
+    whole.run()
+    first = RankTrainer(replace(spec, steps=cut))
+    first.run()
+    first.save(str(tmp_path / "ck"))
+    second = RankTrainer(replace(spec, seed=spec.seed))
+    second.restore(str(tmp_path / "ck"))
+    assert second.step == cut
+    second.run()
+    assert second.step == whole.step == 13 and first.rows + second.rows == whole.rows
+    expected, got = weights(whole), weights(second)
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, got[name]), name
+    assert whole.evaluate(spec.eval_data) == second.evaluate(spec.eval_data)  # type: ignore[arg-type]
+
+
+def test_reports_cover_every_row_once(spec: TrainSpec) -> None:
+    trainer, reports = RankTrainer(spec), list[ProgressReport]()
+    assert trainer.run(on_report=reports.append) is False
+    assert [r.step for r in reports] == sorted({r.step for r in reports}) and reports[-1].step == 13
+    assert reports[-1].rows == trainer.rows == 1003 + 5 * 128
+    assert all(r.loss > 0 and r.rows_per_s > 0 for r in reports)
+
+
+def test_a_stop_takes_effect_at_the_end_of_a_window_and_saves(spec: TrainSpec, tmp_path: Path) -> None:
+    trainer = RankTrainer(replace(spec, steps=10_000, run_path=str(tmp_path)))
+    assert trainer.run(should_stop=lambda: trainer.step >= 4) is True
+    assert 4 <= trainer.step < 10_000
+    assert CheckpointManager(str(tmp_path)).steps() == (trainer.step,)
+
+
+def test_a_checkpoint_of_another_run_is_refused(spec: TrainSpec, tmp_path: Path) -> None:
+    trainer = RankTrainer(replace(spec, steps=2))
+    trainer.run()
+    path = trainer.save(str(tmp_path / "ck"))
+    with pytest.raises(ConfigError, match=r"global_batch_size=128, the run has 64"):
+        RankTrainer(replace(spec, global_batch_size=64)).restore(path)
+    with pytest.raises(ConfigError, match=r"dense optimizer 'adam'.*'sgd'"):
+        RankTrainer(replace(spec, dense_optimizer=OptimizerConfig(name="sgd", lr=0.1))).restore(path)
+    wider = replace(spec.model, over_layers=(16,))  # type: ignore[type-var]
+    with pytest.raises(CheckpointError, match="the model wants"):
+        RankTrainer(replace(spec, model=wider)).restore(path)
+
+
+def test_checkpoints_come_at_their_steps(spec: TrainSpec, tmp_path: Path) -> None:
+    RankTrainer(replace(spec, run_path=str(tmp_path), checkpoint=CheckpointConfig(every_n_steps=5, at_end=False))).run()
+    assert CheckpointManager(str(tmp_path)).steps() == (5, 10)
