@@ -1,38 +1,128 @@
-"""The lookup step: one fused kernel over one group of shards, which updates its rows in the backward pass.
+"""The lookup step: one kernel over one group of shards, which updates its rows in the backward pass.
 
-The kernel is FBGEMM's table-batched embedding with sum pooling; tables of different widths share it, and slots of one shard share the
-shard. Rows and optimizer state are the kernel's; `shard_states` shows them as rectangles, which checkpoints, resharding and initial
-values write through. The device of the tensors decides between the CPU and the CUDA kernel.
+`FusedLookup` is FBGEMM's table-batched embedding with sum pooling; `TorchLookup` does the same in plain torch. `make_lookup` takes
+FBGEMM's wherever it trains the optimizer as defined. On CPU it has SGD, Adagrad and row-wise Adagrad, and ignores weight decay for tables
+of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there. On CUDA it has all of them, with the decay
+that belongs to each.
+
+Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states` shows rows and optimizer state as live
+rectangles, which checkpoints, resharding and initial values write through.
 """
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.torch_lookup import TorchLookup
+from rayrec.errors import ConfigError
 from rayrec.layout import DataType
-from rayrec.optim import SGD, Adagrad, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 
-_KERNEL_OPTIMIZER = {SGD: EmbOptimType.EXACT_SGD, Adagrad: EmbOptimType.EXACT_ADAGRAD, RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+_KERNEL_OPTIMIZER = {
+    SGD: EmbOptimType.EXACT_SGD,
+    Adagrad: EmbOptimType.EXACT_ADAGRAD,
+    RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    Adam: EmbOptimType.ADAM,
+    PartialRowWiseAdam: EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    LAMB: EmbOptimType.LAMB,
+    LarsSGD: EmbOptimType.LARS_SGD,
+}
 _KERNEL_TYPE = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
+_DECAY_MODE = {"l2": WeightDecayMode.L2, "decoupled": WeightDecayMode.DECOUPLE}
+_ON_CPU = (SGD, Adagrad, RowWiseAdagrad)
+_COUNTS_ITERATIONS = (Adam, LAMB)
 
 
-class FusedLookup:
-    """The shards of one `LookupGroup` of this rank, their optimizer state, and the kernel over them.
+class Lookup(Protocol):
+    """One kernel over the shards of one `LookupGroup` of this rank.
+
+    Attributes:
+        optimizer: the update that the backward pass applies.
+        iteration: updates so far, where the optimizer corrects its bias by it; a checkpoint carries it.
+    """
+
+    optimizer: SparseOptimizer
+    iteration: int
+
+    def __call__(self, routed: GroupIds) -> Tensor:
+        """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward updates the rows."""
+        ...
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learning rate of the updates to come."""
+        ...
+
+    def shard_states(self) -> list[ShardState]:
+        """Live views of the rows and optimizer state of every shard."""
+        ...
+
+
+def make_lookup(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> Lookup:
+    """FBGEMM's kernel where it trains `optimizer` as defined, else the one in torch.
 
     Args:
         group: what to look up.
         optimizer: the update that the backward pass applies.
         device: where rows live and the kernel runs.
+    Raises:
+        ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
+    """
+    kernel = FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup
+    return kernel(group, optimizer, device)
+
+
+def has_fused_kernel(optimizer: SparseOptimizer, device_type: str) -> bool:
+    """Whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update."""
+    if optimizer.max_row_norm is not None:
+        return False
+    decay = getattr(optimizer, "weight_decay", 0.0)
+    if device_type == "cpu":
+        return isinstance(optimizer, _ON_CPU) and not decay
+    if not decay or isinstance(optimizer, (RowWiseAdagrad, LAMB, LarsSGD)):
+        return True
+    return isinstance(optimizer, Adam) and optimizer.weight_decay_mode == "decoupled"
+
+
+def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:
+    """The optimizer as keyword arguments of FBGEMM's kernel."""
+    arguments: dict[str, Any] = {"optimizer": _KERNEL_OPTIMIZER[type(optimizer)], "eps": 1e-8}
+    values = optimizer.hyperparameters
+    arguments["learning_rate"] = values["lr"]
+    arguments |= {n: values[n] for n in ("eps", "beta1", "beta2", "momentum", "eta", "weight_decay") if n in values}
+    if isinstance(optimizer, RowWiseAdagrad) and optimizer.weight_decay:  # the others have one fixed mode, and NONE means it
+        arguments["weight_decay_mode"] = _DECAY_MODE[optimizer.weight_decay_mode]
+    if optimizer.max_gradient is not None:
+        arguments |= {"gradient_clipping": True, "max_gradient": optimizer.max_gradient}
+    return arguments
+
+
+class FusedLookup:
+    """The shards of one `LookupGroup` of this rank, their optimizer state, and FBGEMM's kernel over them.
+
+    Args:
+        group: what to look up.
+        optimizer: the update that the backward pass applies.
+        device: where rows live and the kernel runs.
+    Raises:
+        ConfigError: FBGEMM's kernel would not apply this update.
     """
 
     def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> None:
+        if not has_fused_kernel(optimizer, device.type):
+            raise ConfigError(f"FBGEMM's {device.type} kernel does not train {optimizer}; use make_lookup, which then takes TorchLookup.")
         self.group, self.optimizer = group, optimizer
         on_cpu = device.type == "cpu"
         on_gpu = EmbeddingLocation.DEVICE if group.key.storage == "device" else EmbeddingLocation.MANAGED
@@ -43,23 +133,36 @@ class FusedLookup:
             feature_table_map=list(group.slot_shards),
             weights_precision=_KERNEL_TYPE[group.key.data_type],
             output_dtype=SparseType.FP32,
-            optimizer=_KERNEL_OPTIMIZER[type(optimizer)],
-            learning_rate=optimizer.lr,
-            eps=optimizer.hyperparameters.get("eps", 1e-8),
             stochastic_rounding=False,
             pooling_mode=PoolingMode.SUM,
             device=device,
             bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked where they enter, with names that mean something
             table_names=[f"{s.table}/r{s.rows.start}c{s.cols.start}" for s in group.shards],
+            **kernel_arguments(optimizer),
         )
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pool the rows of every slot's bags.
 
         Returns:
-            (bags of all ranks, sum of slot widths) float32; its backward updates the rows.
+            (bags, sum of slot widths) float32; its backward updates the rows.
         """
-        return self.kernel(routed.ids, routed.offsets, per_sample_weights=routed.weights)
+        before = self.iteration
+        pooled = self.kernel(routed.ids, routed.offsets, per_sample_weights=routed.weights)
+        if not torch.is_grad_enabled():
+            self.iteration = before  # the kernel counts every forward, and evaluation is no step
+        return pooled
+
+    @property
+    def iteration(self) -> int:
+        """Updates so far; always 0 for optimizers that do not correct their bias."""
+        return int(self.kernel.iter_cpu) if isinstance(self.optimizer, _COUNTS_ITERATIONS) else 0
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        if isinstance(self.optimizer, _COUNTS_ITERATIONS):
+            self.kernel.iter_cpu.fill_(value)
+            self.kernel.iter.fill_(value)
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the updates to come."""
@@ -67,12 +170,11 @@ class FusedLookup:
 
     def shard_states(self) -> list[ShardState]:
         """Live views of the rows and optimizer state of every shard."""
-        weights = self.kernel.split_embedding_weights()
-        states = self.kernel.split_optimizer_states() or [() for _ in weights]
-        names = list(self.optimizer.state_widths)
+        widths = self.optimizer.state_widths
+        tables = self.kernel.split_embedding_weights()
+        states = self.kernel.split_optimizer_states() or [() for _ in tables]
         found = []
-        for shard, weight, state in zip(self.group.shards, weights, states, strict=True):
-            tensors = state if isinstance(state, (list, tuple)) else (state,)
-            views = {n: t.view(-1) if self.optimizer.state_widths[n] == "row" else t for n, t in zip(names, tensors, strict=True)}
-            found.append(ShardState(shard=shard, weight=weight, optimizer=views))
+        for shard, table, state in zip(self.group.shards, tables, states, strict=True):
+            views = {name: t.view(-1) if widths[name] == "row" else t for name, t in zip(widths, state, strict=True)}
+            found.append(ShardState(shard=shard, weight=table, optimizer=views))
         return found

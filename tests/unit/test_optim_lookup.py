@@ -1,0 +1,265 @@
+"""The torch kernel trains by the formulas of every optimizer, and equals FBGEMM's kernel and torch's optimizers where they overlap."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from rayrec.distributed import torch_lookup
+from rayrec.distributed.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
+from rayrec.distributed.route import GroupIds
+from rayrec.distributed.torch_lookup import TorchLookup
+from rayrec.errors import ConfigError
+from rayrec.layout import DataType
+from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
+from tests.unit.optim_reference import ReferenceTable, pooled, random_work, summed_gradients
+
+CPU = torch.device("cpu")
+STEPS = 4
+# float32 sums and four updates against float64; Adagrad and Adam divide by roots of small sums
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def random_optimizer(name: str, rng: random.Random) -> SparseOptimizer:
+    """Any mixture of options of one optimizer."""
+    options: dict = {"lr": rng.choice([0.01, 0.3])}
+    if name not in ("sgd", "lars_sgd"):
+        options["eps"] = rng.choice([1e-3, 1e-6])
+    if "adam" in name or name == "lamb":
+        options |= {"beta1": rng.choice([0.0, 0.9]), "beta2": rng.choice([0.5, 0.999])}
+    if name == "lars_sgd":
+        options |= {"momentum": rng.choice([0.0, 0.9]), "eta": rng.choice([0.001, 0.1])}
+    if rng.random() < 0.6:
+        options["weight_decay"] = rng.choice([0.01, 0.5])
+        if name not in ("lamb", "lars_sgd"):
+            options["weight_decay_mode"] = rng.choice(["l2", "decoupled"])
+    options |= {"max_gradient": rng.choice([None, None, 0.3]), "max_row_norm": rng.choice([None, None, 0.8])}
+    return SPARSE_OPTIMIZERS[name](**options)
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_lookup_and_update_equal_the_formula(name: str, seed: int) -> None:
+    optimizer = random_optimizer(name, random.Random(f"{name}{seed}"))
+    work = random_work(seed, optimizer)
+    lookup = TorchLookup(work.group, optimizer, CPU)
+    work.fill(lookup)
+    tables = [ReferenceTable(state.weight, optimizer) for state in lookup.shard_states()]
+    for step in range(1, STEPS + 1):
+        num_bags = work.rng.choice([0, 1, 3, 6])
+        routed, grad = work.batch(num_bags), work.grad(num_bags)
+        out = lookup(routed)
+        torch.testing.assert_close(out.double(), pooled(work.group, [t.tensor() for t in tables], routed), **TOLERANCE)
+        out.backward(grad)
+        for table, grads in zip(tables, summed_gradients(work.group, routed, grad, optimizer.max_gradient), strict=True):
+            table.update(optimizer, step, grads)
+    for state, table in zip(lookup.shard_states(), tables, strict=True):
+        torch.testing.assert_close(state.weight.double(), table.tensor(), **TOLERANCE)
+        assert list(state.optimizer) == list(optimizer.state_widths)
+        for state_name, tensor in state.optimizer.items():
+            torch.testing.assert_close(tensor.double(), table.tensor(state_name), **TOLERANCE)
+
+
+EQUALS_TORCH = {
+    "sgd": (SGD(0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "sgd decay": (SGD(0.1, weight_decay=0.2), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.2)),
+    "adagrad": (Adagrad(0.1, eps=1e-4), lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4)),
+    "adagrad decay": (Adagrad(0.1, eps=1e-4, weight_decay=0.2), lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4, weight_decay=0.2)),
+    "adam": (Adam(0.1), lambda p: torch.optim.Adam(p, 0.1)),
+    "adam l2": (Adam(0.1, weight_decay=0.2, weight_decay_mode="l2"), lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.2)),
+    "adamw": (Adam(0.1, weight_decay=0.2), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.2)),
+}
+
+
+@pytest.mark.parametrize("case", EQUALS_TORCH)
+def test_equals_the_dense_optimizer_when_every_row_is_touched(case: str) -> None:
+    optimizer, make = EQUALS_TORCH[case]
+    work = random_work(3, optimizer, weighted=False)
+    lookup = TorchLookup(work.group, optimizer, CPU)
+    work.fill(lookup)
+    dense = [torch.nn.Parameter(state.weight.clone()) for state in lookup.shard_states()]
+    outer = make(dense)
+    sizes = [len(slot.shard.rows) for slot in work.group.slots]
+    num_bags = max(sizes)  # bag b of every slot holds row b, modulo the rows
+    ids = torch.cat([torch.arange(num_bags) % rows for rows in sizes])
+    routed = GroupIds(ids, torch.arange(ids.numel() + 1), None)
+    for _ in range(5):
+        grad = work.grad(num_bags)
+        lookup(routed).backward(grad)
+        outer.zero_grad()
+        parts = [
+            dense[work.group.shards.index(slot.shard)][ids[:num_bags] % rows] for slot, rows in zip(work.group.slots, sizes, strict=True)
+        ]
+        torch.cat(parts, 1).backward(grad)
+        outer.step()
+    for state, want in zip(lookup.shard_states(), dense, strict=True):
+        torch.testing.assert_close(state.weight, want.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
+    optimizer = Adam(0.1, eps=1e-12)  # SparseAdam adds eps before the bias correction, so a small one
+    work = random_work(seed, optimizer, weighted=False)
+    lookup = TorchLookup(work.group, optimizer, CPU)
+    work.fill(lookup)
+    tables = [torch.nn.Parameter(state.weight.clone()) for state in lookup.shard_states()]
+    outer = torch.optim.SparseAdam(tables, 0.1, eps=1e-12)
+    for _ in range(STEPS):
+        routed, grad = work.batch(4), work.grad(4)
+        lookup(routed).backward(grad)
+        outer.zero_grad()
+        for table, grads in zip(tables, summed_gradients(work.group, routed, grad), strict=True):
+            rows = torch.tensor(sorted(grads), dtype=torch.int64)
+            values = torch.tensor([grads[row] for row in sorted(grads)]).view(-1, table.shape[1])
+            table.grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, table.shape, check_invariants=True)
+        outer.step()
+    for state, want in zip(lookup.shard_states(), tables, strict=True):
+        torch.testing.assert_close(state.weight, want.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
+@pytest.mark.parametrize("seed", range(12))
+def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
+    rng = random.Random(seed)
+    optimizer = [SGD, Adagrad, RowWiseAdagrad][seed % 3](lr=0.1, max_gradient=rng.choice([None, 0.3]))
+    work = random_work(seed, optimizer, data_type)
+    ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
+    work.fill(ours, fused)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if data_type is DataType.FP32 else {"rtol": 4e-3, "atol": 4e-3}  # fp16 rounds each update
+    for _ in range(STEPS):
+        routed, grad = work.batch(5), work.grad(5)
+        a, b = ours(routed), fused(routed)
+        torch.testing.assert_close(a, b, **tolerance)
+        a.backward(grad)
+        b.backward(grad.clone())
+    for mine, theirs in zip(ours.shard_states(), fused.shard_states(), strict=True):
+        assert mine.shard == theirs.shard and mine.weight.dtype == theirs.weight.dtype and list(mine.optimizer) == list(theirs.optimizer)
+        torch.testing.assert_close(mine.weight, theirs.weight, **tolerance)
+        for name in mine.optimizer:
+            torch.testing.assert_close(mine.optimizer[name], theirs.optimizer[name], **tolerance)
+
+
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_blocks_of_touched_rows_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
+    work = random_work(5, optimizer, weighted=True)
+    whole, blocks = TorchLookup(work.group, optimizer, CPU), TorchLookup(work.group, optimizer, CPU)
+    work.fill(whole, blocks)
+    for _ in range(STEPS):
+        routed, grad = work.batch(8), work.grad(8)
+        whole(routed).backward(grad)
+        with monkeypatch.context() as patch:
+            patch.setitem(torch_lookup._BLOCK_ELEMENTS, "cpu", 16)
+            blocks(routed).backward(grad)
+    for a, b in zip(whole.shard_states(), blocks.shard_states(), strict=True):
+        torch.testing.assert_close(a.weight, b.weight, rtol=1e-6, atol=1e-7)
+
+
+def test_two_runs_are_equal_bit_for_bit() -> None:
+    optimizer = Adam(0.1)
+    runs = []
+    for _ in range(2):
+        work = random_work(8, optimizer)
+        lookup = TorchLookup(work.group, optimizer, CPU)
+        work.fill(lookup)
+        for _ in range(STEPS):
+            lookup(work.batch(9)).backward(work.grad(9))
+        runs.append([state.weight.clone() for state in lookup.shard_states()])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("num_bags", [0, 3])
+def test_a_step_without_ids_counts_and_changes_no_row(num_bags: int) -> None:
+    optimizer = Adam(0.1, weight_decay=0.1)
+    work = random_work(2, optimizer)
+    lookup = TorchLookup(work.group, optimizer, CPU)
+    work.fill(lookup)
+    before = [state.weight.clone() for state in lookup.shard_states()]
+    none = torch.zeros(0, dtype=torch.int64)
+    weights = torch.zeros(0) if work.group.key.weighted else None
+    out = lookup(GroupIds(none, torch.zeros(num_bags * len(work.group.slots) + 1, dtype=torch.int64), weights))
+    assert out.shape == (num_bags, work.group.width) and not out.any()
+    out.backward(torch.ones_like(out))
+    assert lookup.iteration == 1
+    assert all(torch.equal(a, state.weight) for a, state in zip(before, lookup.shard_states(), strict=True))
+
+
+def test_evaluation_is_no_step() -> None:
+    work = random_work(2, Adam())
+    lookup = TorchLookup(work.group, Adam(), CPU)
+    with torch.no_grad():
+        assert not lookup(work.batch(3)).requires_grad
+    lookup(work.batch(3))
+    assert lookup.iteration == 0
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), RowWiseAdagrad(0.1), LAMB(0.1), LarsSGD(0.1, momentum=0.0, eta=1.0)], ids=lambda o: o.name)
+def test_learning_rate_scales_the_next_update(optimizer: SparseOptimizer) -> None:
+    moved = []
+    for factor in (1.0, 0.5, 0.0):
+        work = random_work(5, optimizer)
+        lookup = make_lookup(work.group, optimizer, CPU)
+        work.fill(lookup)
+        before = [state.weight.clone() for state in lookup.shard_states()]
+        lookup.set_learning_rate(0.1 * factor)
+        lookup(work.batch(4)).backward(work.grad(4))
+        moved.append(torch.cat([(state.weight - w).view(-1) for state, w in zip(lookup.shard_states(), before, strict=True)]))
+    assert moved[0].abs().max() > 1e-3 and not moved[2].any()
+    torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-3, atol=1e-6)
+
+
+def test_iteration_restored_gives_the_bias_correction_of_the_run_it_came_from() -> None:
+    optimizer = Adam(0.1)
+    work = random_work(6, optimizer)
+    trained, restored = TorchLookup(work.group, optimizer, CPU), TorchLookup(work.group, optimizer, CPU)
+    work.fill(trained, restored)
+    batches = [(work.batch(6), work.grad(6)) for _ in range(STEPS)]
+    for routed, grad in batches[:-1]:
+        trained(routed).backward(grad)
+    for a, b in zip(trained.shard_states(), restored.shard_states(), strict=True):
+        for name, tensor in a.tensors().items():
+            b.tensors()[name].copy_(tensor)
+    restored.iteration = trained.iteration
+    for lookup in (trained, restored):
+        lookup(batches[-1][0]).backward(batches[-1][1])
+    for a, b in zip(trained.shard_states(), restored.shard_states(), strict=True):
+        assert torch.equal(a.weight, b.weight)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cpu", "cuda"),
+    [
+        (SGD(), True, True),
+        (Adagrad(max_gradient=1.0), True, True),
+        (RowWiseAdagrad(), True, True),
+        (RowWiseAdagrad(weight_decay=0.1), False, True),
+        (RowWiseAdagrad(max_row_norm=1.0), False, False),
+        (SGD(weight_decay=0.1), False, False),
+        (Adagrad(weight_decay=0.1), False, False),
+        (Adam(weight_decay=0.1), False, True),
+        (Adam(weight_decay=0.1, weight_decay_mode="l2"), False, False),
+        (PartialRowWiseAdam(), False, True),
+        (LAMB(weight_decay=0.1), False, True),
+        (LarsSGD(weight_decay=0.1), False, True),
+    ],
+    ids=str,
+)
+def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: SparseOptimizer, cpu: bool, cuda: bool) -> None:
+    assert has_fused_kernel(optimizer, "cpu") is cpu and has_fused_kernel(optimizer, "cuda") is cuda
+    work = random_work(0, optimizer)
+    assert isinstance(make_lookup(work.group, optimizer, CPU), FusedLookup if cpu else TorchLookup)
+    if not cpu:
+        with pytest.raises(ConfigError, match="cpu kernel does not train"):
+            FusedLookup(work.group, optimizer, CPU)
+
+
+def test_kernel_arguments_name_every_constant() -> None:
+    arguments = kernel_arguments(Adam(0.2, eps=1e-5, beta1=0.8, beta2=0.9, weight_decay=0.3, max_gradient=2.0))
+    assert str(arguments.pop("optimizer")) == "adam"
+    assert arguments == {
+        "learning_rate": 0.2, "eps": 1e-5, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3, "gradient_clipping": True, "max_gradient": 2.0,
+    }  # fmt: skip
+    row_wise = kernel_arguments(RowWiseAdagrad(weight_decay=0.3, weight_decay_mode="decoupled"))
+    assert row_wise["weight_decay_mode"].name == "DECOUPLE" and kernel_arguments(LarsSGD(momentum=0.5, eta=0.1))["eta"] == 0.1
