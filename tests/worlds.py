@@ -14,9 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from rayrec.distributed.sharding import weight_of
 from rayrec.layout import (
-    DataType,
+    BaseEmbeddingConfig,
     EmbeddingBagConfig,
+    EmbeddingConfig,
     Layout,
     PoolingType,
     ShardingPlan,
@@ -30,7 +32,7 @@ from rayrec.layout import (
     table_row_wise,
     table_wise,
 )
-from rayrec.modules import EmbeddingBagCollection
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD, Adagrad, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -43,40 +45,56 @@ class World:
 
     seed: int
     hosts: tuple[tuple[int, ...], ...]
-    collections: list[tuple[EmbeddingBagConfig, ...]]
+    collections: list[tuple[BaseEmbeddingConfig, ...]]
     weighted: list[bool]
     plan: ShardingPlan
     optimizer: SparseOptimizer
     rng: random.Random = field(repr=False, default_factory=random.Random)
+    varying: bool = False  # keys have different numbers of bags, and inverse indices
 
     @property
     def world_size(self) -> int:
         return sum(len(h) for h in self.hosts)
 
     @property
-    def tables(self) -> list[EmbeddingBagConfig]:
+    def tables(self) -> list[BaseEmbeddingConfig]:
         return [t for c in self.collections for t in c]
 
     def features(self) -> list[str]:
         return sorted({f for t in self.tables for f in t.feature_names})
 
+    def is_sequence(self, collection: int) -> bool:
+        return isinstance(self.collections[collection][0], EmbeddingConfig)
+
     def batch(self, rows: int, generator: random.Random) -> KeyedJaggedTensor:
-        """A ragged batch in which every feature has `rows` bags, empty ones and repeated ids among them."""
+        """A ragged batch of `rows` rows, empty bags and repeated ids among them."""
         keys = self.features()
         generator.shuffle(keys)
         limits = {f: min(t.num_embeddings for t in self.tables if f in t.feature_names) for f in keys}
+        strides = [generator.randint(min(rows, 1), rows) if self.varying else rows for _ in keys]
         lengths: list[int] = []
         ids: list[int] = []
-        for key in keys:
+        for key, stride in zip(keys, strides, strict=True):
             longest = generator.choice([0, 1, 1, 4])
-            for _ in range(rows):
+            for _ in range(stride):
                 lengths.append(generator.randint(0, longest))
                 ids += [generator.randrange(limits[key]) for _ in range(lengths[-1])]
         weights = torch.tensor([generator.random() for _ in ids]) if any(self.weighted) else None
         values = torch.tensor(ids, dtype=torch.int64)
-        return KeyedJaggedTensor(
-            keys, values, weights, torch.tensor(lengths, dtype=generator.choice([torch.int32, torch.int64])), stride=rows
-        )
+        sizes = torch.tensor(lengths, dtype=generator.choice([torch.int32, torch.int64]))
+        if not self.varying:
+            return KeyedJaggedTensor(keys, values, weights, sizes, stride=rows)
+        inverse = torch.tensor([[generator.randrange(n) for _ in range(rows)] for n in strides], dtype=torch.int64).view(len(keys), rows)
+        per_rank = [[n] for n in strides]
+        return KeyedJaggedTensor(keys, values, weights, sizes, stride_per_key_per_rank=per_rank, inverse_indices=(keys, inverse))
+
+
+def output_of(module: torch.nn.Module, kjt: KeyedJaggedTensor) -> Tensor:
+    """The output of a collection of either kind as one tensor: (B, D), or every sequence's values one after the other."""
+    output = module(kjt)
+    if isinstance(output, dict):
+        return torch.cat([jagged.values().reshape(-1) for jagged in output.values()])
+    return output.values()
 
 
 def random_layout(table: EmbeddingBagConfig, hosts: Sequence[Sequence[int]], rng: random.Random) -> Layout:
@@ -106,8 +124,14 @@ def free_grid(table: EmbeddingBagConfig, ranks: Sequence[int], rng: random.Rando
     return TableLayout(row_cuts, col_cuts, owners)
 
 
-def random_world(seed: int, hosts: Sequence[Sequence[int]] | None = None, optimizer: SparseOptimizer | None = None) -> World:
-    """A world that is a function of `seed`."""
+def random_world(
+    seed: int,
+    hosts: Sequence[Sequence[int]] | None = None,
+    optimizer: SparseOptimizer | None = None,
+    sequences: bool = False,
+    varying: bool = False,
+) -> World:
+    """A world that is a function of `seed`, with sequence collections and variable batches among them when asked for."""
     rng = random.Random(seed)
     if hosts is None:
         per_host, num_hosts = rng.choice([(1, 2), (2, 1), (2, 2), (3, 1), (1, 3), (4, 1), (1, 1)])
@@ -116,33 +140,33 @@ def random_world(seed: int, hosts: Sequence[Sequence[int]] | None = None, optimi
     names = [f"f{i}" for i in range(rng.randint(1, 6))]
     collections, weighted, count = [], [], 0
     for _ in range(rng.choice([1, 1, 2])):
-        tables = []
+        tables: list[BaseEmbeddingConfig] = []
+        sequence = sequences and rng.random() < 0.5
+        dim = 4 * rng.randint(1, 5)
         for _ in range(rng.randint(1, 4)):
-            tables.append(
-                EmbeddingBagConfig(
-                    num_embeddings=rng.randint(2, 40),
-                    embedding_dim=4 * rng.randint(1, 5),
-                    name=f"t{count}",
-                    feature_names=rng.sample(names, rng.randint(1, min(3, len(names)))),
-                    pooling=rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN]),
-                    data_type=DataType.FP32,
-                )
-            )
+            rows, features = rng.randint(2, 40), rng.sample(names, rng.randint(1, min(3, len(names))))
+            if sequence:
+                tables.append(EmbeddingConfig(rows, dim, name=f"t{count}", feature_names=features))
+            else:
+                pooling = rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN])
+                tables.append(EmbeddingBagConfig(rows, 4 * rng.randint(1, 5), name=f"t{count}", feature_names=features, pooling=pooling))
             count += 1
         collections.append(tuple(tables))
-        weighted.append(rng.random() < 0.3)
+        weighted.append(not sequence and rng.random() < 0.3)
     world_size = sum(len(h) for h in hosts)
     placements = {t.name: TablePlacement(random_layout(t, hosts, rng)) for c in collections for t in c}
     plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
-    return World(seed, hosts, collections, weighted, plan, optimizer or rng.choice(OPTIMIZERS), rng)
+    return World(seed, hosts, collections, weighted, plan, optimizer or rng.choice(OPTIMIZERS), rng, varying)
 
 
 def build_collections(world: World, device: str = "cpu") -> torch.nn.ModuleList:
     """The unsharded collections; on a real device their rows are a function of the world's seed."""
     torch.manual_seed(world.seed)
     return torch.nn.ModuleList(
-        EmbeddingBagCollection(tables=list(tables), is_weighted=weighted, device=torch.device(device))
-        for tables, weighted in zip(world.collections, world.weighted, strict=True)
+        EmbeddingCollection(list(tables), device=torch.device(device))
+        if world.is_sequence(i)
+        else EmbeddingBagCollection(tables=list(tables), is_weighted=weighted, device=torch.device(device))
+        for i, (tables, weighted) in enumerate(zip(world.collections, world.weighted, strict=True))
     )
 
 
@@ -158,11 +182,11 @@ class Reference:
         self.state: dict[str, Tensor] = {}
 
     def weights(self) -> dict[str, Tensor]:
-        return {t.name: c.embedding_bags[t.name].weight for c, ts in zip(self.modules, self.world.collections, strict=True) for t in ts}
+        return {t.name: weight_of(c, t.name) for c, ts in zip(self.modules, self.world.collections, strict=True) for t in ts}
 
     def step(self, batches: Sequence[KeyedJaggedTensor], targets: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """One step on the global batch: mean over ranks of each rank's loss; returns the outputs [rank][collection]."""
-        outputs = [[module(batch).values() for module in self.modules] for batch in batches]
+        outputs = [[output_of(module, batch) for module in self.modules] for batch in batches]
         losses = [sum((o * t).sum() for o, t in zip(out, target, strict=True)) for out, target in zip(outputs, targets, strict=True)]
         total = sum(losses) / len(batches)
         if isinstance(total, Tensor) and total.requires_grad:

@@ -1,6 +1,6 @@
 """The sharded runtime: slots, route, lookup, combine, and the modules around them."""
 
-from rayrec.distributed.collections import ShardedEmbeddingBagCollection
+from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.sharding import find_collections, shard_embeddings, table_configs
@@ -8,6 +8,7 @@ from rayrec.distributed.sharding import find_collections, shard_embeddings, tabl
 __all__ = [
     "DistributedModelParallel",
     "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
     "ShardedEmbeddings",
     "find_collections",
     "shard_embeddings",

@@ -1,21 +1,23 @@
-"""Cutting bags by row blocks, on the rank where they were read.
+"""Cutting ids by row blocks, on the rank where they were read: a KJT becomes rows of bags that can be sent.
 
 Features with equally many blocks are cut by one FBGEMM call; one call for all of them with the largest block count would make a
-lengths matrix of blocks x features x bags (128 x 500 x 4096 is 1 GiB). Features with one block are taken as they are.
+lengths matrix of blocks x features x bags (128 x 500 x 4096 is 1 GiB). Features with one block are taken as they are. Sequence features
+are cut as one long bag each, and remember where every id came from (its home), since their rows come back in the order sent.
 """
 
-# B local batch, F features, N ids, n row blocks
+# B bags of a feature, F features, N ids, n row blocks
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rayrec.errors import InputError
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.ops import offsets_of
 
 
 @dataclass(frozen=True)
@@ -25,23 +27,29 @@ class Bucketing:
     blocks: int
     features: tuple[int, ...]  # rows of the KJT
     cuts: tuple[Tensor, ...]
+    sequence: bool
+    weighted: bool
 
 
 @dataclass(frozen=True)
 class SourcePart:
-    """Rows of bags that share one lengths and one ids tensor.
+    """Rows of bags that share one ids tensor.
 
     Attributes:
-        lengths: (rows * B,) int32.
         ids: (N,) int64, row by row.
-        weights: (N,) float32, or None.
         counts: ids of each row.
+        bags: bags of each row; 0 where lengths are not needed.
+        lengths: (sum of bags,) int32.
+        weights: (N,) float32, or None.
+        origin: (N,) position of every id (and weight) in the KJT, or None when they are in place.
     """
 
-    lengths: Tensor
     ids: Tensor
-    weights: Tensor | None
     counts: list[int]
+    bags: list[int]
+    lengths: Tensor
+    weights: Tensor | None = None
+    origin: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,81 +57,117 @@ class SourceRows:
     """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x features, block by block."""
 
     parts: tuple[SourcePart, ...]
-    batch_size: int
+    kjt_offsets: list[int] = field(repr=False)  # of the KJT's keys
 
     @property
     def counts(self) -> list[int]:
         """Ids of every row."""
         return [count for part in self.parts for count in part.counts]
 
+    @property
+    def bags(self) -> list[int]:
+        """Bags of every row."""
+        return [bags for part in self.parts for bags in part.bags]
 
-def block_bucketize(lengths: Tensor, ids: Tensor, weights: Tensor | None, cuts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+
+def block_bucketize(
+    lengths: Tensor,
+    ids: Tensor,
+    weights: Tensor | None,
+    cuts: Sequence[Tensor],
+    bags: Sequence[int] | None = None,
+    where: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Cut F features at their row cuts; the ids of a block become local to its first row.
 
     Args:
-        lengths: (F * B,) int32.
+        lengths: (sum of bags,) int32.
         ids: (N,) int64, below the last cut of their feature.
         weights: (N,) float32, or None.
         cuts: per feature (n + 1,) int64, starting at 0.
+        bags: bags per feature when they differ.
+        where: whether to return where each id came from.
     Returns:
-        lengths (n * F * B,), block-major; ids (N,); weights (N,) or None. The order inside a bag is kept.
+        lengths (n * sum of bags,), block-major; ids (N,); weights (N,) or None; origin (N,) or None: ids_out[i] was cut from
+        ids[origin[i]]. The order inside a bag is kept.
     """
     blocks = cuts[0].numel() - 1
     # block_sizes of zero would make the operator hash by modulo even though cuts are given
     sizes = torch.ones(len(cuts), dtype=torch.int64, device=ids.device)
-    out = torch.ops.fbgemm.block_bucketize_sparse_features(
-        lengths, ids, False, False, sizes, blocks, weights, block_bucketize_pos=list(cuts)
-    )
-    return out[0], out[1], out[2]
+    varying = None if bags is None else torch.tensor(bags, dtype=lengths.dtype, device=lengths.device)
+    most = -1 if bags is None else max(bags)
+    out = torch.ops.fbgemm.block_bucketize_sparse_features(lengths, ids, False, where, sizes, blocks, weights, varying, most, list(cuts))
+    origin = None
+    if where:
+        origin = torch.empty_like(ids)
+        origin[out[4].long()] = torch.arange(ids.numel(), device=ids.device)
+    return out[0], out[1], out[2], origin
 
 
 def block_bucketize_reference(
-    lengths: Tensor, ids: Tensor, weights: Tensor | None, cuts: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    lengths: Tensor, ids: Tensor, weights: Tensor | None, cuts: Sequence[Tensor], bags: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """`block_bucketize` in plain torch, for tests."""
-    blocks, features = cuts[0].numel() - 1, len(cuts)
-    bags = ids.split(lengths.tolist())
-    bag_weights = weights.split(lengths.tolist()) if weights is not None else None
-    batch = len(bags) // features
-    out_lengths, out_ids, out_weights = [], [ids[:0]], [weights[:0]] if weights is not None else None
+    blocks = cuts[0].numel() - 1
+    feature_of = [f for f, count in enumerate(bags) for _ in range(count)]
+    per_bag = lengths.tolist()
+    positions = torch.arange(ids.numel())
+    out_lengths: list[int] = []
+    picked = [positions[:0]]
+    local = [ids[:0]]
     for block in range(blocks):
-        for i, bag in enumerate(bags):
-            low, high = cuts[i // batch][block : block + 2].tolist()
+        for feature, bag, where in zip(feature_of, ids.split(per_bag), positions.split(per_bag), strict=True):
+            low, high = cuts[feature][block : block + 2].tolist()
             inside = (bag >= low) & (bag < high)
             out_lengths.append(int(inside.sum()))
-            out_ids.append(bag[inside] - low)
-            if bag_weights is not None and out_weights is not None:
-                out_weights.append(bag_weights[i][inside])
-    return torch.tensor(out_lengths, dtype=lengths.dtype), torch.cat(out_ids), None if out_weights is None else torch.cat(out_weights)
+            picked.append(where[inside])
+            local.append(bag[inside] - low)
+    origin = torch.cat(picked)
+    return torch.tensor(out_lengths, dtype=lengths.dtype), torch.cat(local), None if weights is None else weights[origin], origin
 
 
-def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted: bool) -> SourceRows:
+def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted: bool, track: bool) -> SourceRows:
     """All source rows of a KJT.
 
+    Args:
+        bucketings: what to cut.
+        weighted: whether any collection reads weights.
+        track: also remember the origin of weighted pooled ids, for the gradient of their weights.
     Raises:
-        InputError: weights are wanted and the KJT has none, or the KJT has a variable batch per feature.
+        InputError: weights are wanted and the KJT has none.
     """
-    if kjt.variable_stride_per_key():
-        raise InputError("this KeyedJaggedTensor has a variable batch per feature, which sharded collections do not support yet.")
     weights = kjt.weights_or_none() if weighted else None
     if weighted and weights is None:
         raise InputError("a weighted EmbeddingBagCollection got a KeyedJaggedTensor without weights; pass weights=, one per id.")
-    batch, lengths, ids = kjt.stride(), kjt.lengths().to(torch.int32), kjt.values().to(torch.int64)
-    weights = weights.to(torch.float32) if weights is not None else None
-    parts = [SourcePart(lengths, ids, weights, list(kjt.length_per_key()))]
-    bounds = kjt.offset_per_key() if bucketings else []
+    weights = weights.detach().to(torch.float32) if weights is not None else None
+    lengths, ids = kjt.lengths().reshape(-1).to(torch.int32), kjt.values().to(torch.int64)
+    bags, bounds = kjt.stride_per_key(), kjt.offset_per_key()
+    parts = [SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)]
+    bag_bounds = offsets_of(bags) if bucketings else []
     for cut in bucketings:
-        if cut.features == tuple(range(len(kjt.keys()))):
-            taken = lengths, ids, weights
+        spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
+        in_place = cut.features == tuple(range(len(bags)))
+        c_ids = ids if in_place else torch.cat([ids[span] for span in spans])
+        if cut.sequence:
+            c_bags = [1] * len(cut.features)
+            c_lengths = torch.tensor([span.stop - span.start for span in spans], dtype=torch.int32, device=ids.device)
         else:
-            per_key = lengths.view(len(kjt.keys()), batch)
-            spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
-            taken = (
-                torch.cat([per_key[f] for f in cut.features]),
-                torch.cat([ids[span] for span in spans]),
-                None if weights is None else torch.cat([weights[span] for span in spans]),
-            )
-        b_lengths, b_ids, b_weights = block_bucketize(*taken, cut.cuts)
-        rows = cut.blocks * len(cut.features)
-        parts.append(SourcePart(b_lengths, b_ids, b_weights, b_lengths.view(rows, batch).sum(1, dtype=torch.int64).tolist()))
-    return SourceRows(tuple(parts), batch)
+            c_bags = [bags[f] for f in cut.features]
+            c_lengths = lengths if in_place else torch.cat([lengths[bag_bounds[f] : bag_bounds[f + 1]] for f in cut.features])
+        c_weights = None
+        if weights is not None and cut.weighted:
+            c_weights = weights if in_place else torch.cat([weights[span] for span in spans])
+        varying = None if len(set(c_bags)) == 1 else c_bags
+        where = cut.sequence or (track and cut.weighted)
+        b_lengths, b_ids, b_weights, origin = block_bucketize(c_lengths, c_ids, c_weights, cut.cuts, varying, where)
+        if origin is not None and not in_place:
+            home = torch.cat([torch.arange(span.start, span.stop, device=ids.device) for span in spans])
+            origin = home[origin]
+        out_bags = c_bags * cut.blocks
+        counts = [int(row.sum()) for row in b_lengths.split(out_bags)] if varying else _row_sums(b_lengths, len(out_bags))
+        parts.append(SourcePart(b_ids, counts, [0] * len(out_bags) if cut.sequence else out_bags, b_lengths, b_weights, origin))
+    return SourceRows(tuple(parts), bounds)
+
+
+def _row_sums(lengths: Tensor, rows: int) -> list[int]:
+    return lengths.view(rows, -1).sum(1, dtype=torch.int64).tolist() if rows else []

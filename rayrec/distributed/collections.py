@@ -1,22 +1,24 @@
-"""The sharded counterpart of `EmbeddingBagCollection`: same forward, same table configs, same names in its state_dict.
+"""The sharded counterparts of `EmbeddingBagCollection` and `EmbeddingCollection`: same forward, same configs, same names.
 
-It holds no rows: those are the engine's. Mean pooling divides here, by the lengths of the bags at home, because a row block sees only
-part of a bag.
+They hold no rows: those are the engine's. Mean pooling divides here, by the lengths of the bags at home, because a row block sees only
+part of a bag. A variable batch is expanded here to the full batch, by its inverse indices.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.state import TableShards
-from rayrec.layout import EmbeddingBagConfig, PoolingType
-from rayrec.modules import EmbeddingBagCollection, get_embedding_names_by_table
-from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, expand_inverse, get_embedding_names_by_table
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+
+def _layouts(engine: ShardedEmbeddings, configs: list[BaseEmbeddingConfig]) -> str:
+    plan = engine.plan
+    return "\n".join(f"{c.name}: {c.num_embeddings} x {c.embedding_dim}, {plan.kind(c.name)}" for c in configs)
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
@@ -38,6 +40,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._dims = [config.embedding_dim for config, _ in uses]
         mean = [config.pooling is PoolingType.MEAN for config, _ in uses]
         self._mean = torch.tensor(mean, device=engine.device).unsqueeze(1) if any(mean) else None
+        self._mean_uses = [i for i, is_mean in enumerate(mean) if is_mean]
         self._use_of_column = torch.tensor([i for i, d in enumerate(self._dims) for _ in range(d)], device=engine.device)
         self.embedding_bags = nn.ModuleDict({config.name: TableShards(engine, config) for config in self._configs})
 
@@ -45,14 +48,18 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Pool every bag.
 
         Args:
-            features: holds at least the keys of the tables' features; B bags each. B may differ between ranks.
+            features: holds at least the keys of the tables' features; B bags each, or a variable batch with inverse indices. B may
+                differ between ranks.
         Returns:
             KeyedTensor of (B, sum D) float32: tables in order, the features of each in order.
         Raises:
             InputError: a feature is missing, an id is out of range (names key, row, value), or weights are missing.
             CommError: another rank is gone.
         """
-        pooled = self._engine.forward(self._index, features)
+        outputs = self._engine.forward(self._index, features)
+        if features.variable_stride_per_key():
+            return KeyedTensor(self._names, self._dims, self._expand(features, list(outputs)))
+        (pooled,) = outputs
         if self._mean is not None:
             pooled = pooled * self._mean_scale(features, self._mean)
         return KeyedTensor(self._names, self._dims, pooled)
@@ -62,6 +69,11 @@ class ShardedEmbeddingBagCollection(nn.Module):
         lengths_UB = features.lengths().view(len(features.keys()), features.stride())[where]
         scale_UB = torch.where(mean_U, lengths_UB.clamp(min=1).float().reciprocal(), 1.0)
         return scale_UB.t().index_select(1, self._use_of_column)
+
+    def _expand(self, features: KeyedJaggedTensor, outputs: list[Tensor]) -> Tensor:
+        for i in self._mean_uses:
+            outputs[i] = outputs[i] / features[self._features[i]].lengths().clamp(min=1).unsqueeze(1)
+        return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in output order."""
@@ -77,6 +89,66 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return self._engine.device
 
     def extra_repr(self) -> str:
-        """The tables with their layouts, for printing."""
-        layouts: Mapping[str, Any] = self._engine.plan.tables
-        return "\n".join(f"{c.name}: {c.num_embeddings} x {c.embedding_dim}, {layouts[c.name].layout}" for c in self._configs)
+        """The tables with their sharding kinds, for printing."""
+        return _layouts(self._engine, list(self._configs))
+
+
+class ShardedEmbeddingCollection(nn.Module):
+    """An `EmbeddingCollection` whose tables are spread over the ranks.
+
+    Args:
+        engine: the sharded embeddings of the model.
+        index: which of its collections this is.
+        unsharded: the module it replaces; its rows are not read here.
+    """
+
+    def __init__(self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingCollection) -> None:
+        super().__init__()
+        self._engine, self._index = engine, index
+        self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
+        self._names = get_embedding_names_by_table(self._configs)
+        self.embeddings = nn.ModuleDict({config.name: TableShards(engine, config) for config in self._configs})
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up every id.
+
+        Args:
+            features: holds at least the keys of the tables' features.
+        Returns:
+            Output name -> bags of (N, D) float32 rows, with the lengths of the feature; weights are the ids when need_indices.
+        Raises:
+            InputError: a feature is missing, or an id is out of range (names key, row, value).
+            CommError: another rank is gone.
+        """
+        rows = iter(self._engine.forward(self._index, features))
+        outputs: dict[str, JaggedTensor] = {}
+        for config, names in zip(self._configs, self._names, strict=True):
+            for feature, name in zip(config.feature_names, names, strict=True):
+                bags = features[feature]
+                outputs[name] = JaggedTensor(next(rows), bags.values() if self._need_indices else None, lengths=bags.lengths())
+        return outputs
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables, in order."""
+        return self._configs
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Output names of each table."""
+        return self._names
+
+    def embedding_dim(self) -> int:
+        """The width of all tables; -1 when there are none."""
+        return self._configs[0].embedding_dim if self._configs else -1
+
+    def need_indices(self) -> bool:
+        """Whether the outputs carry the ids as their weights."""
+        return self._need_indices
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's shards live."""
+        return self._engine.device
+
+    def extra_repr(self) -> str:
+        """The tables with their sharding kinds, for printing."""
+        return _layouts(self._engine, list(self._configs))

@@ -1,35 +1,32 @@
-"""The output step: pooled rows go home, where row blocks are summed and column blocks joined; gradients take the way back.
+"""The output step as pure functions: which columns and rows go where, compiled once, and the packing around each collective.
 
-Forward: every rank sends each other rank the rows of that rank's bags, all its slots side by side. At home, a slot of row block 0 is
+Pooled. Every rank sends each other rank the rows of that rank's bags, all its slots side by side. At home, a slot of row block 0 is
 written to its output columns and later blocks are added, in block order, so the sum repeats bit for bit. Neighbouring columns are one
-copy. A replicated table's rows are taken from this rank's own lookup and cross no wire.
+copy. Sequence. Rows return slot by slot in the order their ids were sent and are scattered to the home positions of those ids.
 
-Backward: each owner is sent the gradient of the columns it looked up, replicas included: every replica sees the gradient of every rank,
-in the same order, and makes the same update. Gradients arrive summed over ranks, while dense gradients are averaged: the one division
-by the number of ranks happens here (`_scale`).
-
-Costs one copy on either side and one collective per direction. With a single sharded group the kernel's output is sent as it is.
+A replicated table's rows are taken from this rank's own lookup and cross no wire; its gradient goes to every replica, in the same order
+everywhere, so that all make the same update. Costs one copy on either side; with a single pooled sharded group and no sequences the
+kernel's output is sent as it is.
 """
 
-# B local batch, W ranks, D output columns
+# B rows of the home batch, D columns of a collection
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayrec.comm.exchange import Exchange
-from rayrec.distributed.slots import RankSlots, SlotTable
+from rayrec.distributed.route import RoutedIds, SendPlan
+from rayrec.distributed.slots import LookupGroup, RankSlots, Sizes, Slot, SlotTable, Use
 from rayrec.errors import ShapeError
 
 
 @dataclass(frozen=True)
 class Span:
-    """`width` columns of one owner's buffer that are neighbours in one collection's output, too."""
+    """`width` columns of one owner's pooled buffer that are neighbours in one collection's output, too."""
 
     owner: int
     source: int  # first column in the owner's buffer
@@ -41,10 +38,10 @@ class Span:
 
 @dataclass(frozen=True)
 class CombinePlan:
-    """Where every column goes, compiled once from the slot table for one home rank.
+    """Where every pooled column goes, compiled once from the slot table for one home rank.
 
     Attributes:
-        writes: per collection, spans that tile its output columns in order (row block 0 and replicated tables).
+        writes: per pooled collection, spans that tile its output columns in order (row block 0 and replicated tables).
         adds: spans of later row blocks, in block order.
         sends_back: per owner, the spans of its gradient buffer in column order; of replicated tables every owner's.
     """
@@ -58,7 +55,7 @@ class CombinePlan:
 
 def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
     """Compile the output step of `rank`."""
-    writes: dict[int, list[Span]] = {c: [] for c in slots.collections}
+    writes: dict[int, list[Span]] = {c: [] for c in slots.widths}
     adds: dict[int, list[Span]] = {}
     back: list[tuple[Span, ...]] = []
     for owner, mine in enumerate(slots.ranks):
@@ -77,7 +74,7 @@ def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
 def _spans(owner: int, mine: RankSlots) -> list[tuple[int, Span]]:
     found = []
     at = 0
-    for group in mine.groups:
+    for group in mine.pooled:
         for slot in group.slots:
             found.append((slot.block, Span(owner, at, slot.use.collection, slot.column, slot.width, group.key.replicated)))
             at += slot.width
@@ -100,96 +97,229 @@ def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def pack_rows(mine: RankSlots, rows: Sequence[Tensor]) -> Tensor:
-    """(bags of all ranks * exchanged width,): the sharded groups side by side, bags in rank order; a view when there is one group."""
-    sharded = [r for group, r in zip(mine.groups, rows, strict=True) if not group.key.replicated]
-    if not sharded:
-        return rows[0].new_empty(0) if rows else torch.empty(0)
-    return (sharded[0] if len(sharded) == 1 else torch.cat(sharded, 1)).contiguous().view(-1)
-
-
-def join_rows(plan: CombinePlan, received: Tensor, own: Sequence[Tensor], batch_size: int) -> list[Tensor]:
-    """Sum row blocks and join column blocks.
+def pack_rows(mine: RankSlots, rows: Sequence[Tensor], got: Sequence[Sizes]) -> Tensor:
+    """What leaves in the forward pass, flat, per destination: its pooled rows, then the rows of its sequence ids.
 
     Args:
-        received: flat, from every owner its (B, exchanged width) rows of this rank's bags, in rank order.
-        own: this rank's groups' rows of its own bags, (B, group width) each, replicated ones included.
-        batch_size: B.
-    Returns:
-        Per collection (B, D), in the slot table's order.
+        rows: per group of this rank, the kernel's output: (bags of all ranks, width), sequences (ids of all ranks, width).
+    """
+    outputs = list(zip(mine.groups, rows, strict=True))
+    pooled = [r for group, r in outputs if not group.key.sequence and not group.key.replicated]
+    sequences = [(group, r) for group, r in outputs if group.key.sequence and not group.key.replicated]
+    matrix = (pooled[0] if len(pooled) == 1 else torch.cat(pooled, 1)).contiguous() if pooled else None
+    if not sequences:
+        return matrix.view(-1) if matrix is not None else torch.empty(0, device=rows[0].device if rows else None)
+    views: list[Tensor] = []
+    at, ats = 0, [0] * len(sequences)
+    for sizes in got:
+        if matrix is not None:
+            views.append(matrix[at : at + sizes.rows].reshape(-1))
+            at += sizes.rows
+        for i, (group, r) in enumerate(sequences):
+            count = sum(sizes.ids[slot.piece] for slot in group.slots)
+            views.append(r[ats[i] : ats[i] + count].reshape(-1))
+            ats[i] += count
+    return torch.cat(views)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What came home, sorted by owner.
+
+    Attributes:
+        pooled: per owner (rows, exchanged width), a view.
+        replicated: (rows, width of the replicated groups) of this rank's own lookup.
+        sequences: per collection and use index, its slots with their (ids, width) rows.
+    """
+
+    pooled: list[Tensor]
+    replicated: Tensor
+    sequences: dict[tuple[int, int], list[tuple[Slot, int, Tensor]]]
+
+
+def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequence[Tensor]) -> Arrived:
+    """Sort what arrived in the forward pass, with this rank's own replicated rows.
+
+    Args:
+        received: flat, from every owner its message for this rank, in rank order.
+        rows: per group of this rank, the kernel's output.
     Raises:
         ShapeError: the sizes do not fit the slot table: the ranks compiled different plans.
     """
-    widths = [r.exchanged_width for r in plan.slots.ranks]
-    if received.numel() != batch_size * sum(widths):
-        raise ShapeError(
-            f"rank {plan.rank} received {received.numel()} values for {batch_size} bags of {sum(widths)} columns: "
-            "the ranks do not share one plan."
-        )
-    buffers = [part.view(batch_size, width) for part, width in zip(received.split([batch_size * w for w in widths]), widths, strict=True)]
+    wanted = [owner.rows_out(sizes) for owner, sizes in zip(plan.slots.ranks, routed.sent, strict=True)]
+    if received.numel() != sum(wanted):
+        raise ShapeError(f"rank {plan.rank} received {received.numel()} values instead of {sum(wanted)}: the ranks do not share one plan.")
+    pooled: list[Tensor] = []
+    sequences: dict[tuple[int, int], list[tuple[Slot, int, Tensor]]] = {}
 
-    def view(span: Span) -> Tensor:
-        if span.replicated:
-            first = span.source - widths[span.owner]
-            return replicated[:, first : first + span.width]
-        return buffers[span.owner][:, span.source : span.source + span.width]
+    def keep(owner: int, groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor, at: int) -> None:
+        for group in groups:
+            for slot in group.slots:
+                count = sizes.ids[slot.piece] * slot.width
+                part = values[at : at + count].view(-1, slot.width)
+                sequences.setdefault((slot.use.collection, slot.use.index), []).append((slot, owner, part))
+                at += count
 
-    replicas = [r for group, r in zip(plan.slots.ranks[plan.rank].groups, own, strict=True) if group.key.replicated]
-    replicated = replicas[0] if len(replicas) == 1 else torch.cat(replicas, 1) if replicas else received.new_empty(batch_size, 0)
-    outputs = {}
-    for collection, spans in plan.writes.items():
-        outputs[collection] = torch.cat([view(span) for span in spans], 1)
+    for owner, (theirs, sizes, part) in enumerate(zip(plan.slots.ranks, routed.sent, received.split(wanted), strict=True)):
+        head = sizes.rows * theirs.exchanged_width
+        pooled.append(part[:head].view(sizes.rows, theirs.exchanged_width))
+        keep(owner, [g for g in theirs.sequences if not g.key.replicated], sizes, part, head)
+    mine, own = plan.slots.ranks[plan.rank], routed.sent[plan.rank]
+    replicas = [r for group, r in zip(mine.groups, rows, strict=True) if group.key.replicated and not group.key.sequence]
+    first = sum(sizes.rows for sizes in routed.got[: plan.rank])
+    replicas = [r[first : first + own.rows] for r in replicas]
+    for group, r in zip(mine.groups, rows, strict=True):
+        if group.key.replicated and group.key.sequence:
+            before = sum(sizes.ids[slot.piece] for sizes in routed.got[: plan.rank] for slot in group.slots)
+            keep(plan.rank, [group], own, r.reshape(-1), before * group.key.width)
+    replicated = torch.cat(replicas, 1) if replicas else received.new_empty(own.rows, 0)
+    return Arrived(pooled, replicated, sequences)
+
+
+def _view(plan: CombinePlan, arrived: Arrived, span: Span) -> Tensor:
+    if span.replicated:
+        first = span.source - plan.slots.ranks[span.owner].exchanged_width
+        return arrived.replicated[:, first : first + span.width]
+    return arrived.pooled[span.owner][:, span.source : span.source + span.width]
+
+
+def join_pooled(plan: CombinePlan, arrived: Arrived, collection: int) -> Tensor:
+    """(B, D): sum row blocks and join column blocks of a batch whose keys all have B bags."""
+    output = torch.cat([_view(plan, arrived, span) for span in plan.writes[collection]], 1)
     for span in plan.adds:
-        outputs[span.collection][:, span.column : span.column + span.width].add_(view(span))
-    return [outputs[c] for c in plan.slots.collections]
+        if span.collection == collection:
+            output[:, span.column : span.column + span.width].add_(_view(plan, arrived, span))
+    return output
 
 
-def pack_grads(plan: CombinePlan, grads: dict[int, Tensor], batch_size: int) -> Tensor:
-    """Flat: to every owner the (B, width) gradient of all columns it looked up, in rank order."""
-    like = next(iter(grads.values()))
-    flat = like.new_empty(batch_size * sum(r.width for r in plan.slots.ranks))
-    at = 0
-    for mine, spans in zip(plan.slots.ranks, plan.sends_back, strict=True):
-        size = batch_size * mine.width
-        if size:
-            views = [grads[s.collection][:, s.column : s.column + s.width] for s in spans]
-            torch.cat(views, 1, out=flat[at : at + size].view(batch_size, mine.width))
-        at += size
+def join_varying(plan: CombinePlan, arrived: Arrived, collection: int, bags: Mapping[str, int]) -> list[Tensor]:
+    """Per use (bags of its feature, width): the same where keys have different numbers of bags."""
+    outputs = []
+    for use in plan.slots.uses[collection]:
+        count = bags[use.feature]
+        parts = [_view(plan, arrived, cut)[:count] for cut in _cut(plan.writes[collection], use)]
+        output = torch.cat(parts, 1)
+        for cut in _cut([s for s in plan.adds if s.collection == collection], use):
+            at = cut.column - use.column
+            output[:, at : at + cut.width].add_(_view(plan, arrived, cut)[:count])
+        outputs.append(output)
+    return outputs
+
+
+def _cut(spans: Sequence[Span], use: Use) -> list[Span]:
+    """The parts of spans that lie in the columns of one use."""
+    found = []
+    for s in spans:
+        start, stop = max(s.column, use.column), min(s.column + s.width, use.column + use.width)
+        if start < stop:
+            found.append(replace(s, source=s.source + start - s.column, column=start, width=stop - start))
+    return found
+
+
+def join_sequence(plan: CombinePlan, routed: RoutedIds, send: SendPlan, arrived: Arrived, collection: int) -> list[Tensor]:
+    """Per use (ids of its feature, width): rows at the home positions of their ids, column blocks joined."""
+    outputs = []
+    bounds = routed.source.kjt_offsets
+    for use in plan.slots.uses[collection]:
+        key = send.keys.index(use.feature)
+        output = None
+        for slot, owner, rows in arrived.sequences[collection, use.index]:
+            home = sequence_home(routed, send, owner, slot)
+            if home is None and slot.width == use.width:
+                output = rows
+                break
+            if output is None:
+                output = rows.new_empty(bounds[key + 1] - bounds[key], use.width)
+            columns = output[:, slot.shard.cols.start : slot.shard.cols.stop]
+            if home is None:
+                columns.copy_(rows)
+            else:
+                columns[home - bounds[key]] = rows
+        assert output is not None
+        outputs.append(output)
+    return outputs
+
+
+def sequence_home(routed: RoutedIds, send: SendPlan, owner: int, slot: Slot) -> Tensor | None:
+    """Positions in the KJT of the ids that were sent for a slot, or None when they are all of their feature's, in order."""
+    row = send.messages[owner].rows[slot.piece]
+    for part in routed.source.parts:
+        if row < len(part.counts):
+            start = sum(part.counts[:row])
+            return None if part.origin is None else part.origin[start : start + part.counts[row]]
+        row -= len(part.counts)
+    raise AssertionError(f"source row {row} does not exist")
+
+
+@dataclass(frozen=True)
+class HomeGrads:
+    """Gradients of the outputs of one step at home.
+
+    Attributes:
+        pooled: collection -> (B, D).
+        uses: (collection, use index) -> (bags or ids of its feature, width), of varying and sequence collections.
+        bags: feature -> bags, where keys vary.
+    """
+
+    pooled: dict[int, Tensor]
+    uses: dict[tuple[int, int], Tensor]
+    bags: Mapping[str, int]
+
+
+def pack_grads(plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor) -> Tensor:
+    """What leaves in the backward pass, flat, per owner: the gradient of all columns it pooled, then of its sequence rows."""
+    sizes = [mine.grads_in(s) for mine, s in zip(plan.slots.ranks, routed.sent, strict=True)]
+    flat = like.new_empty(sum(sizes))
+    for owner, (mine, sent, buffer) in enumerate(zip(plan.slots.ranks, routed.sent, flat.split(sizes), strict=True)):
+        head = sent.rows * mine.pooled_width
+        if head:
+            matrix = buffer[:head].view(sent.rows, mine.pooled_width)
+            if len(grads.pooled) == len(plan.slots.widths):
+                views = [grads.pooled[s.collection][:, s.column : s.column + s.width] for s in plan.sends_back[owner]]
+                torch.cat(views, 1, out=matrix)
+            else:
+                _write_varying(plan, owner, grads, matrix)
+        at = head
+        for group in mine.sequences:
+            for slot in group.slots:
+                count = sent.ids[slot.piece] * slot.width
+                grad = grads.uses[slot.use.collection, slot.use.index][:, slot.shard.cols.start : slot.shard.cols.stop]
+                home = sequence_home(routed, send, owner, slot)
+                if home is not None:
+                    grad = grad[home - routed.source.kjt_offsets[send.keys.index(slot.use.feature)]]
+                buffer[at : at + count].view(-1, slot.width).copy_(grad)
+                at += count
     return flat
 
 
-def _scale(grads: Tensor, world_size: int) -> Tensor:
-    """The one division by the number of ranks: with it, summed sparse gradients match DDP's averaged dense ones."""
-    return grads.mul_(1.0 / world_size) if world_size > 1 else grads
+def _write_varying(plan: CombinePlan, owner: int, grads: HomeGrads, matrix: Tensor) -> None:
+    matrix.zero_()  # padded bags have no gradient
+    for span in plan.sends_back[owner]:
+        for use in plan.slots.uses[span.collection]:
+            for cut in _cut([span], use):
+                grad = grads.uses[span.collection, use.index]
+                at = cut.column - use.column
+                matrix[: grad.shape[0], cut.source : cut.source + cut.width] = grad[:, at : at + cut.width]
 
 
-class Combine(torch.autograd.Function):
-    """The output exchange of one step as a differentiable function.
-
-    Every rank calls it in every step, also one without slots: `anchor` keeps it in the graph there, since all ranks must enter the
-    backward's collective.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: CombinePlan, exchange: Exchange, batch_sizes: tuple[int, ...], anchor: Tensor, *rows: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Exchange the rows; see `join_rows`."""
-        mine, rank = plan.slots.ranks[plan.rank], plan.rank
-        ctx.plan, ctx.exchange, ctx.batch_sizes = plan, exchange, batch_sizes
-        batch, first = batch_sizes[rank], sum(batch_sizes[:rank])
-        send = pack_rows(mine, rows) if rows else anchor.new_empty(0)
-        width_out, widths_in = mine.exchanged_width, [r.exchanged_width for r in plan.slots.ranks]
-        received = exchange.all_to_all(send, [b * width_out for b in batch_sizes], [batch * w for w in widths_in]).wait()
-        return tuple(join_rows(plan, received, [r[first : first + batch] for r in rows], batch))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Send the gradients to the owners; see `pack_grads`."""
-        plan: CombinePlan = ctx.plan
-        sizes: tuple[int, ...] = ctx.batch_sizes
-        batch, mine = sizes[plan.rank], plan.slots.ranks[plan.rank]
-        send = pack_grads(plan, dict(zip(plan.slots.collections, grads, strict=True)), batch)
-        received = ctx.exchange.all_to_all(send, [batch * r.width for r in plan.slots.ranks], [b * mine.width for b in sizes]).wait()
-        columns = _scale(received, len(sizes)).view(sum(sizes), mine.width)
-        return None, None, None, None, *columns.split([group.width for group in mine.groups], 1)
+def split_grads(mine: RankSlots, received: Tensor, got: Sequence[Sizes]) -> list[Tensor]:
+    """Per group of this rank, the gradient of its kernel's output, from what arrived in the backward pass."""
+    sizes = [mine.grads_in(s) for s in got]
+    messages = received.split(sizes)
+    grads: list[Tensor] = []
+    if mine.pooled:
+        if mine.sequences:
+            heads = [m[: s.rows * mine.pooled_width].view(s.rows, mine.pooled_width) for m, s in zip(messages, got, strict=True)]
+            matrix = torch.cat(heads)
+        else:
+            matrix = received.view(-1, mine.pooled_width)
+        grads.extend(matrix.split([group.width for group in mine.pooled], 1))
+    ats = [s.rows * mine.pooled_width for s in got]
+    for group in mine.sequences:
+        parts = []
+        for i, (message, s) in enumerate(zip(messages, got, strict=True)):
+            count = sum(s.ids[slot.piece] for slot in group.slots) * group.key.width
+            parts.append(message[ats[i] : ats[i] + count].view(-1, group.key.width))
+            ats[i] += count
+        grads.append(torch.cat(parts))
+    return grads

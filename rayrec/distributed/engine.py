@@ -5,35 +5,44 @@ calls which collections are given the same KJT object: the first of them to be c
 the others find their result in the inbox. Every rank runs the same model code, so every rank learns the same. A collection that stops
 claiming its share goes back to exchanges of its own.
 
+`prefetch` starts the input exchange of a KJT in a thread, over connections of its own; the forward that is given this very KJT uses it.
 Slot tables, send plans and combine plans are compiled once per set of collections and key list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.combine import Combine, CombinePlan, plan_combine
-from rayrec.distributed.lookup import FusedLookup
-from rayrec.distributed.route import SendPlan, plan_send, route
-from rayrec.distributed.slots import GroupKey, SlotTable, compile_slots
-from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
+from rayrec.distributed.combine import CombinePlan, plan_combine
+from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
+from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.route import RoutedIds, SendPlan, plan_send, route
+from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable, compile_slots
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor, check_ids
 
 
-@dataclass(frozen=True)
-class CollectionSpec:
-    """What the engine must know of one collection."""
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the exchange runs.
 
-    name: str
-    tables: tuple[BaseEmbeddingConfig, ...]
-    weighted: bool
+    Attributes:
+        check_ids: check every id against its tables before it is sent; costs one pass over the ids.
+        codecs: what pooled rows and gradients look like on the wire.
+    """
+
+    check_ids: bool = True
+    codecs: Codecs = field(default_factory=Codecs)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,13 @@ class _Compiled:
     sends: dict[tuple[str, ...], SendPlan] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Prefetched:
+    kjt: KeyedJaggedTensor
+    collections: frozenset[int]
+    routed: Future[RoutedIds]
+
+
 class ShardedEmbeddings:
     """Every shard of this rank and the three steps around them.
 
@@ -50,9 +66,10 @@ class ShardedEmbeddings:
         collections: the model's collections in module order, the same on every rank.
         plan: covers every table of theirs.
         exchange: a group of ranks that nobody else uses.
-        optimizer: applied to every table in the backward pass.
+        optimizers: of every table, applied in the backward pass.
         device: where this rank's shards live.
-        check_ids: check every id against its tables before it is sent; costs one pass over the ids.
+        options: see `EngineOptions`.
+        prefetch_exchange: the same ranks over other connections; without it `prefetch` raises.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
     """
@@ -62,22 +79,28 @@ class ShardedEmbeddings:
         collections: Sequence[CollectionSpec],
         plan: ShardingPlan,
         exchange: Exchange,
-        optimizer: SparseOptimizer,
+        optimizers: Mapping[str, SparseOptimizer],
         device: torch.device,
-        check_ids: bool = True,
+        options: EngineOptions | None = None,
+        prefetch_exchange: Exchange | None = None,
     ) -> None:
-        self.collections, self.plan, self.exchange, self.device, self.check_ids = tuple(collections), plan, exchange, device, check_ids
+        self.collections, self.plan, self.exchange, self.device = tuple(collections), plan, exchange, device
+        self.optimizers, self.options = dict(optimizers), options or EngineOptions()
         plan.check([table for c in collections for table in c.tables], exchange.world_size)
         self._compiled: dict[frozenset[int], _Compiled] = {}
-        self.lookups: dict[GroupKey, FusedLookup] = {}
+        self.lookups: dict[GroupKey, GroupLookup] = {}
         for index in range(len(collections)):
             for group in self._compile(frozenset([index])).slots.ranks[exchange.rank].groups:
-                self.lookups[group.key] = FusedLookup(group, optimizer, device)
+                self.lookups[group.key] = GroupLookup(group, device)
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._partners: dict[int, frozenset[int]] = {i: frozenset([i]) for i in range(len(collections))}
         self._seen: KeyedJaggedTensor | None = None
         self._callers: set[int] = set()
-        self._inbox: dict[int, Tensor] = {}
+        self._inbox: dict[int, tuple[Tensor, ...]] = {}
+        self._first_calls: dict[tuple[str, ...], frozenset[int]] = {}
+        self._prefetch_exchange = prefetch_exchange
+        self._prefetched: list[_Prefetched] = []
+        self._pool: ThreadPoolExecutor | None = None
 
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of every shard of this rank."""
@@ -88,11 +111,14 @@ class ShardedEmbeddings:
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)
 
-    def forward(self, collection: int, kjt: KeyedJaggedTensor) -> Tensor:
-        """Pooled sums of one collection, (B, sum of widths) float32, differentiable.
+    def forward(self, collection: int, kjt: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+        """The output of one collection, differentiable.
 
+        Returns:
+            Pooled: one (B, sum of widths) float32 of sums, or per use (bags, width) when keys have different numbers of bags. Sequence:
+            per use (ids, width).
         Raises:
-            InputError: a feature is missing, an id is out of range, weights are missing, or the batch varies by feature.
+            InputError: a feature is missing, an id is out of range, or weights are missing.
             CommError: a peer is gone.
         """
         if kjt is self._seen and collection in self._inbox:
@@ -100,9 +126,10 @@ class ShardedEmbeddings:
             return self._inbox.pop(collection)
         self._learn(collection, kjt)
         together = self._partners[collection] - self._callers | {collection}
+        if not self._callers:
+            self._first_calls[tuple(kjt.keys())] = together
         self._callers.add(collection)
-        outputs = self._run(together, kjt)
-        self._inbox = dict(zip(sorted(together), outputs, strict=True))
+        self._inbox = self._run(together, kjt)
         return self._inbox.pop(collection)
 
     def _learn(self, collection: int, kjt: KeyedJaggedTensor) -> None:
@@ -118,22 +145,68 @@ class ShardedEmbeddings:
             for member in joined:
                 self._partners[member] = joined
 
-    def _run(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+    def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
+        """Start the input exchange of a KJT that a later forward will be given; every rank calls it in the same order.
+
+        Returns:
+            Whether it was started: the engine must have seen a forward with the same keys before.
+        Raises:
+            ConfigError: the engine has no connections for it.
+        """
+        if self._prefetch_exchange is None:
+            raise ConfigError("prefetch needs an exchange of its own; build the model with DistributedModelParallel(prefetch=True).")
+        together = self._first_calls.get(tuple(kjt.keys()))
+        if together is None or (kjt.weights_or_none() is not None and kjt.weights().requires_grad):
+            return False
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._prefetched.append(_Prefetched(kjt, together, self._pool.submit(self._route, together, kjt, self._prefetch_exchange, False)))
+        return True
+
+    def _take_prefetched(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> RoutedIds | None:
+        for i, item in enumerate(self._prefetched):
+            if item.kjt is kjt:
+                del self._prefetched[i]
+                routed = item.routed.result()
+                return routed if item.collections == collections else None
+        return None
+
+    def _route(self, collections: frozenset[int], kjt: KeyedJaggedTensor, exchange: Exchange, track: bool) -> RoutedIds:
         compiled = self._compile(collections)
+        if self.options.check_ids:
+            check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
+        return route(kjt, compiled.slots, self._send_plan(compiled, kjt), exchange, track)
+
+    def _send_plan(self, compiled: _Compiled, kjt: KeyedJaggedTensor) -> SendPlan:
         keys = tuple(kjt.keys())
         if keys not in compiled.sends:
             compiled.sends[keys] = plan_send(compiled.slots, keys, self.device)
-        if self.check_ids:
-            check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
-        routed = route(kjt, compiled.slots, compiled.sends[keys], self.exchange).wait()
-        groups = compiled.slots.ranks[self.exchange.rank].groups
-        rows = [self.lookups[group.key](routed.groups[group.key]) for group in groups]
-        return Combine.apply(compiled.combine, self.exchange, routed.batch_sizes, self._anchor, *rows)
+        return compiled.sends[keys]
+
+    def _run(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> dict[int, tuple[Tensor, ...]]:
+        compiled = self._compile(collections)
+        weights = kjt.weights_or_none() if compiled.slots.weighted else None
+        learned = weights is not None and weights.requires_grad and torch.is_grad_enabled()
+        routed = self._take_prefetched(collections, kjt) or self._route(collections, kjt, self.exchange, learned)
+        bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
+        step = Step(compiled.combine, self._send_plan(compiled, kjt), routed, self.exchange, self.options.codecs, bags)
+        groups, anchor = dict(routed.groups), self._anchor
+        if learned:
+            assert weights is not None
+            anchor, *found = RouteWeights.apply(step, weights)
+            weighted = [g.key for g in step.mine.groups if g.key.weighted]
+            groups.update({key: replace(groups[key], weights=w) for key, w in zip(weighted, found, strict=True)})
+        rows = [self.lookups[group.key](groups[group.key]) for group in step.mine.groups]
+        outputs = iter(Combine.apply(step, anchor, *rows))
+        found_outputs = {}
+        for c in compiled.slots.collections:
+            count = len(compiled.slots.uses[c]) if step.by_use(c) else 1
+            found_outputs[c] = tuple(next(outputs) for _ in range(count))
+        return found_outputs
 
     def _compile(self, collections: frozenset[int]) -> _Compiled:
         if collections not in self._compiled:
-            tables = {c: self.collections[c].tables for c in collections}
-            weighted = {c: self.collections[c].weighted for c in collections}
-            slots = compile_slots(self.plan, tables, weighted, self.exchange.world_size)
+            specs = {c: self.collections[c] for c in collections}
+            slots = compile_slots(self.plan, specs, self.optimizers, self.exchange.world_size)
             self._compiled[collections] = _Compiled(slots, plan_combine(slots, self.exchange.rank))
         return self._compiled[collections]

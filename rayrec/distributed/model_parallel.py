@@ -18,26 +18,31 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed, exchange_for
+from rayrec.distributed.engine import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
+from rayrec.sparse import KeyedJaggedTensor
 
 
 class DistributedModelParallel(nn.Module):
     """A module trained by all ranks of a process group.
 
     Args:
-        module: holds at least one EmbeddingBagCollection; its tables, or all of it, may lie on the meta device.
+        module: holds at least one embedding collection; its tables, or all of it, may lie on the meta device.
         plan: where every table lies, made for exactly this many ranks.
         process_group: all ranks; the default group when None. Without any group the world is this one rank.
-        sparse_optimizer: of the tables, fused into the backward pass.
+        sparse_optimizer: of all tables, or by table name; fused into the backward pass.
         device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
         seed: of initial values on the meta device; rank 0's torch seed when None, so that `torch.manual_seed(s)` before the model gives
             the tables of the unsharded module.
         check_ids: check every id before it is sent, in one pass over the ids.
+        qcomms: precision of pooled rows and their gradients on the wire; float32 when None.
+        prefetch: open connections of their own for `prefetch`.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
@@ -54,10 +59,12 @@ class DistributedModelParallel(nn.Module):
         *,
         plan: ShardingPlan,
         process_group: dist.ProcessGroup | None = None,
-        sparse_optimizer: SparseOptimizer | None = None,
+        sparse_optimizer: SparseOptimizer | Mapping[str, SparseOptimizer] | None = None,
         device: torch.device | str | None = None,
         seed: int | None = None,
         check_ids: bool = True,
+        qcomms: QCommsConfig | None = None,
+        prefetch: bool = False,
     ) -> None:
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
@@ -66,9 +73,12 @@ class DistributedModelParallel(nn.Module):
         exchange: Exchange = exchange_for(process_group) if grouped else LocalExchange()
         if seed is None:
             seed = broadcast_seed(torch.initial_seed(), process_group, self.device) if grouped else torch.initial_seed()
-        self.module, self._engine = shard_embeddings(
-            module, plan, exchange, sparse_optimizer or RowWiseAdagrad(), self.device, seed, check_ids
-        )
+        ahead: Exchange | None = None
+        if prefetch:
+            ahead = exchange_for(process_group) if grouped else LocalExchange()
+        options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms))
+        optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
+        self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead)
         _materialize(self.module, self.device, seed)
         self.module.to(self.device)
         self._ddp = [self._wrap(process_group)] if exchange.world_size > 1 and any(True for _ in self.dense_parameters()) else []
@@ -110,6 +120,16 @@ class DistributedModelParallel(nn.Module):
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of this rank's shards; what checkpoints save and restore."""
         return self._engine.shard_states()
+
+    def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
+        """Start the input exchange of a KJT that a later forward will be given; all ranks must do so in the same order.
+
+        Returns:
+            Whether it was started; a first forward with the same keys teaches the model who reads them.
+        Raises:
+            ConfigError: the model was built without prefetch=True.
+        """
+        return self._engine.prefetch(kjt)
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the tables' updates to come."""

@@ -2,15 +2,16 @@
 
     KJT -> bucketize by row block -> header -> all_to_all -> payload -> all_to_all -> ids per lookup group
 
-`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size:
-the sender's number of bags and, per piece, its number of ids; so sizes may differ from rank to rank and step to step, and one host
-sync per step reads them all. The payload carries lengths, ids and weights of one destination side by side, in words of 32 bits, so
-that one collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even bucketized.
+`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size: per
+piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step to step, and one host sync per step
+reads them all. The payload carries ids, lengths and weights of one destination side by side, in words of 32 bits, so that one
+collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even bucketized.
 
-Leaves out: variable batch per feature, which needs per-piece bag counts.
+Where keys have different numbers of bags (a variable batch), pieces with fewer are padded by empty bags on arrival; nothing but their
+pooled rows is sent back for the padding.
 """
 
-# B local batch, F features of the KJT, W ranks, P pieces, N ids
+# P pieces, N ids
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from rayrec.comm.exchange import Exchange, Pending
+from rayrec.comm.exchange import Exchange
 from rayrec.distributed.bucketize import Bucketing, SourceRows, bucketize
-from rayrec.distributed.slots import GroupKey, Piece, SlotTable
+from rayrec.distributed.slots import GroupKey, LookupGroup, Piece, Sizes, SlotTable
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of, runs
@@ -33,11 +35,13 @@ _WORD = torch.int32
 
 @dataclass(frozen=True)
 class GroupIds:
-    """What one lookup kernel reads: for each slot, the bags of all ranks in rank order.
+    """What one lookup kernel reads.
+
+    Pooled: for each slot, the bags of all ranks in rank order. Sequence: for each rank, the ids of all slots, each a bag of its own.
 
     Attributes:
-        ids: (N,) int64, local to the shards' first rows.
-        offsets: (slots * bags + 1,) int64.
+        ids: (N,) int64; in pooled groups local to the shard's first row, in sequence groups rows of all shards one after the other.
+        offsets: (bags + 1,) int64.
         weights: (N,) float32, or None when the group is unweighted.
     """
 
@@ -48,15 +52,29 @@ class GroupIds:
 
 @dataclass(frozen=True)
 class RoutedIds:
-    """Everything this rank looks up in one step.
+    """Everything this rank looks up in one step, and what it remembers of what it sent.
 
     Attributes:
-        groups: per lookup group of this rank, in the slot table's order.
-        batch_sizes: bags per feature of every rank.
+        groups: per lookup group of this rank.
+        sent: sizes of this rank's message to each rank.
+        got: sizes of each rank's message to this rank.
+        source: this rank's rows of bags, which know where ids came from.
     """
 
     groups: dict[GroupKey, GroupIds]
-    batch_sizes: tuple[int, ...]
+    sent: tuple[Sizes, ...]
+    got: tuple[Sizes, ...]
+    source: SourceRows
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one destination is sent, as runs of source rows: of ids, of lengths (pooled pieces) and of weights (weighted pieces)."""
+
+    rows: tuple[int, ...]  # per piece
+    ids: tuple[range, ...]
+    lengths: tuple[range, ...]
+    weights: tuple[range, ...]
 
 
 @dataclass(frozen=True)
@@ -67,8 +85,8 @@ class SendPlan:
     """
 
     bucketings: tuple[Bucketing, ...]
-    rows: tuple[tuple[int, ...], ...]  # per destination rank, the source row of each of its pieces
-    runs: tuple[tuple[range, ...], ...]  # the same as maximal runs of neighbouring source rows
+    messages: tuple[Message, ...]  # per destination rank
+    keys: tuple[str, ...]
 
 
 def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> SendPlan:
@@ -84,106 +102,122 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
             f"the KeyedJaggedTensor lacks feature {missing[0]!r}, which its tables look up; its keys are {list(keys)[:20]}. "
             "Add the key (with empty bags if need be)."
         )
+    alike: dict[tuple[int, bool, bool], dict[Piece, None]] = {}
+    for piece in (piece for rank in slots.ranks for piece in rank.pieces if piece.cuts is not None):
+        assert piece.cuts is not None
+        first = Piece(piece.feature, piece.cuts, 0, piece.sequence, piece.weighted)
+        alike.setdefault((len(piece.cuts) - 1, piece.sequence, piece.weighted), {}).setdefault(first)
     row_of: dict[Piece, int] = {}
     bucketings: list[Bucketing] = []
-    cut_features: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
-    for rank in slots.ranks:
-        for piece in rank.pieces:
-            if piece.cuts is None:
-                row_of[piece] = where[piece.feature]
-                continue
-            found = cut_features.setdefault(len(piece.cuts) - 1, [])
-            if (piece.feature, piece.cuts) not in found:
-                found.append((piece.feature, piece.cuts))
     base = len(keys)
-    for blocks, found in sorted(cut_features.items()):
-        for i, (feature, cuts) in enumerate(found):
-            for block in range(blocks):
-                row_of[Piece(feature, cuts, block)] = base + block * len(found) + i
-        tensors = tuple(torch.tensor(cuts, dtype=torch.int64, device=device) for _, cuts in found)
-        bucketings.append(Bucketing(blocks, tuple(where[feature] for feature, _ in found), tensors))
+    for (blocks, sequence, weighted), found in sorted(alike.items()):
+        for block in range(blocks):
+            for i, piece in enumerate(found):
+                row_of[Piece(piece.feature, piece.cuts, block, sequence, weighted)] = base + block * len(found) + i
+        cuts = tuple(torch.tensor(piece.cuts, dtype=torch.int64, device=device) for piece in found)
+        bucketings.append(Bucketing(blocks, tuple(where[piece.feature] for piece in found), cuts, sequence, weighted))
         base += blocks * len(found)
-    rows = tuple(tuple(row_of[piece] for piece in rank.pieces) for rank in slots.ranks)
-    return SendPlan(tuple(bucketings), rows, tuple(tuple(runs(r)) for r in rows))
+    messages = []
+    for rank in slots.ranks:
+        rows = [where[piece.feature] if piece.cuts is None else row_of[piece] for piece in rank.pieces]
+        pooled = [row for row, piece in zip(rows, rank.pieces, strict=True) if not piece.sequence]
+        weights = [row for row, piece in zip(rows, rank.pieces, strict=True) if piece.weighted]
+        messages.append(Message(tuple(rows), tuple(runs(rows)), tuple(runs(pooled)), tuple(runs(weights))))
+    return SendPlan(tuple(bucketings), tuple(messages), tuple(keys))
 
 
-def pack_header(rows: SourceRows, send: SendPlan) -> list[int]:
-    """Per destination rank: B, then the number of ids of each of its pieces."""
-    counts = rows.counts
-    header: list[int] = []
-    for wanted in send.rows:
-        header.append(rows.batch_size)
-        header.extend(counts[row] for row in wanted)
-    return header
+def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
+    """Per destination rank: ids of each of its pieces, then bags of each (0 in sequences)."""
+    counts, bags = rows.counts, rows.bags
+    headers = []
+    for message, rank in zip(send.messages, slots.ranks, strict=True):
+        ids = [counts[row] for row in message.rows]
+        headers.append(ids + [0 if piece.sequence else bags[row] for row, piece in zip(message.rows, rank.pieces, strict=True)])
+    return headers
 
 
-def payload_words(header: Sequence[int], num_pieces: int, weighted: bool) -> int:
+def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
     """32-bit words of one message: ids (two words each), lengths and weights, padded so that the next message's ids are aligned."""
-    ids = sum(header[1:])
-    words = 2 * ids + num_pieces * header[0] + (ids if weighted else 0)
+    weights = sum(ids for piece, ids in zip(pieces, sizes.ids, strict=True) if piece.weighted)
+    words = 2 * sum(sizes.ids) + sum(sizes.bags) + weights
     return words + words % 2
 
 
-def pack_payload(rows: SourceRows, send: SendPlan, header: Sequence[int]) -> Tensor:
+def pack_payload(rows: SourceRows, send: SendPlan) -> Tensor:
     """(words,) int32: per destination rank its ids, lengths, weights and padding, in one copy."""
-    batch, device = rows.batch_size, rows.parts[0].ids.device
+    pad = torch.zeros(1, dtype=_WORD, device=rows.parts[0].ids.device)
     first_rows = offsets_of(len(part.counts) for part in rows.parts)
     id_bounds = [offsets_of(part.counts) for part in rows.parts]
-    pad = torch.zeros(1, dtype=_WORD, device=device)
-    views: list[Tensor] = []
-    for wanted in send.runs:
-        ids: list[Tensor] = []
-        lengths: list[Tensor] = []
-        weights: list[Tensor] = []
+    bag_bounds = [offsets_of(part.bags) for part in rows.parts]
+
+    def views(wanted: tuple[range, ...], what: str, bounds: list[list[int]]) -> list[Tensor]:
+        found = []
         for run in wanted:
-            for part, first, bounds in zip(rows.parts, first_rows, id_bounds, strict=False):
+            for part, first, bound in zip(rows.parts, first_rows, bounds, strict=False):
                 start, stop = max(run.start - first, 0), min(run.stop - first, len(part.counts))
-                if start >= stop:
-                    continue
-                span = slice(bounds[start], bounds[stop])
-                ids.append(part.ids[span].view(_WORD))
-                lengths.append(part.lengths[start * batch : stop * batch])
-                if part.weights is not None:
-                    weights.append(part.weights[span].view(_WORD))
-        message = ids + lengths + weights
-        if sum(view.numel() for view in message) % 2:
-            message.append(pad)
-        views.extend(message)
-    return torch.cat(views) if views else pad[:0]
+                if start < stop:
+                    found.append(getattr(part, what)[bound[start] : bound[stop]].view(_WORD))
+        return found
+
+    buffer: list[Tensor] = []
+    for message in send.messages:
+        parts = views(message.ids, "ids", id_bounds) + views(message.lengths, "lengths", bag_bounds)
+        parts += views(message.weights, "weights", id_bounds)
+        if sum(part.numel() for part in parts) % 2:
+            parts.append(pad)
+        buffer.extend(parts)
+    return torch.cat(buffer) if buffer else pad[:0]
 
 
-def unpack(slots: SlotTable, rank: int, headers: Sequence[Sequence[int]], payload: Tensor) -> RoutedIds:
-    """Sort what arrived by (slot, source rank), for each lookup group.
+def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], payload: Tensor) -> dict[GroupKey, GroupIds]:
+    """Sort what arrived, for each lookup group; see `GroupIds`.
 
     Args:
-        headers: per source rank, its header for this rank.
+        got: per source rank, the sizes of its message.
         payload: (words,) int32, the messages of all ranks in rank order.
     """
     mine = slots.ranks[rank]
-    ids: list[list[Tensor]] = []  # [source][piece]
+    ids: list[Sequence[Tensor]] = []  # [source][piece]
     lengths: list[list[Tensor]] = []
-    weights: list[list[Tensor]] = []
+    weights: list[dict[int, Tensor]] = []
     at = 0
-    num = len(mine.pieces)
-    for header in headers:
-        batch, counts = header[0], list(header[1:])
-        total = sum(counts)
-        message = payload[at : at + payload_words(header, num, slots.weighted)]
-        at += message.numel()
-        ids.append(list(message[: 2 * total].view(torch.int64).split(counts)))
-        lengths.append(list(message[2 * total : 2 * total + num * batch].split([batch] * num)))
-        if slots.weighted:
-            start = 2 * total + num * batch
-            weights.append(list(message[start : start + total].view(torch.float32).split(counts)))
+    for sizes in got:
+        weighted = {i: sizes.ids[i] for i, piece in enumerate(mine.pieces) if piece.weighted}
+        words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
+        a, b, c = payload[at : at + sum(words)].split(words)
+        at += payload_words(mine.pieces, sizes)
+        ids.append(a.view(torch.int64).split(list(sizes.ids)))
+        lengths.append(_padded(b, mine.pieces, sizes))
+        weights.append(dict(zip(weighted, c.view(torch.float32).split(list(weighted.values())), strict=True)))
     groups = {}
     for group in mine.groups:
         pieces = [slot.piece for slot in group.slots]
+        if group.key.sequence:
+            groups[group.key] = _sequence_ids(group, ids)
+            continue
         groups[group.key] = GroupIds(
             ids=torch.cat([source[piece] for piece in pieces for source in ids]),
             offsets=_offsets(torch.cat([source[piece] for piece in pieces for source in lengths])),
             weights=torch.cat([source[piece] for piece in pieces for source in weights]) if group.key.weighted else None,
         )
-    return RoutedIds(groups, tuple(header[0] for header in headers))
+    return groups
+
+
+def _padded(lengths: Tensor, pieces: Sequence[Piece], sizes: Sizes) -> list[Tensor]:
+    """Lengths per piece; pooled pieces with fewer bags than the most are padded by empty ones."""
+    parts = zip(lengths.split(list(sizes.bags)), pieces, strict=True)
+    return [p if piece.sequence or p.numel() == sizes.rows else functional.pad(p, (0, sizes.rows - p.numel())) for p, piece in parts]
+
+
+def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupIds:
+    bases = offsets_of(len(shard.rows) for shard in group.shards)
+    parts = [source[slot.piece] for source in ids for slot in group.slots]
+    merged = torch.cat(parts)
+    if len(group.shards) > 1:
+        shift = torch.tensor([bases[i] for _ in ids for i in group.slot_shards], device=merged.device)
+        sizes = torch.tensor([part.numel() for part in parts], device=merged.device)
+        merged = merged + shift.repeat_interleave(sizes, output_size=merged.numel())
+    return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
 
 
 def _offsets(lengths: Tensor) -> Tensor:
@@ -192,27 +226,28 @@ def _offsets(lengths: Tensor) -> Tensor:
     return offsets
 
 
-def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange) -> Pending[RoutedIds]:
-    """Start the input exchange of one KJT; the result is what this rank looks up.
+def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange, track: bool = False) -> RoutedIds:
+    """The input exchange of one KJT: two collectives, the headers and the payload.
 
-    Two collectives: the headers, waited for here, and the payload, waited for by `wait()`.
-
+    Args:
+        track: remember where weighted ids came from, for the gradient of their weights.
     Raises:
         InputError: see `bucketize`.
         ShapeError: a header does not fit, so the ranks compiled different plans.
         CommError: a peer is gone.
     """
-    rows = bucketize(kjt, send.bucketings, slots.weighted)
-    mine, world = len(slots.ranks[exchange.rank].pieces), exchange.world_size
-    header = pack_header(rows, send)
-    header_splits = [1 + len(wanted) for wanted in send.rows]
-    sent = torch.tensor(header, dtype=torch.int64, device=rows.parts[0].ids.device)
-    received = exchange.all_to_all(sent, header_splits, [1 + mine] * world).wait().tolist()
-    headers = [received[i * (1 + mine) : (i + 1) * (1 + mine)] for i in range(world)]
+    rows = bucketize(kjt, send.bucketings, slots.weighted, track)
+    pieces, world = [rank.pieces for rank in slots.ranks], exchange.world_size
+    mine = pieces[exchange.rank]
+    headers = pack_header(rows, slots, send)
+    header = torch.tensor([value for h in headers for value in h], dtype=torch.int64, device=rows.parts[0].ids.device)
+    received = exchange.all_to_all(header, [len(h) for h in headers], [2 * len(mine)] * world).wait().tolist()
     if any(value < 0 for value in received):
         raise ShapeError(f"rank {exchange.rank} received a negative count in a header: the ranks do not share one plan.")
-    bounds = offsets_of(header_splits)
-    words_out = [payload_words(header[a:b], b - a - 1, slots.weighted) for a, b in pairwise(bounds)]
-    words_in = [payload_words(h, mine, slots.weighted) for h in headers]
-    pending = exchange.all_to_all(pack_payload(rows, send, header), words_out, words_in)
-    return Pending(lambda: unpack(slots, exchange.rank, headers, pending.wait()))
+    sent = tuple(Sizes.of(h) for h in headers)
+    got = tuple(Sizes.of(received[a:b]) for a, b in pairwise(range(0, 2 * len(mine) * (world + 1), 2 * len(mine)))) if mine else ()
+    got = got or tuple(Sizes((), ()) for _ in range(world))
+    words_out = [payload_words(p, s) for p, s in zip(pieces, sent, strict=True)]
+    words_in = [payload_words(mine, s) for s in got]
+    payload = exchange.all_to_all(pack_payload(rows, send), words_out, words_in).wait()
+    return RoutedIds(unpack(slots, exchange.rank, got, payload), sent, got, rows)

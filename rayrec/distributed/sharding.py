@@ -6,51 +6,66 @@ Tables are born on their ranks: a table on the meta device gets initial values c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.collections import ShardedEmbeddingBagCollection
-from rayrec.distributed.engine import CollectionSpec, ShardedEmbeddings
+from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
+from rayrec.distributed.engine import EngineOptions, ShardedEmbeddings
+from rayrec.distributed.slots import CollectionSpec
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.modules.init import fill
 from rayrec.optim import SparseOptimizer
 
+Collection = EmbeddingBagCollection | EmbeddingCollection
 
-def find_collections(module: nn.Module) -> dict[str, EmbeddingBagCollection]:
+
+def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
+    """The tables of a collection of either kind, in order."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return tuple(collection.embedding_bag_configs())
+    return tuple(collection.embedding_configs())
+
+
+def weight_of(collection: Collection, table: str) -> Tensor:
+    """The unsharded rows of one table."""
+    module = collection.embedding_bags[table] if isinstance(collection, EmbeddingBagCollection) else collection.embeddings[table]
+    assert isinstance(module.weight, Tensor)
+    return module.weight
+
+
+def find_collections(module: nn.Module) -> dict[str, Collection]:
     """Every collection in a module by its path, in module order.
 
     Raises:
-        ConfigError: there is none, two share a table name, or one is an `EmbeddingCollection`, which is not sharded yet.
+        ConfigError: there is none, or two share a table name.
     """
-    found: dict[str, EmbeddingBagCollection] = {}
-    for path, child in module.named_modules():
-        if isinstance(child, EmbeddingCollection):
-            raise ConfigError(f"{path or 'the module'} is an EmbeddingCollection; only pooled collections can be sharded so far.")
-        if isinstance(child, EmbeddingBagCollection):
-            found[path] = child
+    found = {path: child for path, child in module.named_modules() if isinstance(child, (EmbeddingBagCollection, EmbeddingCollection))}
     if not found:
-        raise ConfigError(f"{type(module).__name__} holds no EmbeddingBagCollection, so there is nothing to shard; use plain DDP.")
-    check_tables([table for child in found.values() for table in child.embedding_bag_configs()])
+        raise ConfigError(f"{type(module).__name__} holds no embedding collection, so there is nothing to shard; use plain DDP.")
+    check_tables([table for child in found.values() for table in tables_of(child)])
     return found
 
 
 def table_configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
     """Every table of a module, in module order: what a planner needs."""
-    return [table for child in find_collections(module).values() for table in child.embedding_bag_configs()]
+    return [table for child in find_collections(module).values() for table in tables_of(child)]
 
 
 def shard_embeddings(
     module: nn.Module,
     plan: ShardingPlan,
     exchange: Exchange,
-    optimizer: SparseOptimizer,
+    optimizer: SparseOptimizer | Mapping[str, SparseOptimizer],
     device: torch.device,
     seed: int,
-    check_ids: bool = True,
+    options: EngineOptions | None = None,
+    prefetch_exchange: Exchange | None = None,
 ) -> tuple[nn.Module, ShardedEmbeddings]:
     """Replace every collection of `module`, in place.
 
@@ -58,39 +73,53 @@ def shard_embeddings(
         module: its tables may lie on the meta device.
         plan: covers every table.
         exchange: connects the ranks; nobody else uses it.
-        optimizer: of the tables, applied in the backward pass.
+        optimizer: of all tables, or by table name; applied in the backward pass.
         device: where this rank's shards live.
         seed: of initial values; the same on every rank.
-        check_ids: check every id before it is sent.
+        options, prefetch_exchange: see `ShardedEmbeddings`.
     Returns:
         The module (the sharded collection itself when `module` is a collection) and its engine.
     Raises:
-        ConfigError: see `find_collections`.
+        ConfigError: see `find_collections`; or a table has no optimizer.
         PlanError: the plan does not fit the tables or the number of ranks.
     """
     found = find_collections(module)
-    specs = [CollectionSpec(path, tuple(child.embedding_bag_configs()), child.is_weighted()) for path, child in found.items()]
-    engine = ShardedEmbeddings(specs, plan, exchange, optimizer, device, check_ids)
-    configs = {table.name: (table, child) for child in found.values() for table in child.embedding_bag_configs()}
+    configs = {table.name: (table, child) for child in found.values() for table in tables_of(child)}
+    optimizers = dict.fromkeys(configs, optimizer) if isinstance(optimizer, SparseOptimizer) else dict(optimizer)
+    if missing := [name for name in configs if name not in optimizers]:
+        raise ConfigError(f"table {missing[0]!r} has no sparse optimizer; name one for every table, or one for all.")
+    specs = [
+        CollectionSpec(path, tables_of(child), isinstance(child, EmbeddingBagCollection) and child.is_weighted(), _is_sequence(child))
+        for path, child in found.items()
+    ]
+    engine = ShardedEmbeddings(specs, plan, exchange, optimizers, device, options, prefetch_exchange)
     for state in engine.shard_states():
         table, child = configs[state.shard.table]
-        source = child.embedding_bags[table.name].weight
-        assert isinstance(source, torch.Tensor)
-        _fill(state, table, source, seed)
-    sharded = {child: ShardedEmbeddingBagCollection(engine, i, child) for i, child in enumerate(found.values())}
-    if isinstance(module, EmbeddingBagCollection):
+        _fill(state, table, weight_of(child, table.name), seed)
+    sharded: dict[nn.Module, nn.Module] = {child: _sharded(engine, i, child) for i, child in enumerate(found.values())}
+    if module in sharded:
         return sharded[module], engine
     for parent in list(module.modules()):
         for name, part in list(parent.named_children()):
-            if isinstance(part, EmbeddingBagCollection):
+            if part in sharded:
                 setattr(parent, name, sharded[part])
     return module, engine
 
 
+def _is_sequence(collection: Collection) -> bool:
+    return isinstance(collection, EmbeddingCollection)
+
+
+def _sharded(engine: ShardedEmbeddings, index: int, collection: Collection) -> nn.Module:
+    if isinstance(collection, EmbeddingBagCollection):
+        return ShardedEmbeddingBagCollection(engine, index, collection)
+    return ShardedEmbeddingCollection(engine, index, collection)
+
+
 @torch.no_grad()
-def _fill(state: ShardState, table: BaseEmbeddingConfig, source: torch.Tensor, seed: int) -> None:
+def _fill(state: ShardState, table: BaseEmbeddingConfig, source: Tensor, seed: int) -> None:
     rows, cols = state.shard.rows, state.shard.cols
-    if not source.is_meta:
+    if source.is_meta:
+        fill(state.weight, seed, table, rows, cols)
+    else:
         state.weight.copy_(source[rows.start : rows.stop, cols.start : cols.stop])
-        return
-    fill(state.weight, seed, table, rows, cols)

@@ -1,28 +1,48 @@
 """From (plan, uses) every rank compiles the same slot table once; the step loop only follows it.
 
-A *use* is one feature looked up in one table of one collection: a run of output columns. A *slot* is one use looked up in one shard. A
-*piece* is what travels: one feature's bags restricted to one row block; slots of the same feature and row cuts share it, so ids cross the
-wire once per destination rank however many column blocks or tables read them there. Slots are grouped by what one fused kernel can
-serve (`GroupKey`); inside a group they are ordered by (row block, output column), so that neighbours merge into few wide copies.
+A *use* is one feature looked up in one table of one collection. A *slot* is one use looked up in one shard. A *piece* is what travels:
+one feature's bags restricted to one row block; slots of the same feature and row cuts share it, so ids cross the wire once per
+destination rank however many column blocks or tables read them there. Slots are grouped by what one kernel can serve (`GroupKey`);
+inside a pooled group they are ordered by (row block, output column), so that neighbours merge into few wide copies.
 
 A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the same updates, while its rows go only
-home, so that only its gradient crosses the wire.
+home, so that only its gradient crosses the wire. A sequence (unpooled) use is a lookup whose every id is a bag of its own: its pieces
+carry no lengths, and its slots have as many rows as ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rayrec.layout import BaseEmbeddingConfig, DataType, Replicated, Shard, ShardingPlan, TableLayout
 from rayrec.layout.plan import StorageKind
+from rayrec.optim import SparseOptimizer
+
+
+@dataclass(frozen=True)
+class CollectionSpec:
+    """What the runtime must know of one collection.
+
+    Attributes:
+        name: its path in the model.
+        tables: in order.
+        weighted: bags carry a weight per id.
+        sequence: rows are returned one per id.
+    """
+
+    name: str
+    tables: tuple[BaseEmbeddingConfig, ...]
+    weighted: bool = False
+    sequence: bool = False
 
 
 @dataclass(frozen=True)
 class Use:
     """One feature looked up in one table: `width` columns of the output of `collection`, from `column` on."""
 
-    index: int
+    index: int  # within its collection
     collection: int
     table: str
     feature: str
@@ -32,22 +52,27 @@ class Use:
 
 @dataclass(frozen=True)
 class Piece:
-    """The bags of one feature whose ids lie in one row block; `cuts` is None when there is only one block."""
+    """The ids of one feature that lie in one row block; `cuts` is None when there is only one block."""
 
     feature: str
     cuts: tuple[int, ...] | None
     block: int
+    sequence: bool = False
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What the slots of one fused kernel have in common."""
+    """What the slots of one kernel have in common; `width` is that of every slot of a sequence group, 0 in pooled ones."""
 
     collection: int
     replicated: bool
     data_type: DataType
     weighted: bool
     storage: StorageKind
+    optimizer: SparseOptimizer
+    sequence: bool = False
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,40 +97,81 @@ class Slot:
 
 @dataclass(frozen=True)
 class LookupGroup:
-    """The slots of one rank that one fused kernel serves; `slot_shards[i]` is the shard of slot i."""
+    """The slots of one rank that one kernel serves."""
 
     key: GroupKey
     shards: tuple[Shard, ...]
     slots: tuple[Slot, ...]
 
-    @property
+    @cached_property
     def slot_shards(self) -> tuple[int, ...]:
-        """Index into `shards` per slot, ascending."""
+        """Per slot the index of its shard, ascending."""
         index = {shard: i for i, shard in enumerate(self.shards)}
         return tuple(index[slot.shard] for slot in self.slots)
 
-    @property
+    @cached_property
     def width(self) -> int:
-        """Output columns of the kernel."""
+        """Columns of all slots side by side."""
         return sum(slot.width for slot in self.slots)
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What one rank sends to another in one step: ids and bags per piece, in the receiver's piece order; sequences have no bags."""
+
+    ids: tuple[int, ...]
+    bags: tuple[int, ...]
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the pooled output for this message: the most bags of any piece; pieces with fewer are padded."""
+        return max(self.bags, default=0)
+
+    @staticmethod
+    def of(header: Sequence[int]) -> Sizes:
+        """From a header: ids per piece, then bags per piece."""
+        half = len(header) // 2
+        return Sizes(tuple(header[:half]), tuple(header[half:]))
+
+
+@dataclass(frozen=True)
 class RankSlots:
-    """All that one rank looks up: its pieces as they arrive and its groups, sharded ones first."""
+    """All that one rank looks up: its pieces as they arrive, and its groups, pooled before sequence, sharded before replicated."""
 
     pieces: tuple[Piece, ...]
     groups: tuple[LookupGroup, ...]
 
-    @property
-    def exchanged_width(self) -> int:
-        """Columns of sharded groups: those that leave for other ranks in the forward pass."""
-        return sum(g.width for g in self.groups if not g.key.replicated)
+    @cached_property
+    def pooled(self) -> tuple[LookupGroup, ...]:
+        """Pooled groups, sharded ones first."""
+        return tuple(g for g in self.groups if not g.key.sequence)
 
-    @property
-    def width(self) -> int:
-        """Columns of all groups: those whose gradients arrive in the backward pass."""
-        return sum(g.width for g in self.groups)
+    @cached_property
+    def sequences(self) -> tuple[LookupGroup, ...]:
+        """Sequence groups, sharded ones first."""
+        return tuple(g for g in self.groups if g.key.sequence)
+
+    @cached_property
+    def exchanged_width(self) -> int:
+        """Columns of sharded pooled groups: those that leave for other ranks in the forward pass."""
+        return sum(g.width for g in self.pooled if not g.key.replicated)
+
+    @cached_property
+    def pooled_width(self) -> int:
+        """Columns of all pooled groups: those whose gradients arrive in the backward pass."""
+        return sum(g.width for g in self.pooled)
+
+    def rows_out(self, sizes: Sizes) -> int:
+        """Values that leave for the sender of a message in the forward pass."""
+        return sizes.rows * self.exchanged_width + self._sequence_values(sizes, with_replicas=False)
+
+    def grads_in(self, sizes: Sizes) -> int:
+        """Values that arrive from the sender of a message in the backward pass."""
+        return sizes.rows * self.pooled_width + self._sequence_values(sizes, with_replicas=True)
+
+    def _sequence_values(self, sizes: Sizes, with_replicas: bool) -> int:
+        groups = (g for g in self.sequences if with_replicas or not g.key.replicated)
+        return sum(sizes.ids[slot.piece] * slot.width for group in groups for slot in group.slots)
 
 
 @dataclass(frozen=True)
@@ -114,19 +180,27 @@ class SlotTable:
 
     Attributes:
         ranks: per rank, its pieces and groups.
-        collections: indices of the collections, ascending.
-        widths: collection -> columns of its output.
+        collections: the specs by index, ascending.
+        uses: per collection its uses in output order.
         features: every feature that is looked up, in order of first use.
         limits: feature -> rows of the smallest table it looks up; its ids must be below.
     """
 
     ranks: tuple[RankSlots, ...]
-    collections: tuple[int, ...]
-    widths: dict[int, int]
+    collections: dict[int, CollectionSpec]
+    uses: dict[int, tuple[Use, ...]] = field(repr=False)
     features: tuple[str, ...]
     limits: dict[str, int]
-    weighted: bool = False
-    uses: tuple[Use, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def widths(self) -> dict[int, int]:
+        """Pooled collection -> columns of its output."""
+        return {c: sum(u.width for u in uses) for c, uses in self.uses.items() if not self.collections[c].sequence}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether any collection reads weights."""
+        return any(spec.weighted for spec in self.collections.values())
 
 
 def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:
@@ -141,39 +215,39 @@ def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use
 
 
 def compile_slots(
-    plan: ShardingPlan, tables: Mapping[int, Sequence[BaseEmbeddingConfig]], weighted: Mapping[int, bool], world_size: int
+    plan: ShardingPlan, specs: Mapping[int, CollectionSpec], optimizers: Mapping[str, SparseOptimizer], world_size: int
 ) -> SlotTable:
     """Compile the slot table of some collections; a pure function, so that every rank gets the same one.
 
     Args:
         plan: covers every table.
-        tables: collection index -> its tables in order.
-        weighted: collection index -> whether its bags carry weights.
+        specs: collections by index.
+        optimizers: of every table.
         world_size: W.
     """
-    uses = tuple(use for c in sorted(tables) for use in uses_of(c, tables[c]))
-    configs = {t.name: t for c in tables for t in tables[c]}
+    uses = {c: uses_of(c, specs[c].tables) for c in sorted(specs)}
+    configs = {table.name: table for spec in specs.values() for table in spec.tables}
     builders = [_RankBuilder() for _ in range(world_size)]
     limits: dict[str, int] = {}
-    for use in uses:
-        config = configs[use.table]
+    for use in (use for c in uses for use in uses[c]):
+        config, spec, placement = configs[use.table], specs[use.collection], plan.tables[use.table]
         limits[use.feature] = min(limits.get(use.feature, config.num_embeddings), config.num_embeddings)
-        placement = plan.tables[use.table]
-        layout, storage = placement.layout, placement.storage.kind
-        key = GroupKey(use.collection, isinstance(layout, Replicated), config.data_type, weighted[use.collection], storage)
+        layout = placement.layout
         cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
         for shard in layout.shards(use.table):
+            key = GroupKey(
+                collection=use.collection,
+                replicated=isinstance(layout, Replicated),
+                data_type=config.data_type,
+                weighted=spec.weighted,
+                storage=placement.storage.kind,
+                optimizer=optimizers[use.table],
+                sequence=spec.sequence,
+                width=len(shard.cols) if spec.sequence else 0,
+            )
             block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0
-            builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block))
-    return SlotTable(
-        ranks=tuple(builder.build() for builder in builders),
-        collections=tuple(sorted(tables)),
-        widths={c: sum(u.width for u in uses if u.collection == c) for c in sorted(tables)},
-        features=tuple(limits),
-        limits=limits,
-        weighted=any(weighted[c] for c in tables),
-        uses=uses,
-    )
+            builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted))
+    return SlotTable(tuple(b.build() for b in builders), {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits)
 
 
 class _RankBuilder:
@@ -187,7 +261,7 @@ class _RankBuilder:
 
     def build(self) -> RankSlots:
         # sharded groups first: their columns lead in the gradient buffer, so that the forward send is a prefix of the same order
-        keys = sorted(self.groups, key=lambda k: (k.replicated, k.collection, k.data_type.value, k.weighted, k.storage))
+        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.collection, k.width, repr(k)))
         return RankSlots(tuple(self.pieces), tuple(_group(key, self.groups[key]) for key in keys))
 
 

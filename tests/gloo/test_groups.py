@@ -21,7 +21,7 @@ from rayrec.layout import (
 )
 from tests.ranks import RankPool
 from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
-from tests.worlds import OPTIMIZERS, Reference, World, build_collections, random_world
+from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
 
 STEPS = 3
 
@@ -59,7 +59,7 @@ def train_world(rank: int, world_size: int, world: World, meta: bool):
     )
     outputs = []
     for step in range(STEPS):
-        out = [module(batches[step][rank]).values() for module in model.module]
+        out = [output_of(module, batches[step][rank]) for module in model.module]
         sum((o * t).sum() for o, t in zip(out, targets[step][rank], strict=True)).backward()
         outputs.append([o.detach() for o in out])
     return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
@@ -93,4 +93,5 @@ def test_every_kind_equals_unsharded_over_gloo(ranks: RankPool, kind: str, world
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("hosts", [((0, 1),), ((0, 1, 2),), ((0, 1), (2, 3))], ids=["2", "3", "2x2"])
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
-    check_world(ranks, random_world(1000 + seed, hosts=hosts), meta=seed % 2 == 0)
+    world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
+    check_world(ranks, world, meta=seed % 2 == 0)

@@ -10,11 +10,11 @@ import torch
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
 from rayrec.errors import InputError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise, table_wise
+from rayrec.layout import DataType, EmbeddingBagConfig, EmbeddingConfig, ShardingPlan, TablePlacement, data_parallel, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.worlds import Reference, World, build_collections, random_world
+from tests.worlds import Reference, World, build_collections, output_of, random_world
 
 # float32 sums in another order: a bag of four ids over row blocks, and gradients of equal ids over ranks
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
@@ -28,10 +28,18 @@ def batches_of(world: World, steps: int) -> list[list[KeyedJaggedTensor]]:
 
 
 def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[list[list[torch.Tensor]]]:
-    """Random gradients of every output: [step][rank][collection] (B, D)."""
+    """Random gradients of every output: [step][rank][collection], shaped as `output_of`."""
     generator = torch.Generator().manual_seed(world.seed)
-    dims = [sum(t.embedding_dim * len(t.feature_names) for t in tables) for tables in world.collections]
-    return [[[torch.randn(kjt.stride(), d, generator=generator) for d in dims] for kjt in step] for step in batches]
+
+    def like(tables, kjt: KeyedJaggedTensor) -> torch.Tensor:
+        if isinstance(tables[0], EmbeddingConfig):
+            ids = sum(kjt[f].values().numel() * t.embedding_dim for t in tables for f in t.feature_names)
+            return torch.randn(ids, generator=generator)
+        inverse = kjt.inverse_indices_or_none()
+        rows = kjt.stride() if inverse is None else inverse[1].shape[1]
+        return torch.randn(rows, sum(t.embedding_dim * len(t.feature_names) for t in tables), generator=generator)
+
+    return [[[like(tables, kjt) for tables in world.collections] for kjt in step] for step in batches]
 
 
 def run_sharded(world: World, batches, targets, meta: bool):
@@ -45,7 +53,7 @@ def run_sharded(world: World, batches, targets, meta: bool):
         outputs = []
         for step in range(len(batches)):
             kjt = batches[step][exchange.rank]
-            out = [module(kjt).values() for module in modules]
+            out = [output_of(module, kjt) for module in modules]
             sum((o * t).sum() for o, t in zip(out, targets[step][exchange.rank], strict=True)).backward()
             outputs.append([o.detach().clone() for o in out])
         return outputs, [(s.shard, s.weight.detach().clone(), dict(s.optimizer)) for s in engine.shard_states()]
@@ -57,13 +65,11 @@ def run_sharded(world: World, batches, targets, meta: bool):
     return outputs, [state for _, states in results for state in states], simulated.collectives
 
 
-@pytest.mark.parametrize("seed", range(250))
-def test_mixed_plan_equals_unsharded(seed: int) -> None:
-    world = random_world(seed)
+def check_equals_unsharded(world: World, meta: bool) -> None:
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
     reference = Reference(world)
-    outputs, states, _ = run_sharded(world, batches, targets, meta=seed % 2 == 0)
+    outputs, states, _ = run_sharded(world, batches, targets, meta=meta)
     for step in range(STEPS):
         wanted = reference.step(batches[step], targets[step])
         for rank in range(world.world_size):
@@ -78,11 +84,36 @@ def test_mixed_plan_equals_unsharded(seed: int) -> None:
     assert all((c > 0).all() for c in covered.values())
 
 
+@pytest.mark.parametrize("seed", range(200))
+def test_mixed_plan_equals_unsharded(seed: int) -> None:
+    check_equals_unsharded(random_world(seed), meta=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(2000, 2150))
+def test_mixed_plan_with_sequences_equals_unsharded(seed: int) -> None:
+    check_equals_unsharded(random_world(seed, sequences=True), meta=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(3000, 3150))
+def test_mixed_plan_with_a_variable_batch_equals_unsharded(seed: int) -> None:
+    check_equals_unsharded(random_world(seed, sequences=seed % 3 == 0, varying=True), meta=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(4000, 4040))
+def test_sequence_forward_equals_unsharded_bit_for_bit(seed: int) -> None:
+    world = random_world(seed, sequences=True)
+    batches = batches_of(world, 1)
+    outputs, _, _ = run_sharded(world, batches, targets_of(world, batches), meta=True)
+    modules = build_collections(world)
+    for rank in range(world.world_size):
+        for i, module in enumerate(modules):
+            if world.is_sequence(i):
+                assert torch.equal(outputs[0][rank][i], output_of(module, batches[0][rank]).detach())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_replicas_stay_equal_bit_for_bit(seed: int) -> None:
     world = random_world(seed, hosts=[[0, 1, 2]])
-    from rayrec.layout import data_parallel
-
     world.plan = ShardingPlan(
         world_size=3, tables={t.name: TablePlacement(data_parallel(t, range(3))) for t in world.tables}, hosts=world.hosts
     )
@@ -134,3 +165,49 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], one * 10, lengths=one)))
     with pytest.raises(InputError, match="-1"):
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
+
+
+@pytest.mark.parametrize("seed", range(5000, 5040))
+def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
+    world = random_world(seed, optimizer=SGD(lr=0.1))
+    world.weighted = [True] * len(world.collections)
+    batches = batches_of(world, 1)[0]
+    targets = targets_of(world, [batches])[0]
+
+    def learnable(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        weights = kjt.weights().clone().requires_grad_()
+        return KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride())
+
+    def rank_main(exchange):
+        torch.set_num_threads(1)
+        model, _ = shard_embeddings(
+            build_collections(world, "meta"), world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed
+        )
+        kjt = learnable(batches[exchange.rank])
+        sum((output_of(m, kjt) * t).sum() for m, t in zip(model, targets[exchange.rank], strict=True)).backward()
+        return grad_of(kjt)
+
+    def grad_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
+        return torch.zeros_like(kjt.weights()) if kjt.weights().grad is None else kjt.weights().grad
+
+    got = SimulatedWorld(world.world_size).run(rank_main)
+    modules = build_collections(world)
+    for rank in range(world.world_size):
+        kjt = learnable(batches[rank])
+        sum((output_of(m, kjt) * t).sum() for m, t in zip(modules, targets[rank], strict=True)).backward()
+        # the dense part averages it over ranks, so here it is whole
+        torch.testing.assert_close(got[rank], grad_of(kjt), **TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(6000, 6020))
+def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
+    world = random_world(seed, sequences=True)
+    for table in world.tables:
+        table.data_type = DataType.FP16
+    batches = batches_of(world, 1)
+    outputs, states, _ = run_sharded(world, batches, targets_of(world, batches), meta=True)
+    modules = build_collections(world)
+    assert {weight.dtype for _, weight, _ in states} == {torch.float16}
+    for rank in range(world.world_size):
+        for i, module in enumerate(modules):
+            torch.testing.assert_close(outputs[0][rank][i], output_of(module, batches[0][rank]).detach(), **TOLERANCE)

@@ -10,17 +10,22 @@ import torch
 from rayrec.distributed.bucketize import block_bucketize, block_bucketize_reference
 
 
+@pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("seed", range(50))
-def test_block_bucketize_equals_reference(seed: int) -> None:
+def test_block_bucketize_equals_reference(seed: int, varying: bool) -> None:
     rng = random.Random(seed)
     features, batch, blocks = rng.randint(1, 4), rng.randint(0, 5), rng.randint(2, 5)
     sizes = [rng.randint(blocks, 30) for _ in range(features)]
+    bags = [rng.randint(0, 5) if varying else batch for _ in range(features)]
+    feature_of = [f for f, count in enumerate(bags) for _ in range(count)]
     cuts = [torch.tensor([0, *sorted(rng.sample(range(1, n), blocks - 1)), n]) for n in sizes]
-    lengths = torch.tensor([rng.randint(0, 4) for _ in range(features * batch)], dtype=torch.int32)
-    ids = torch.tensor([rng.randrange(sizes[i // batch]) for i, n in enumerate(lengths.tolist()) for _ in range(n)], dtype=torch.int64)
+    lengths = torch.tensor([rng.randint(0, 4) for _ in feature_of], dtype=torch.int32)
+    ids = torch.tensor(
+        [rng.randrange(sizes[f]) for f, n in zip(feature_of, lengths.tolist(), strict=True) for _ in range(n)], dtype=torch.int64
+    )
     weights = torch.rand(ids.numel()) if rng.random() < 0.5 else None
-    got = block_bucketize(lengths, ids, weights, cuts)
-    want = block_bucketize_reference(lengths, ids, weights, cuts)
+    got = block_bucketize(lengths, ids, weights, cuts, bags if varying else None, where=True)
+    want = block_bucketize_reference(lengths, ids, weights, cuts, bags)
     for g, w in zip(got, want, strict=True):
         assert (g is None) == (w is None)
         assert g is None or torch.equal(g, w)

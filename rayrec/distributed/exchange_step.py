@@ -1,0 +1,167 @@
+"""The two collectives of a step that gradients flow through, as autograd functions.
+
+`Combine` sends looked-up rows home and gradients back to the owners; `RouteWeights` sends the gradients of per-id weights, where a
+model learns them, back to the rank that read the ids. Gradients arrive summed over ranks, while dense gradients are averaged by DDP:
+the one division by the number of ranks is `_scale`, and `RouteWeights` takes it back, since the weights belong to the dense part.
+
+Every rank calls both in every step, also one without slots: all must enter the collectives of the backward pass, so an anchor tensor
+keeps them in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.codec import Codecs, coded_all_to_all
+from rayrec.comm.exchange import Exchange
+from rayrec.distributed.combine import (
+    CombinePlan,
+    HomeGrads,
+    arrive,
+    join_pooled,
+    join_sequence,
+    join_varying,
+    pack_grads,
+    pack_rows,
+    split_grads,
+)
+from rayrec.distributed.route import RoutedIds, SendPlan
+from rayrec.distributed.slots import RankSlots, Sizes
+
+
+@dataclass(frozen=True)
+class Step:
+    """What both directions of one step need.
+
+    Attributes:
+        bags: feature -> bags, when they differ by feature; empty when all have the same.
+    """
+
+    plan: CombinePlan
+    send: SendPlan
+    routed: RoutedIds
+    exchange: Exchange
+    codecs: Codecs
+    bags: Mapping[str, int]
+
+    @property
+    def mine(self) -> RankSlots:
+        """The slots of this rank."""
+        return self.plan.slots.ranks[self.plan.rank]
+
+    def by_use(self, collection: int) -> bool:
+        """Whether a collection's output is one tensor per use instead of one matrix."""
+        return bool(self.bags) or self.plan.slots.collections[collection].sequence
+
+
+def _scale(grads: Tensor, world_size: int) -> Tensor:
+    """The one division by the number of ranks: with it, summed sparse gradients match DDP's averaged dense ones."""
+    return grads.mul_(1.0 / world_size) if world_size > 1 else grads
+
+
+class Combine(torch.autograd.Function):
+    """The output exchange. Inputs are the kernels' outputs, outputs per collection one (B, D) matrix, or one tensor per use."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, anchor: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Send rows home; see `combine`."""
+        ctx.step = step
+        plan, routed, ranks = step.plan, step.routed, step.plan.slots.ranks
+        out_sizes = [step.mine.rows_out(sizes) for sizes in routed.got]
+        in_sizes = [owner.rows_out(sizes) for owner, sizes in zip(ranks, routed.sent, strict=True)]
+        send = pack_rows(step.mine, rows, routed.got) if rows else anchor.new_empty(0)
+        received = coded_all_to_all(step.exchange, step.codecs.forward, send, out_sizes, in_sizes)
+        arrived = arrive(plan, routed, received, rows)
+        outputs: list[Tensor] = []
+        for collection, spec in plan.slots.collections.items():
+            if spec.sequence:
+                outputs.extend(join_sequence(plan, routed, step.send, arrived, collection))
+            elif step.bags:
+                outputs.extend(join_varying(plan, arrived, collection, step.bags))
+            else:
+                outputs.append(join_pooled(plan, arrived, collection))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Send gradients to the owners."""
+        step: Step = ctx.step
+        slots, routed = step.plan.slots, step.routed
+        pooled: dict[int, Tensor] = {}
+        uses: dict[tuple[int, int], Tensor] = {}
+        flow = iter(grads)
+        for collection in slots.collections:
+            if step.by_use(collection):
+                uses.update({(collection, use.index): next(flow) for use in slots.uses[collection]})
+            else:
+                pooled[collection] = next(flow)
+        send = pack_grads(step.plan, routed, step.send, HomeGrads(pooled, uses, step.bags), grads[0])
+        out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
+        in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
+        received = coded_all_to_all(step.exchange, step.codecs.backward, send, out_sizes, in_sizes)
+        return None, grads[0].new_empty(0), *split_grads(step.mine, _scale(received, len(routed.got)), routed.got)
+
+
+class RouteWeights(torch.autograd.Function):
+    """Per-id weights as the owners see them, differentiable. Outputs: an anchor, then one tensor per weighted group of this rank."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, weights: Tensor) -> tuple[Tensor, ...]:
+        """The values travelled with the ids; this only ties them to the graph."""
+        ctx.step, ctx.like = step, weights
+        groups = [g for g in step.mine.groups if g.key.weighted]
+        found = [step.routed.groups[g.key].weights for g in groups]
+        return weights.new_empty(0), *(w for w in found if w is not None)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Send the gradient of every weight to the rank that read its id."""
+        step: Step = ctx.step
+        ranks, routed = step.plan.slots.ranks, step.routed
+        sums: list[dict[int, Tensor]] = [{} for _ in routed.got]  # [source][piece]
+        for group, grad in zip((g for g in step.mine.groups if g.key.weighted), grads, strict=True):
+            counts = [sizes.ids[slot.piece] for slot in group.slots for sizes in routed.got]
+            parts = iter(grad.split(counts))
+            for slot in group.slots:
+                for source, found in enumerate(sums):
+                    part = next(parts)
+                    if group.key.replicated and source != step.plan.rank:
+                        part = torch.zeros_like(part)  # every replica computes it; that of the source's own rank counts
+                    found[slot.piece] = found[slot.piece] + part if slot.piece in found else part
+        back = [found[i] for found in sums for i in sorted(found)]
+        send = torch.cat(back) if back else ctx.like.new_empty(0)
+        received = step.exchange.all_to_all(
+            send.contiguous(),
+            [_weighted_ids(step.mine, sizes) for sizes in routed.got],
+            [_weighted_ids(owner, sizes) for owner, sizes in zip(ranks, routed.sent, strict=True)],
+        ).wait()
+        total = torch.zeros_like(ctx.like)
+        at = 0
+        for owner, (message, sizes) in enumerate(zip(step.send.messages, routed.sent, strict=True)):
+            for piece, row, count in zip(ranks[owner].pieces, message.rows, sizes.ids, strict=True):
+                if piece.weighted:
+                    _add_home(total, step, row, received[at : at + count])
+                    at += count
+        return None, total.mul_(len(ranks))
+
+
+def _weighted_ids(rank: RankSlots, sizes: Sizes) -> int:
+    return sum(ids for piece, ids in zip(rank.pieces, sizes.ids, strict=True) if piece.weighted)
+
+
+def _add_home(total: Tensor, step: Step, row: int, grad: Tensor) -> None:
+    for part in step.routed.source.parts:
+        if row < len(part.counts):
+            start = sum(part.counts[:row])
+            span = slice(start, start + part.counts[row])
+            if part.origin is None:
+                total[span] += grad
+            else:
+                total.index_add_(0, part.origin[span], grad.to(total.dtype))
+            return
+        row -= len(part.counts)
