@@ -236,6 +236,7 @@ def test_the_queue_is_bounded(tmp_path, monkeypatch):
         time.sleep(0.2)
         assert len(made) == 3
         assert len(loader) == 100
+    assert len(made) <= 5, "closing stops the work instead of running it to its end"
 
 
 def test_drop_last_and_ranks_without_rows(tmp_path):
