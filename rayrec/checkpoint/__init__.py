@@ -2,6 +2,7 @@
 
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
+from rayrec.checkpoint.place import Placer
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.save import save_checkpoint
 from rayrec.checkpoint.state import Gather, ShardState
@@ -12,6 +13,7 @@ __all__ = [
     "FileEntry",
     "Gather",
     "Manifest",
+    "Placer",
     "RestoredCheckpoint",
     "ShardState",
     "load_table",

@@ -4,9 +4,7 @@ World size, sharding kinds and cuts may all differ from those that were saved. A
 and copies them straight into the live tensors; a few batches are read and verified ahead by threads. All that can be checked without
 reading rows is checked before the first row is written. There is no collective: each rank restores alone.
 
-Row-wise optimizer state is one value per row and column block. Where one saved block covers the wanted columns its value is copied: exact
-for equal blocks, an approximation when a block is split (a part gets the mean of the whole). Where several do, the wanted value is their
-mean weighted by the columns they share with it: exact when whole blocks merge and the state sums means of squares (row-wise Adagrad).
+What a row-wise optimizer state becomes when column blocks split or merge is `place`'s business.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
+from rayrec.checkpoint.place import Placer
 from rayrec.checkpoint.shardfile import read_batch
 from rayrec.checkpoint.state import WEIGHT, ShardState, describe
 from rayrec.checkpoint.store import Store
@@ -117,14 +116,11 @@ def restore_checkpoint(
     reads = _plan_reads(manifest, shards, optimizers or {}, store.path)
     _check_files(store, manifest, {read.entry.path for read in reads})
     dense = _read_dense(store, manifest, verify)
-    means: dict[tuple[int, str], Tensor] = {}
+    placer = Placer()
     for read, data in _read_ahead(store, reads, verify):
         for state in read.targets:
-            _place(read, data, state, means)
-    for state in shards:
-        for name, target in state.optimizer.items():
-            if (id(state), name) in means:
-                target.copy_(means[id(state), name] / len(state.shard.cols))
+            placer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
+    placer.finish(shards)
     return RestoredCheckpoint(manifest=manifest, dense=dense["model"], dense_optimizer=dense["optimizer"])
 
 
@@ -216,27 +212,3 @@ def _read_ahead(store: Store, reads: Sequence[_Read], verify: bool) -> Iterator[
                 yield done, future.result()
         for done, future in pending:
             yield done, future.result()
-
-
-def _place(read: _Read, data: Mapping[str, Tensor], state: ShardState, means: dict[tuple[int, str], Tensor]) -> None:
-    """Copy what one batch and one shard share."""
-    entry, shard = read.entry, state.shard
-    rows_cols = entry.shard.intersect(shard)
-    assert rows_cols is not None, "targets intersect"
-    cols, here = rows_cols[1], entry.batch_range(read.batch)
-    rows = range(max(here.start, shard.rows.start), min(here.stop, shard.rows.stop))
-    from_rows, to_rows = _within(rows, here), _within(rows, shard.rows)
-    for name, target in state.tensors().items():
-        values = data[name][from_rows]
-        if target.dim() == 2:
-            target[to_rows, _within(cols, shard.cols)].copy_(values[:, _within(cols, entry.cols)])
-        elif len(cols) == len(shard.cols):  # one saved block has all wanted columns: exact if equal, an approximation if it is split
-            target[to_rows].copy_(values)
-        else:  # merged blocks; float64 so that equal values stay as they are
-            if (id(state), name) not in means:
-                means[id(state), name] = torch.zeros(len(shard.rows), dtype=torch.float64)
-            means[id(state), name][to_rows] += values.double() * len(cols)
-
-
-def _within(part: range, whole: range) -> slice:
-    return slice(part.start - whole.start, part.stop - whole.start)

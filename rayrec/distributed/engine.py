@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.combine import CombinePlan, plan_combine
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.reshard import move_table
 from rayrec.distributed.route import RoutedIds, SendPlan, plan_send, route
 from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable, compile_slots
 from rayrec.errors import ConfigError
@@ -101,6 +103,7 @@ class ShardedEmbeddings:
         self._prefetch_exchange = prefetch_exchange
         self._prefetched: list[_Prefetched] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._lr: float | None = None
 
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of every shard of this rank."""
@@ -108,8 +111,53 @@ class ShardedEmbeddings:
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of all updates to come."""
+        self._lr = lr
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)
+
+    def reshard(self, plan: ShardingPlan) -> int:
+        """Go over to another plan for the same tables and ranks, between two steps; every rank must call it.
+
+        Returns:
+            Float32 values that this rank sent: rectangles that stay on their rank are copied in place.
+        Raises:
+            PlanError: the plan does not fit the tables or the number of ranks.
+            CommError: a peer is gone; the old shards are then still whole.
+        """
+        tables = [table for c in self.collections for table in c.tables]
+        plan.check(tables, self.exchange.world_size)
+        for item in self._prefetched:
+            item.routed.result()  # made for the old plan: every rank has it, and routes again
+        self._prefetched = []
+        iteration = self._common_iteration()
+        old_plan, old = self.plan, self.shard_states()
+        compiled = {frozenset([i]): self._compile_for(plan, frozenset([i])) for i in range(len(self.collections))}
+        groups = [g for c in compiled.values() for g in c.slots.ranks[self.exchange.rank].groups]
+        lookups = {}
+        for group in groups:
+            kept = self.lookups.get(group.key)
+            lookups[group.key] = kept if kept is not None and kept.group == group else GroupLookup(group, self.device)
+        new = [state for lookup in lookups.values() for state in lookup.shard_states()]
+        sent = 0
+        for table in tables:
+            before, after = old_plan.tables[table.name].layout, plan.tables[table.name].layout
+            have, want = ([s for s in states if s.shard.table == table.name] for states in (old, new))
+            fresh = [w for w in want if all(w.weight.data_ptr() != h.weight.data_ptr() for h in have)]
+            columns = {WEIGHT: False} | {n: w == "row" for n, w in self.optimizers[table.name].state_widths.items()}
+            sent += move_table(table.name, before, after, have, fresh, columns, self.exchange, self.device)
+        for lookup in lookups.values():
+            lookup.iteration = iteration
+            if self._lr is not None:
+                lookup.set_learning_rate(self._lr)
+        self.plan, self.lookups, self._compiled = plan, lookups, compiled
+        self._seen, self._inbox = None, {}
+        return sent
+
+    def _common_iteration(self) -> int:
+        mine = max((lookup.iteration for lookup in self.lookups.values()), default=0)
+        world = self.exchange.world_size
+        box = torch.full((world,), mine, dtype=torch.int64, device=self.device)
+        return int(self.exchange.all_to_all(box, [1] * world, [1] * world).wait().max())
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor) -> tuple[Tensor, ...]:
         """The output of one collection, differentiable.
@@ -206,7 +254,10 @@ class ShardedEmbeddings:
 
     def _compile(self, collections: frozenset[int]) -> _Compiled:
         if collections not in self._compiled:
-            specs = {c: self.collections[c] for c in collections}
-            slots = compile_slots(self.plan, specs, self.optimizers, self.exchange.world_size)
-            self._compiled[collections] = _Compiled(slots, plan_combine(slots, self.exchange.rank))
+            self._compiled[collections] = self._compile_for(self.plan, collections)
         return self._compiled[collections]
+
+    def _compile_for(self, plan: ShardingPlan, collections: frozenset[int]) -> _Compiled:
+        specs = {c: self.collections[c] for c in collections}
+        slots = compile_slots(plan, specs, self.optimizers, self.exchange.world_size)
+        return _Compiled(slots, plan_combine(slots, self.exchange.rank))

@@ -34,6 +34,15 @@ class GroupLookup:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width). float32; its backward updates the rows."""
         return self.kernel(routed)
 
+    @property
+    def iteration(self) -> int:
+        """Updates so far, where the optimizer corrects its bias by it."""
+        return self.kernel.iteration
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        self.kernel.iteration = value
+
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the updates to come."""
         self.kernel.set_learning_rate(lr)

@@ -121,6 +121,22 @@ class DistributedModelParallel(nn.Module):
         """Live rows and optimizer state of this rank's shards; what checkpoints save and restore."""
         return self._engine.shard_states()
 
+    def reshard(self, plan: ShardingPlan) -> int:
+        """Go over to another plan between two steps; training goes on as if it had begun under it. Every rank must call it.
+
+        Only rectangles whose owner changes travel, optimizer state included. Row-wise state is exact as long as column blocks are kept
+        or merged; where a block is split, its parts start from the value of the whole.
+
+        Returns:
+            Float32 values that this rank sent.
+        Raises:
+            PlanError: the plan does not fit the tables or the number of ranks.
+            CommError: a peer is gone.
+        """
+        sent = self._engine.reshard(plan)
+        self.plan = plan
+        return sent
+
     def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
         """Start the input exchange of a KJT that a later forward will be given; all ranks must do so in the same order.
 

@@ -1,0 +1,101 @@
+"""Moving tables to another plan between two steps: only rectangles whose owner changes cross the wire, optimizer state with them.
+
+Old and new layouts are two sets of rectangles; what stays on its rank is copied in place, the rest goes by one all_to_all per table, so
+the extra memory is the new shards and one table's moving rows. A replicated table needs no wire: every rank has it. Row-wise state
+follows the rules of `checkpoint.place`.
+"""
+
+# rows and state travel as float32, which holds float16 exactly
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.checkpoint import Placer, ShardState
+from rayrec.comm.exchange import Exchange
+from rayrec.layout import Layout, Replicated, Shard
+
+
+@dataclass(frozen=True)
+class Move:
+    """One rectangle that leaves `source.rank` for `target.rank`."""
+
+    source: Shard
+    target: Shard
+    rows: range
+    cols: range
+
+
+def moves(table: str, old: Layout, new: Layout) -> Iterator[Move]:
+    """Every rectangle of one table that changes its rank, in an order that all ranks share."""
+    if isinstance(old, Replicated):
+        return
+    for source in old.shards(table):
+        for target in new.shards(table):
+            if source.rank != target.rank and (shared := source.intersect(target)):
+                yield Move(source, target, *shared)
+
+
+def _values(state: ShardState, rows: range, cols: range) -> Iterator[Tensor]:
+    """The float32 values of a rectangle: the weight, then each state."""
+    shard = state.shard
+    r = slice(rows.start - shard.rows.start, rows.stop - shard.rows.start)
+    c = slice(cols.start - shard.cols.start, cols.stop - shard.cols.start)
+    for tensor in state.tensors().values():
+        yield (tensor[r, c] if tensor.dim() == 2 else tensor[r]).detach().float().reshape(-1)
+
+
+def _size(move: Move, row_wise: Mapping[str, bool]) -> int:
+    return sum(len(move.rows) * (1 if one else len(move.cols)) for one in row_wise.values())
+
+
+@torch.no_grad()
+def move_table(
+    table: str,
+    old: Layout,
+    new: Layout,
+    have: Sequence[ShardState],
+    want: Sequence[ShardState],
+    columns: Mapping[str, bool],
+    exchange: Exchange,
+    device: torch.device,
+) -> int:
+    """Fill this rank's new shards of one table; every rank calls it for every table in the same order.
+
+    Args:
+        have, want: this rank's shards of the table under the old and the new layout.
+        columns: name of each tensor of a shard, weight first -> whether it has one value per row.
+    Returns:
+        Float32 values that this rank sent.
+    Raises:
+        CommError: a peer is gone.
+    """
+    placer, rank = Placer(), exchange.rank
+    for target in want:
+        for source in have:
+            placer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
+    plan = list(moves(table, old, new))
+    out = [[m for m in plan if m.source.rank == rank and m.target.rank == r] for r in range(exchange.world_size)]
+    inn = [[m for m in plan if m.target.rank == rank and m.source.rank == r] for r in range(exchange.world_size)]
+    sources = {state.shard: state for state in have}
+    parts = [value for moved in out for m in moved for value in _values(sources[m.source], m.rows, m.cols)]
+    send = torch.cat(parts) if parts else torch.empty(0, device=device)
+    received = exchange.all_to_all(
+        send, [sum(_size(m, columns) for m in moved) for moved in out], [sum(_size(m, columns) for m in moved) for moved in inn]
+    ).wait()
+    targets = {state.shard: state for state in want}
+    at = 0
+    for m in (m for moved in inn for m in moved):
+        data = {}
+        for name, one in columns.items():
+            count = len(m.rows) * (1 if one else len(m.cols))
+            part = received[at : at + count]
+            data[name] = part if one else part.view(len(m.rows), len(m.cols))
+            at += count
+        placer.put(m.rows, m.cols, data, targets[m.target])
+    placer.finish(want)
+    return send.numel()

@@ -1,0 +1,107 @@
+"""Resharding in the middle of training gives the final weights of never having resharded, over random pairs of plans."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rayrec.comm import SimulatedWorld
+from rayrec.distributed import shard_embeddings
+from rayrec.errors import PlanError
+from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
+from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
+from tests.worlds import World, build_collections, output_of, random_layout, random_world
+
+STEPS = 4
+
+
+def other_plan(world: World, seed: int) -> ShardingPlan:
+    """Another random plan; row-wise state is exact only while column blocks are kept, so those stay as they are."""
+    rng = random.Random(seed)
+    placements = {}
+    for table in world.tables:
+        old = world.plan.tables[table.name].layout
+        for _ in range(200):
+            layout = random_layout(table, world.hosts, rng)
+            cuts = layout.col_cuts if isinstance(layout, TableLayout) else (0, table.embedding_dim)
+            kept = old.col_cuts if isinstance(old, TableLayout) else (0, table.embedding_dim)
+            if not isinstance(world.optimizer, RowWiseAdagrad) or cuts == kept:
+                break
+        else:
+            layout = old
+        placements[table.name] = TablePlacement(layout)
+    return ShardingPlan(world_size=world.world_size, tables=placements, hosts=world.hosts)
+
+
+def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
+    """Whole tables after training with one plan per step."""
+    batches = batches_of(world, STEPS)
+    targets = targets_of(world, batches)
+
+    def rank_main(exchange):
+        torch.set_num_threads(1)
+        modules, engine = shard_embeddings(
+            build_collections(world, "meta"), plans[0], exchange, world.optimizer, torch.device("cpu"), world.seed
+        )
+        engine.set_learning_rate(0.07)
+        for step in range(STEPS):
+            if plans[step] is not engine.plan:
+                engine.reshard(plans[step])
+            kjt = batches[step][exchange.rank]
+            sum((output_of(m, kjt) * t).sum() for m, t in zip(modules, targets[step][exchange.rank], strict=True)).backward()
+        return [(s.shard, s.weight.detach().clone()) for s in engine.shard_states()]
+
+    whole = {t.name: torch.full((t.num_embeddings, t.embedding_dim), float("nan")) for t in world.tables}
+    for states in SimulatedWorld(world.world_size).run(rank_main):
+        for shard, weight in states:
+            whole[shard.table][shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop] = weight
+    assert not any(w.isnan().any() for w in whole.values())
+    return whole
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_resharding_between_steps_changes_nothing(seed: int) -> None:
+    optimizer = [SGD(lr=0.1), Adagrad(lr=0.1, eps=1e-6), RowWiseAdagrad(lr=0.1, eps=1e-6), Adam(lr=0.01)][seed % 4]
+    world = random_world(7000 + seed, optimizer=optimizer, sequences=seed % 2 == 0)
+    first, second = world.plan, other_plan(world, seed)
+    never = train(world, [first] * STEPS)
+    once = train(world, [first, first, second, second])
+    back = train(world, [first, second, first, second])
+    for name, weight in never.items():
+        torch.testing.assert_close(once[name], weight, **TOLERANCE)
+        torch.testing.assert_close(back[name], weight, **TOLERANCE)
+
+
+def test_only_rectangles_whose_owner_changes_travel() -> None:
+    world = random_world(1, hosts=[[0, 1]], optimizer=SGD(lr=0.1))
+
+    def rank_main(exchange):
+        _, engine = shard_embeddings(build_collections(world, "meta"), world.plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+        nothing = engine.reshard(replace(world.plan))
+        swapped = {}
+        for name, placement in world.plan.tables.items():
+            layout = placement.layout
+            if isinstance(layout, TableLayout):
+                layout = replace(layout, owners=tuple(tuple(1 - r for r in row) for row in layout.owners))
+            swapped[name] = TablePlacement(layout)
+        own = sum(s.weight.numel() for s in engine.shard_states() if isinstance(world.plan.tables[s.shard.table].layout, TableLayout))
+        return nothing, engine.reshard(replace(world.plan, tables=swapped)), own
+
+    for nothing, moved, own in SimulatedWorld(2).run(rank_main):
+        assert nothing == 0
+        assert moved == own
+
+
+def test_resharding_to_a_plan_for_other_ranks_is_refused() -> None:
+    world = random_world(1, hosts=[[0, 1]])
+
+    def rank_main(exchange):
+        _, engine = shard_embeddings(build_collections(world, "meta"), world.plan, exchange, world.optimizer, torch.device("cpu"), 0)
+        with pytest.raises(PlanError, match="for 1 rank"):
+            engine.reshard(random_world(1, hosts=[[0]]).plan)
+
+    SimulatedWorld(2).run(rank_main)
