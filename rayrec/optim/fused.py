@@ -1,0 +1,135 @@
+"""The tables' fused optimizers as a torch optimizer: its learning rates reach the lookup kernels, its state is the kernels' own.
+
+The backward pass makes the updates, so `step` and `zero_grad` only pass learning rates on. Writing `param_groups[i]["lr"]`, as every
+learning-rate scheduler does, reaches the kernel at once, whatever the order of scheduler and step; one group per kernel.
+
+A kernel is anything with the attributes of `FusedUpdate`, so that this package knows nothing of the sharded runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rayrec.errors import CheckpointError
+from rayrec.layout import Shard
+from rayrec.optim.keyed import KeyedOptimizer
+from rayrec.optim.sparse import SparseOptimizer
+
+
+class ShardTensors(Protocol):
+    """A shard's live rows and optimizer state."""
+
+    @property
+    def shard(self) -> Shard: ...
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def optimizer(self) -> Any: ...
+
+
+class FusedUpdate(Protocol):
+    """A kernel that updates its rows in the backward pass."""
+
+    @property
+    def optimizer(self) -> SparseOptimizer: ...
+
+    iteration: int
+
+    def set_learning_rate(self, lr: float) -> None: ...
+
+    def shard_states(self) -> Iterable[ShardTensors]: ...
+
+
+class FusedOptimizer(KeyedOptimizer):
+    """The optimizers of all tables of one rank.
+
+    Args:
+        kernels: this rank's lookups; none on a rank without shards.
+        name_of: table -> name of its parameter in the model; by default "<table>.weight".
+
+    State is keyed by parameter name where this rank holds one shard of the table, else by "name[r0-100,c0-64]": the rows and columns
+    of each shard. It is that of this rank and plan; checkpoints, not state_dicts, carry it to another plan.
+    """
+
+    def __init__(self, kernels: Sequence[FusedUpdate], name_of: Callable[[str], str] | None = None) -> None:
+        self._kernels = list(kernels)
+        name_of = name_of or (lambda table: f"{table}.weight")
+        shards = [state.shard for kernel in self._kernels for state in kernel.shard_states()]
+        count = {table: sum(s.table == table for s in shards) for table in {s.table for s in shards}}
+        params: dict[str, Tensor] = {}
+        state: dict[Any, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for kernel in self._kernels:
+            members = []
+            for part in kernel.shard_states():
+                shard, weight = part.shard, part.weight
+                where = f"[r{shard.rows.start}-{shard.rows.stop},c{shard.cols.start}-{shard.cols.stop}]"
+                params[name_of(shard.table) + (where if count[shard.table] > 1 else "")] = weight
+                state[weight] = dict(part.optimizer)
+                members.append(weight)
+            options = {name: value for name, value in kernel.optimizer.hyperparameters.items() if name != "lr"}
+            groups.append(_Group(kernel, {"params": members, "lr": kernel.optimizer.lr, "name": kernel.optimizer.name, **options}))
+        super().__init__(params, state, groups)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The backward pass has updated the rows already; passes learning rates on."""
+        self._pass_on()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Tables have no gradients; passes learning rates on."""
+        self._pass_on()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State by parameter name; each group with its kernel's iteration."""
+        found = super().state_dict()
+        for group, kernel in zip(found["param_groups"], self._kernels, strict=True):
+            group["iteration"] = kernel.iteration
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over state, learning rates and iterations.
+
+        Raises:
+            CheckpointError: names, shapes or constants are not those of these kernels; constants but the learning rate are the model's.
+        """
+        own = {tuple(group["params"]): group for group in self.state_dict()["param_groups"]}
+        for saved in state_dict.get("param_groups", ()):
+            here = own.get(tuple(saved["params"]), saved)
+            differ = [
+                key for key in here if key not in ("params", "lr", "initial_lr", "iteration") and here[key] != saved.get(key, here[key])
+            ]
+            if differ:
+                raise CheckpointError(
+                    f"the optimizer of {saved['params'][0]!r} was saved with {differ[0]}={saved[differ[0]]!r}, here it is "
+                    f"{here[differ[0]]!r}; build the model with the optimizer that it was trained with."
+                )
+        super().load_state_dict(state_dict)
+
+    def post_load_state_dict(self) -> None:
+        """Hand learning rates and iterations to the kernels."""
+        for group, kernel in zip(self.param_groups, self._kernels, strict=True):
+            kernel.iteration = int(group.pop("iteration", kernel.iteration))
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        # a scheduler may write in place what `_Group` does not see: a tensor, or dict.update
+        for group, kernel in zip(self.param_groups, self._kernels, strict=True):
+            kernel.set_learning_rate(float(group["lr"]))
+
+
+class _Group(dict[str, Any]):
+    """A param_group whose learning rate reaches its kernel when it is written."""
+
+    def __init__(self, kernel: FusedUpdate, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._kernel = kernel
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if key == "lr":
+            self._kernel.set_learning_rate(float(value))

@@ -1,0 +1,107 @@
+"""Choose an optimizer per table before sharding: `apply_optimizer_in_backward` marks parameters, the sharded runtime reads the marks.
+
+The call is that of `torch.distributed.optim._apply_optimizer_in_backward`, and its classes may be torch's or this package's. A mark is
+a value on the parameter and does nothing by itself: tables that are not sharded train with an outer optimizer as ever. A copy of a
+module (copy.deepcopy, pickle) loses its marks, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.errors import ConfigError
+from rayrec.optim.sparse import SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, DecayMode, SparseOptimizer
+
+_MARK = "_rayrec_optimizer"
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: type[torch.optim.Optimizer] | type[SparseOptimizer],
+    params: nn.Module | Iterable[nn.Parameter],
+    optimizer_kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """Mark tables with the optimizer that their updates in the backward pass use.
+
+    Args:
+        optimizer_class: a class of SPARSE_OPTIMIZERS, or torch's SGD, Adagrad, Adam, AdamW or SparseAdam.
+        params: the tables' weights, or a module all of whose parameters are tables, such as an EmbeddingBagCollection.
+        optimizer_kwargs: its constructor's arguments; what is left out has that class's default.
+    Raises:
+        ConfigError: the class or an argument has no counterpart in the lookup kernels, or a parameter has another optimizer already.
+
+    Example:
+        apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings, {"lr": 0.02})
+        apply_optimizer_in_backward(torch.optim.Adam, model.embeddings.embedding_bags["user"].parameters(), {"lr": 1e-3})
+    """
+    optimizer = as_sparse_optimizer(optimizer_class, optimizer_kwargs or {})
+    for parameter in params.parameters() if isinstance(params, nn.Module) else params:
+        already = optimizer_of(parameter)
+        if already is not None and already != optimizer:
+            raise ConfigError(
+                f"a table of shape {tuple(parameter.shape)} is marked with {already} and cannot take {optimizer} as well. "
+                "Mark each table once: single tables by their own parameters."
+            )
+        setattr(parameter, _MARK, optimizer)
+
+
+def optimizer_of(parameter: Tensor) -> SparseOptimizer | None:
+    """The optimizer that a table's weight is marked with, or None."""
+    return getattr(parameter, _MARK, None)
+
+
+def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> SparseOptimizer:
+    """The sparse optimizer of an optimizer class and its arguments.
+
+    Raises:
+        ConfigError: there is no counterpart; lists what is supported.
+    """
+    if optimizer_class in SPARSE_OPTIMIZERS.values():
+        return _construct(optimizer_class, _split_betas(kwargs))
+    if optimizer_class not in _OF_TORCH:
+        names = ", ".join(cls.__name__ for cls in SPARSE_OPTIMIZERS.values())
+        raise ConfigError(
+            f"{optimizer_class.__name__} has no counterpart in the lookup kernels. Use one of rayrec.optim ({names}) "
+            f"or of torch.optim ({', '.join(cls.__name__ for cls in _OF_TORCH)})."
+        )
+    # torch's own defaults, so that what is left out means what it means there
+    filled = _construct(optimizer_class, {"params": [nn.Parameter(torch.zeros(1))], **kwargs}).defaults
+    for name in ("nesterov", "maximize", "amsgrad", "momentum", "dampening", "lr_decay", "initial_accumulator_value"):
+        if filled.get(name):
+            raise ConfigError(f"torch.optim.{optimizer_class.__name__}({name}={filled[name]!r}): tables cannot be trained with {name}.")
+    return _OF_TORCH[optimizer_class]({name: float(v) if isinstance(v, Tensor) else v for name, v in filled.items()})
+
+
+def _construct(cls: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return cls(**kwargs)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{getattr(cls, '__name__', cls)}: {error}.") from error
+
+
+def _split_betas(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(kwargs)
+    if "betas" in values:
+        values["beta1"], values["beta2"] = values.pop("betas")
+    return values
+
+
+def _adam(values: Mapping[str, Any]) -> SparseOptimizer:
+    mode: DecayMode = "decoupled" if values.get("decoupled_weight_decay") else "l2"
+    beta1, beta2 = values["betas"]
+    decay = values.get("weight_decay", 0.0)
+    return Adam(lr=values["lr"], eps=values["eps"], beta1=beta1, beta2=beta2, weight_decay=decay, weight_decay_mode=mode)
+
+
+_OF_TORCH: dict[type, Callable[[Mapping[str, Any]], SparseOptimizer]] = {
+    torch.optim.SGD: lambda v: SGD(lr=v["lr"], weight_decay=v["weight_decay"]),
+    torch.optim.Adagrad: lambda v: Adagrad(lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]),
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: lambda v: _adam({**v, "decoupled_weight_decay": True}),
+    torch.optim.SparseAdam: _adam,
+}

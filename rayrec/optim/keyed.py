@@ -1,0 +1,231 @@
+"""Optimizers whose state is keyed by parameter name instead of by position, and how several of them act as one.
+
+`KeyedOptimizer` has TorchRec's names and form of state_dict: {"state": {parameter name: state}, "param_groups": [...]}. So a state_dict
+outlives a change of order, and the parts of a model (dense parameters, tables) merge into one `CombinedOptimizer`. All of them are
+torch optimizers: learning-rate schedulers, step hooks and GradScaler take them.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.errors import CheckpointError, ConfigError
+
+
+class KeyedOptimizer(torch.optim.Optimizer):
+    """An optimizer over named parameters.
+
+    Args:
+        params: name -> parameter.
+        state: parameter -> its state by name; shared, not copied.
+        param_groups: torch's groups, each with "params" and its options; shared, not copied.
+    Raises:
+        ConfigError: a group holds a parameter that has no name.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], state: MutableMapping[Any, Any], param_groups: list[dict[str, Any]]) -> None:
+        # torch's constructor refuses to have no parameters, as a rank without shards has; this sets up the hooks alike
+        self.__setstate__({"defaults": {}, "state": state, "param_groups": param_groups})
+        self.params = dict(params)
+        names = {id(p) for p in self.params.values()}
+        for group in param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in names:
+                    raise ConfigError(f"a parameter of shape {tuple(parameter.shape)} is in a param_group and has no name in params.")
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self.params.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """State and options by parameter name; tensors are live, not copies."""
+        names = self._names()
+        groups = []
+        for group in self.param_groups:
+            options = {key: value for key, value in group.items() if key != "params"}
+            groups.append({"params": sorted(names[id(p)] for p in group["params"]), **options})
+        return {"state": {names[id(p)]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over state, by copying into the tensors that are there, and options of equal groups.
+
+        Raises:
+            CheckpointError: names, state or shapes are not those of this optimizer.
+        """
+        names = self._names()
+        own = {names[id(p)]: state for p, state in self.state.items()}
+        saved = state_dict["state"]
+        missing = sorted(set(own) - set(saved))  # the other way round is fine: torch's optimizers make state at the first step
+        if missing:
+            raise CheckpointError(f"the optimizer state to load lacks {len(missing)} parameters, for example {missing[0]!r}.")
+        unknown = sorted(set(saved) - set(self.params))
+        if unknown:
+            raise CheckpointError(f"the optimizer state to load has parameter {unknown[0]!r}, which is not optimized here.")
+        for name, values in saved.items():
+            self._load_parameter(name, self.state[self.params[name]], values)
+        own_groups = {tuple(sorted(names[id(p)] for p in group["params"])): group for group in self.param_groups}
+        for saved_group in state_dict.get("param_groups", ()):
+            group = own_groups.get(tuple(saved_group["params"]))
+            if group is None:
+                raise CheckpointError(f"no group of this optimizer has just the parameters {saved_group['params'][:5]}; group them alike.")
+            for key, value in saved_group.items():
+                if key != "params":
+                    group[key] = value
+        self.post_load_state_dict()
+
+    def _load_parameter(self, name: str, own: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
+        if own and set(own) != set(saved):
+            raise CheckpointError(
+                f"the state of {name!r} holds {sorted(saved)}, this optimizer's {sorted(own)}; it is another optimizer's."
+            )
+        for key, value in saved.items():
+            mine = own.get(key)
+            if isinstance(mine, Tensor) and isinstance(value, Tensor):
+                if mine.shape != value.shape:
+                    raise CheckpointError(f"state {key!r} of {name!r} has shape {tuple(value.shape)}, here it is {tuple(mine.shape)}.")
+                mine.detach().copy_(value)
+            else:
+                own[key] = value.detach().clone() if isinstance(value, Tensor) else value
+
+    def post_load_state_dict(self) -> None:
+        """Called at the end of `load_state_dict`."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Not supported: parameters need names.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("a keyed optimizer takes no more groups: build another one and join them with CombinedOptimizer.")
+
+
+class KeyedOptimizerWrapper(KeyedOptimizer):
+    """A torch optimizer over named parameters.
+
+    Args:
+        params: name -> parameter.
+        optim_factory: makes the torch optimizer of a list of parameters or of groups.
+
+    Example:
+        KeyedOptimizerWrapper(dict(model.dense_parameters()), lambda params: torch.optim.Adam(params, lr=1e-3))
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], optim_factory: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+        self._optimizer = optim_factory(list(params.values()))
+        super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
+        self.defaults = self._optimizer.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop or zero the gradients."""
+        self._optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters."""
+        self._optimizer.step(closure=closure)
+
+
+class OptimizerWrapper(KeyedOptimizer):
+    """A keyed optimizer around another one, which it shares parameters, state and groups with; for subclasses."""
+
+    def __init__(self, optimizer: KeyedOptimizer) -> None:
+        self._optimizer = optimizer
+        super().__init__(optimizer.params, optimizer.state, optimizer.param_groups)
+        self.defaults = optimizer.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop or zero the gradients."""
+        self._optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters."""
+        self._optimizer.step(closure=closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the inner optimizer's."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As the inner optimizer's."""
+        self._optimizer.load_state_dict(state_dict)
+
+
+class CombinedOptimizer(KeyedOptimizer):
+    """Several keyed optimizers as one.
+
+    Args:
+        optims: optimizers, or pairs of a prefix for their parameters' names and an optimizer.
+    Raises:
+        ConfigError: two of them have a parameter of one name.
+    """
+
+    def __init__(self, optims: Sequence[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
+        self._optims = [entry if isinstance(entry, tuple) else ("", entry) for entry in optims]
+        params: dict[str, Tensor] = {}
+        for prefix, optimizer in self._optims:
+            for name, parameter in optimizer.params.items():
+                key = self.prepend_opt_key(name, prefix)
+                if key in params:
+                    raise ConfigError(
+                        f"two optimizers have a parameter {key!r}; give one a prefix: CombinedOptimizer([('a', first), ...])."
+                    )
+                params[key] = parameter
+        state = ChainMap(*(optimizer.state for _, optimizer in self._optims))  # to read: each part writes its own
+        super().__init__(params, state, [group for _, optimizer in self._optims for group in optimizer.param_groups])
+
+    @property
+    def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
+        """The parts with their prefixes."""
+        return self._optims
+
+    @staticmethod
+    def prepend_opt_key(name: str, opt_key: str) -> str:
+        """The name of a parameter under a prefix."""
+        return f"{opt_key}.{name}" if opt_key else name
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop or zero all gradients."""
+        for _, optimizer in self._optims:
+            optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step every part."""
+        for _, optimizer in self._optims:
+            optimizer.step(closure=closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parts' state_dicts under their prefixes; what else they hold is under "parts", by position."""
+        merged: dict[str, Any] = {"state": {}, "param_groups": [], "parts": {}}
+        for i, (prefix, optimizer) in enumerate(self._optims):
+            part = optimizer.state_dict()
+            merged["parts"][i] = {key: value for key, value in part.items() if key not in ("state", "param_groups")}
+            merged["state"] |= {self.prepend_opt_key(name, prefix): value for name, value in part["state"].items()}
+            for group in part["param_groups"]:
+                merged["param_groups"].append({**group, "params": [self.prepend_opt_key(name, prefix) for name in group["params"]]})
+        return merged
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Hand every part its own.
+
+        Raises:
+            CheckpointError: names, state or shapes are not those of the parts.
+        """
+        left = set(state_dict["state"]) - set(self.params)
+        if left:
+            raise CheckpointError(f"the optimizer state to load has parameter {sorted(left)[0]!r}, which is not optimized here.")
+        for i, (prefix, optimizer) in enumerate(self._optims):
+            names = {self.prepend_opt_key(name, prefix): name for name in optimizer.params}
+            state = {names[key]: value for key, value in state_dict["state"].items() if key in names}
+            groups = [
+                {**group, "params": sorted(names[key] for key in group["params"])}
+                for group in state_dict.get("param_groups", ())
+                if group["params"] and set(group["params"]) <= set(names)
+            ]
+            optimizer.load_state_dict({"state": state, "param_groups": groups, **state_dict.get("parts", {}).get(i, {})})
