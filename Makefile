@@ -20,7 +20,7 @@ DEV := $(VENV)/.installed-dev
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make train      train a DLRM on synthetic clicks, 2 ranks on this machine     (ARGS=... is passed on)"
+	@echo "make train      train a DLRM on synthetic clicks, on this machine              (ARGS=... is passed on)"
 	@echo "make test       all tests but the slow ones                                   (ARGS=... is passed on)"
 	@echo "make test-all   all tests"
 	@echo "make lint       ruff check, ruff format --check, mypy"
@@ -51,13 +51,13 @@ $(PY):
 
 $(CPU): pyproject.toml | $(PY)
 	@echo "installing rayrec[cpu] into $(VENV) (a few minutes the first time)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu]"
+	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu]"
 	@touch $@
 
 # separate from $(CPU), so that `make train` needs no test tools; both stamps hold what pip then finds in place
 $(DEV): pyproject.toml | $(PY)
 	@echo "installing rayrec[cpu,dev] into $(VENV) (a few minutes the first time)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev]"
+	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev]"
 	@touch $@ $(CPU)
 
 clean:
