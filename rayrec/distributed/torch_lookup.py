@@ -6,7 +6,7 @@ pass sums over equal ids without an (ids, width) temporary, walks the touched ro
 once; no gradient of table size is ever made. The order of every sum is fixed, so replicas stay equal bit for bit.
 
 Costs a sort of the ids and about twice FBGEMM's fused CPU backward; see `lookup.make_lookup` for when it is chosen. Leaves out: rows
-outside of device memory on CUDA, and a gradient for the weights of ids.
+outside of device memory on CUDA.
 """
 
 # B bags per slot, S slots of one width, N their ids, U touched rows, D width
@@ -14,7 +14,7 @@ outside of device memory on CUDA, and a gradient for the weights of ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,11 +60,24 @@ class _Band:
 
 @dataclass(frozen=True)
 class _Bags:
-    """What one band reads in one step."""
+    """What one band reads in one step.
 
-    rows_N: Tensor  # rows of the band's buffer
-    offsets: Tensor  # (S * B + 1,)
-    weights_N: Tensor | None = field(default=None)
+    Attributes:
+        rows_N: rows of the band's buffer.
+        offsets: (S * B + 1,).
+        weights_N: weight of each id, or None.
+        spans: where these ids lie among those of the group.
+    """
+
+    rows_N: Tensor
+    offsets: Tensor
+    weights_N: Tensor | None
+    spans: tuple[slice, ...]
+
+    def bag_N(self) -> Tensor:
+        """The bag of each id."""
+        num_bags = self.offsets.numel() - 1
+        return torch.arange(num_bags, device=self.offsets.device).repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
 
 
 class TorchLookup:
@@ -141,25 +154,39 @@ class TorchLookup:
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         bounds = offsets[:: max(num_bags, 1)]
         if len(self._bands) == 1:
-            return [_Bags(_shift(ids, self._bands[0].first_rows, bounds), offsets, weights)]
-        cuts, lengths, found = bounds.tolist(), offsets.diff(), []
+            return [_Bags(_shift(ids, self._bands[0].first_rows, bounds), offsets, weights, (slice(None),))]
+        cuts, lengths, found = bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1), offsets.diff(), []
         for band in self._bands:
-            spans = [(run.start, run.stop) for run in runs(band.slots)]
-            ids_N = torch.cat([ids[cuts[a] : cuts[b]] for a, b in spans]) if num_bags else ids
-            weights_N = None if weights is None else torch.cat([weights[cuts[a] : cuts[b]] for a, b in spans]) if num_bags else weights
-            own = _complete_sum(torch.cat([lengths[a * num_bags : b * num_bags] for a, b in spans]))
-            found.append(_Bags(_shift(ids_N, band.first_rows, own[:: max(num_bags, 1)]), own, weights_N))
+            slots = runs(band.slots)
+            spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
+            own = _complete_sum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
+            rows_N = _shift(torch.cat([ids[span] for span in spans]), band.first_rows, own[:: max(num_bags, 1)])
+            weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
+            found.append(_Bags(rows_N, own, weights_N, spans))
         return found
+
+    def _grad_of_weights(self, bags: Sequence[_Bags], grads: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """(N,): what each id's weight scales, its row, times the gradient of its bag."""
+        found = torch.empty_like(weights)
+        for band, b, grad in zip(self._bands, bags, grads, strict=True):
+            step = max(1, self._block_elements() // band.width)
+            parts = zip(b.rows_N.split(step), b.bag_N().split(step), strict=True)
+            dots = torch.cat([torch.einsum("nd,nd->n", band.weight[rows].float(), grad[bag]) for rows, bag in parts])
+            for span, part in zip(b.spans, dots.split([len(range(*s.indices(weights.numel()))) for s in b.spans]), strict=True):
+                found[span] = part
+        return found
+
+    def _block_elements(self) -> int:
+        return _BLOCK_ELEMENTS["cpu" if self.device.type == "cpu" else "cuda"]
 
     def _update(self, band: _Band, bags: _Bags, grad: Tensor) -> None:
         """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
         order_N = bags.rows_N.argsort(stable=True)
-        bag_N = torch.arange(grad.shape[0], device=self.device).repeat_interleave(bags.offsets.diff())[order_N]
+        bag_N = bags.bag_N()[order_N]
         weights_N = None if bags.weights_N is None else bags.weights_N[order_N]
         touched_U, counts_U = bags.rows_N[order_N].unique_consecutive(return_counts=True)
         starts = _complete_sum(counts_U)
-        limit = _BLOCK_ELEMENTS.get(self.device.type, 1 << 26)
-        step = max(1, limit // band.width)
+        step = max(1, self._block_elements() // band.width)
         cuts = list(range(0, touched_U.numel(), step))
         heads = starts[::step].tolist() if len(cuts) > 1 else [0]
         heads = [*heads[: len(cuts)], bag_N.numel()]
@@ -181,20 +208,21 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lookup: TorchLookup, anchor: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         bags = lookup._split(ids, offsets, weights)
-        ctx.lookup, ctx.bags = lookup, bags
+        ctx.lookup, ctx.bags, ctx.weights = lookup, bags, weights
         return lookup._pool(bags, (offsets.numel() - 1) // len(lookup.group.slots))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lookup: TorchLookup = ctx.lookup
         grad = grads[0].contiguous()
         if lookup.optimizer.max_gradient is not None:
             grad = grad.clamp(-lookup.optimizer.max_gradient, lookup.optimizer.max_gradient)
         by_band = [lookup._grad_of_bags(band, grad) for band in lookup._bands]
+        grad_of_weights = lookup._grad_of_weights(ctx.bags, by_band, ctx.weights) if ctx.needs_input_grad[4] else None
         lookup.iteration += 1
         for band, bags, grad_of_bags in zip(lookup._bands, ctx.bags, by_band, strict=True):
             lookup._update(band, bags, grad_of_bags)
-        return None, None, None, None, None
+        return None, None, None, None, grad_of_weights
 
 
 def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> list[_Band]:

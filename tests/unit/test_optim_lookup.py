@@ -141,6 +141,23 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
             torch.testing.assert_close(mine.optimizer[name], theirs.optimizer[name], **tolerance)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_learned_weights_get_the_gradient_that_fbgemm_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
+    work = random_work(seed, optimizer, weighted=True)
+    ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
+    work.fill(ours, fused)
+    monkeypatch.setitem(torch_lookup._BLOCK_ELEMENTS, "cpu", 64)
+    for num_bags in (5, 0, 9):
+        routed, grad = work.batch(num_bags), work.grad(num_bags)
+        found = []
+        for lookup in (ours, fused):
+            weights = routed.weights.clone().requires_grad_()
+            lookup(GroupIds(routed.ids, routed.offsets, weights)).backward(grad.clone())
+            found.append(weights.grad)
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_blocks_of_touched_rows_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
