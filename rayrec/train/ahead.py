@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -95,26 +96,29 @@ class Reader:
             self._source = source
             self._submit()
         while len(self.ready) < self.depth and self._reading is not None:
-            if self._reading.done() and self._reading.exception() is not None and self.ready:
+            error = self._reading.exception()
+            if error is not None and self.ready:
                 return  # first the batches before it
-            try:
-                batch = self._reading.result()
-            except BaseException:
-                if self.ready:
-                    return
-                self._reading = None
-                raise
+            batch = None if error is not None else self._reading.result()
             self._reading = None
+            if error is not None or batch is _END:
+                self._end_thread()
+            if error is not None:
+                raise error
             if batch is not _END:
                 self.ready.append(self._copy(batch))
                 self._submit()
 
     def close(self) -> None:
         """Wait for the thread and forget what was read."""
+        self._end_thread()
+        self._reading, self._source = None, None
+        self.ready.clear()
+
+    def _end_thread(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool, self._reading, self._source = None, None, None
-        self.ready.clear()
+        self._pool = None
 
     def _submit(self) -> None:
         if self._pool is None:
@@ -151,7 +155,8 @@ class Prefetcher:
         if len(found) != 1:
             raise ConfigError(f"a sparse pipeline needs one DistributedModelParallel, the model has {len(found)}; use TrainPipelineBase.")
         self._model = found[0]
-        self._given: dict[str, KeyedJaggedTensor] = {}
+        self._given: list[tuple[str, KeyedJaggedTensor]] = []
+        self._watching = False
         self._places: set[int] | None = None  # of the batch's KJTs, those that reach collections; None before the first forward
         self._started: list[tuple[int, KeyedJaggedTensor]] = []
         self._warned = False
@@ -170,28 +175,42 @@ class Prefetcher:
             if place in self._places and not any(kjt is other for _, other in self._started) and self._model.prefetch(kjt):
                 self._started.append((place, kjt))
 
-    def learn(self, batch: Any) -> None:
-        """After the forward of a batch: see which of its KJTs were used, and warn once of a collection that cannot be prefetched."""
-        given, self._given = self._given, {}
+    @contextmanager
+    def watching(self, batch: Any) -> Iterator[None]:
+        """Around the forward of a batch: see which of its KJTs are used, and warn once of a collection that cannot be prefetched."""
+        self._watching, self._given = True, []
+        try:
+            yield
+        finally:
+            self._watching = False
+        given, self._given = self._given, []
         kjts = find_kjts(batch)
-        used = {place for place, kjt in enumerate(kjts) if any(kjt is other for other in given.values())}
+        foreign = [(path, kjt) for path, kjt in given if not any(kjt is other for other in kjts)]
+        # an exchange is started for whoever reads these keys: of two KJTs with the same keys neither can be started ahead
+        taken = {tuple(kjt.keys()) for _, kjt in foreign}
+        used = {place for place, kjt in enumerate(kjts) if any(kjt is other for _, other in given) and tuple(kjt.keys()) not in taken}
         unused = {place for place, kjt in self._started if any(kjt is other for other in kjts)} - used
         self._started = [item for item in self._started if not any(item[1] is kjt for kjt in kjts)]
         self._places = used if self._places is None else self._places - unused
-        own = sorted(path for path, kjt in given.items() if not any(kjt is other for other in kjts))
+        own = sorted({path for path, _ in foreign})
         if (own or unused) and not self._warned:
             self._warned = True
-            why = f"{', '.join(own)} gets a KeyedJaggedTensor that the model builds itself" if own else "the model left out ids of a batch"
-            warnings.warn(f"{why}: its exchange is not pipelined. Pass the batch's own to it to overlap it.", RuntimeWarning, stacklevel=4)
+            why = f"{', '.join(own)} gets a KeyedJaggedTensor that is not the batch's own" if own else "the model left out ids of a batch"
+            warnings.warn(f"{why}, so its exchange is not started ahead. Pass on the batch's to overlap it.", RuntimeWarning, stacklevel=2)
+
+    def forget(self) -> None:
+        """Expect no more forwards of the batches that were started."""
+        self._started = []
 
     def close(self) -> None:
         """Stop watching."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._started, self._given = [], [], {}
+        self._hooks = []
 
     def _hook(self, path: str) -> Any:
         def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._given[path] = args[0] if args else next(iter(kwargs.values()))
+            if self._watching:
+                self._given.append((path, args[0] if args else next(iter(kwargs.values()))))
 
         return see

@@ -1,0 +1,259 @@
+"""Pipelines: `progress(iterator)` does one step while later batches are read, copied to the device and, when sharded, exchanged.
+
+Names and use are TorchRec's: build a pipeline once, call `progress` until StopIteration. `TrainPipelineBase` reads and copies ahead;
+`TrainPipelineSparseDist` also starts the input exchange of the next batch's ids, over connections of its own, before the current batch is
+computed. Where ids go does not depend on weights, so every result equals that of the plain loop over `train_step`, bit for bit. No graph
+is traced: the next forward takes the exchanged ids when it is given the very KeyedJaggedTensor of the batch (see `Prefetcher`).
+
+Cost: one more batch of memory (two on a GPU). All ranks must have the same number of batches. Leaves out: semi-synchronous training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rayrec.errors import ConfigError
+from rayrec.train.ahead import Prefetcher, Reader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineOptions:
+    """How a training step is done.
+
+    Attributes:
+        accumulate: micro-batches per dense update; each counts with its loss divided by this number. The tables are updated in every
+            backward pass, so by each micro-batch on its own, with its gradient divided likewise: for SGD that adds up to nearly one
+            update, for optimizers with state it is `accumulate` smaller ones. Dense gradients cross the wire once per dense update. When
+            the data ends within a group, the dense update is done with what there is.
+        autocast: dtype of the dense layers' matrix products, such as torch.bfloat16; None computes in the parameters' own. Tables, their
+            exchange and their updates stay in float32.
+    """
+
+    accumulate: int = 1
+    autocast: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1:
+            raise ConfigError(f"accumulate={self.accumulate}; a dense update needs at least one micro-batch.")
+        if self.autocast not in (None, torch.bfloat16):
+            raise ConfigError(f"autocast={self.autocast}; use torch.bfloat16 or None. float16 would need loss scaling.")
+
+
+class PipelineStep(NamedTuple):
+    """What one step leaves.
+
+    Attributes:
+        batch: the batch, on the device.
+        loss: () detached, the model's own, before any scaling.
+        output: what the model returned beside the loss.
+    """
+
+    batch: Any
+    loss: Tensor
+    output: Any
+
+
+class _Pipeline:
+    """Batches flow through; a subclass says what is done with each."""
+
+    def __init__(self, model: nn.Module, device: torch.device | str, prefetch: bool, autocast: torch.dtype | None = None) -> None:
+        self.model, self.device = model, torch.device(device)
+        self._autocast = autocast
+        self._prefetcher = Prefetcher(model) if prefetch else None
+        on_gpu = self.device.type == "cuda"
+        self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)  # on a GPU a batch is copied before it is exchanged
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Do one step and return the model's output, the second of (loss, output).
+
+        Args:
+            dataloader_iter: gives batches; read ahead in a thread. Another iterator takes over when the former is used up.
+        Raises:
+            StopIteration: all batches have been done.
+            ConfigError: the model's output has another form; or its options do not allow a sparse pipeline.
+            whatever the iterator raised, after the steps of the batches before.
+        """
+        return self.advance(dataloader_iter).output
+
+    def advance(self, dataloader_iter: Iterator[Any]) -> PipelineStep:
+        """As `progress`, returning the batch and the loss, too."""
+        self._reader.fill(dataloader_iter)
+        if not self._reader.ready:
+            raise StopIteration
+        batch = self._reader.ready.popleft().wait()
+        self._start_next()
+        return self._step(batch, last=not self._reader.ready)
+
+    def iterate(self, batches: Iterable[Any]) -> Iterator[PipelineStep]:
+        """Steps until the batches are used up; when the caller stops earlier, batches read ahead are dropped."""
+        source = iter(batches)
+        try:
+            while True:
+                try:
+                    step = self.advance(source)
+                except StopIteration:
+                    return
+                yield step
+        finally:
+            self.reset()
+
+    def reset(self) -> None:
+        """Drop batches that were read ahead; waits for the reading thread, so that the iterator may be closed after this."""
+        self._reader.close()
+        if self._prefetcher is not None:
+            self._prefetcher.forget()
+
+    def close(self) -> None:
+        """Reset, and take the pipeline's hooks off the model."""
+        self.reset()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+    def _start_next(self) -> None:
+        if self._prefetcher is not None and self._reader.ready:
+            self._prefetcher.start(self._reader.ready[0].wait())
+
+    def _forward(self, batch: Any) -> tuple[Tensor, Any]:
+        watching: AbstractContextManager[None] = self._prefetcher.watching(batch) if self._prefetcher is not None else nullcontext()
+        with watching, torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+            result = self.model(batch)
+        self._start_next()  # for the first batch only now: its forward has taught the model who reads which ids
+        try:
+            loss, output = result
+        except (TypeError, ValueError):
+            raise ConfigError(f"the model returned {type(result).__name__}; a pipeline needs (loss, output), as DLRMTrain gives.") from None
+        return loss, output
+
+    def _step(self, batch: Any, last: bool) -> PipelineStep:
+        raise NotImplementedError
+
+
+class TrainPipelineBase(_Pipeline):
+    """Training steps, with the next batch read and copied during the current one.
+
+    Args:
+        model: forward(batch) -> (loss, output); loss the mean over the batch's rows.
+        optimizer: of the dense parameters; None when there are none.
+        device: of the model.
+        options: see `PipelineOptions`.
+        world_size: ranks that share a global batch; that of the default process group when None. A batch with `.rows` and `.global_rows`
+            has its loss weighted as `train_step` does, any other counts as one of equal parts.
+
+    Example:
+        pipeline = TrainPipelineBase(model, torch.optim.Adam(model.parameters()), "cpu")
+        batches = iter(loader)
+        while True:
+            loss, logits, labels = pipeline.progress(batches)   # until StopIteration
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        device: torch.device | str,
+        options: PipelineOptions | None = None,
+        world_size: int | None = None,
+        *,
+        _prefetch: bool = False,
+    ) -> None:
+        self.options = options or PipelineOptions()
+        super().__init__(model, device, _prefetch, self.options.autocast)
+        self.optimizer = optimizer
+        self.world_size = world_size or (dist.get_world_size() if dist.is_initialized() else 1)
+        self._micro = 0  # micro-batches done of the current group
+
+    def _step(self, batch: Any, last: bool) -> PipelineStep:
+        if self._micro == 0 and self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        update = last or self._micro + 1 == self.options.accumulate
+        with nullcontext() if update else _no_sync(self.model):
+            loss, output = self._forward(batch)
+            (loss * (self._weight(batch) / self.options.accumulate)).sum().backward()
+        if update and self.optimizer is not None:
+            self.optimizer.step()
+        self._micro = 0 if update else self._micro + 1
+        return PipelineStep(batch, loss.detach(), output)
+
+    def reset(self) -> None:
+        """As `_Pipeline.reset`; gradients of an unfinished group are dropped with the next step."""
+        super().reset()
+        self._micro = 0
+
+    def _weight(self, batch: Any) -> float:
+        rows, global_rows = getattr(batch, "rows", None), getattr(batch, "global_rows", None)
+        if rows is None or global_rows is None:
+            return 1.0
+        return rows * self.world_size / max(1, global_rows)
+
+
+class TrainPipelineSparseDist(TrainPipelineBase):
+    """Training steps of a sharded model, with the next batch's ids exchanged during the current one.
+
+    Args:
+        model: a `DistributedModelParallel` made with prefetch=True, or a module around one.
+        others: as for `TrainPipelineBase`.
+    Raises:
+        ConfigError: the model holds no DistributedModelParallel.
+
+    A collection that is given a KeyedJaggedTensor the model made itself works as without a pipeline; one warning names it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        device: torch.device | str,
+        options: PipelineOptions | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, device, options, world_size, _prefetch=True)
+
+
+class EvalPipeline(_Pipeline):
+    """Forward passes without gradients, with the next batch read and copied during the current one.
+
+    Args:
+        model: forward(batch) -> (loss, output); the caller puts it into eval mode.
+        device: of the model.
+        autocast: see `PipelineOptions`.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None, *, _prefetch: bool = False
+    ) -> None:
+        super().__init__(model, device, _prefetch, autocast)
+
+    @torch.no_grad()
+    def _step(self, batch: Any, last: bool) -> PipelineStep:
+        return PipelineStep(batch, *self._forward(batch))
+
+
+class EvalPipelineSparseDist(EvalPipeline):
+    """`EvalPipeline` of a sharded model, with the next batch's ids exchanged during the current one.
+
+    Args:
+        model: as for `TrainPipelineSparseDist`.
+        others: as for `EvalPipeline`.
+    Raises:
+        ConfigError: the model holds no DistributedModelParallel.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None) -> None:
+        super().__init__(model, device, autocast, _prefetch=True)
+
+
+def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:
+    """Within it, backward passes leave dense gradients on their ranks."""
+    for module in model.modules():
+        for wrapped in (module, *getattr(module, "_ddp", ())):  # DistributedModelParallel keeps its own beside the module tree
+            if isinstance(wrapped, DistributedDataParallel):
+                return wrapped.no_sync()
+    return nullcontext()
