@@ -64,6 +64,13 @@ class Exchange(Protocol):
         """
         ...
 
+    def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
+        """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call it together.
+
+        Ranks of the result are positions in the group.
+        """
+        ...
+
 
 class LocalExchange:
     """The exchange of a world of one rank: everything stays where it is."""
@@ -75,3 +82,7 @@ class LocalExchange:
         """See `Exchange.all_to_all`."""
         assert list(send_splits) == list(recv_splits) == [send.numel()]
         return Pending.ready(send)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
+        """See `Exchange.split`."""
+        return self

@@ -74,11 +74,16 @@ def init_process_group(
     return group
 
 
-def new_group() -> dist.ProcessGroup:
-    """Another group over all ranks, with connections of its own, so that its collectives need no common order with the default group's."""
+def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+    """Another group with connections of its own, so that its collectives need no common order with the default group's.
+
+    Args:
+        ranks: of the default group; all when None. Every rank of the default group must call it, members or not.
+    """
     before = _socket_fds()
-    group = dist.new_group(timeout=timedelta(seconds=_timeout_s))
-    dist.barrier(group)
+    group = dist.new_group(ranks, timeout=timedelta(seconds=_timeout_s))
+    if ranks is None or dist.get_rank() in ranks:
+        dist.barrier(group)
     _remember_sockets(before)
     return group
 
@@ -151,6 +156,17 @@ class ProcessGroupExchange:
             return received
 
         return Pending(finish)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> ProcessGroupExchange:
+        """See `Exchange.split`."""
+        mine = None
+        everyone = dist.get_process_group_ranks(self.group)
+        for group in groups:
+            made = new_group([everyone[r] for r in group])
+            if self.rank in group:
+                mine = made
+        assert mine is not None, f"groups {groups} leave rank {self.rank} out"
+        return ProcessGroupExchange(mine)
 
     def _guard(self, call: Callable[[], object]) -> dist.Work:
         try:

@@ -32,6 +32,9 @@ class SimulatedWorld:
         self.barrier = threading.Barrier(world_size)
         self.mailbox: dict[tuple[int, int], Tensor] = {}
         self.collectives = 0
+        self.sent_bytes = 0  # between different ranks
+        self.parts: dict[tuple[int, ...], SimulatedWorld] = {}  # of `split`
+        self.lock = threading.Lock()
 
     def run(self, fn: Callable[[Exchange], T]) -> list[T]:
         """Run `fn` once per rank, side by side, and return the results in rank order.
@@ -47,7 +50,8 @@ class SimulatedWorld:
                 results[rank] = fn(_SimulatedExchange(self, rank))
             except BaseException as error:
                 errors.append((rank, error))
-                self.barrier.abort()
+                for world in (self, *self.parts.values()):
+                    world.barrier.abort()
 
         threads = [threading.Thread(target=body, args=(rank,), name=f"simulated-rank-{rank}") for rank in range(self.world_size)]
         for thread in threads:
@@ -56,6 +60,7 @@ class SimulatedWorld:
             thread.join()
         self.barrier.reset()
         self.mailbox.clear()
+        self.parts.clear()
         if errors:
             rank, error = next(((r, e) for r, e in errors if not isinstance(e, CommError)), errors[0])
             error.add_note(f"on simulated rank {rank} of {self.world_size}")
@@ -87,4 +92,12 @@ class _SimulatedExchange:
         self.world.meet()
         if self.rank == 0:
             self.world.collectives += 1
+            self.world.sent_bytes += sum(p.numel() * p.element_size() for (s, d), p in self.world.mailbox.items() if s != d)
         return Pending.ready(received)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> _SimulatedExchange:
+        """See `Exchange.split`."""
+        (mine,) = [tuple(group) for group in groups if self.rank in group]
+        with self.world.lock:
+            part = self.world.parts.setdefault(mine, SimulatedWorld(len(mine), self.world.timeout_s))
+        return _SimulatedExchange(part, mine.index(self.rank))

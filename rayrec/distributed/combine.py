@@ -26,14 +26,15 @@ from rayrec.errors import ShapeError
 
 @dataclass(frozen=True)
 class Span:
-    """`width` columns of one owner's pooled buffer that are neighbours in one collection's output, too."""
+    """`width` columns of one buffer that came home that are neighbours in one collection's output, too."""
 
-    owner: int
+    owner: int  # rank, or host of a two-hop buffer
     source: int  # first column in the owner's buffer
     collection: int
     column: int  # first output column
     width: int
-    replicated: bool  # behind the exchanged columns: read from this rank's own lookup, sent back to every owner
+    replicated: bool = False  # behind the exchanged columns: read from this rank's own lookup, sent back to every owner
+    hop: bool = False  # in a two-hop buffer
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class CombinePlan:
         writes: per pooled collection, spans that tile its output columns in order (row block 0 and replicated tables).
         adds: spans of later row blocks, in block order.
         sends_back: per owner, the spans of its gradient buffer in column order; of replicated tables every owner's.
+        hops_back: the same per host, for the two-hop route.
     """
 
     slots: SlotTable
@@ -51,6 +53,7 @@ class CombinePlan:
     writes: dict[int, tuple[Span, ...]]
     adds: tuple[Span, ...]
     sends_back: tuple[tuple[Span, ...], ...]
+    hops_back: tuple[tuple[Span, ...], ...]
 
 
 def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
@@ -59,22 +62,31 @@ def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
     adds: dict[int, list[Span]] = {}
     back: list[tuple[Span, ...]] = []
     for owner, mine in enumerate(slots.ranks):
-        spans = _spans(owner, mine)
+        spans = _spans(owner, mine.pooled)
         back.append(_merge([span for _, span in spans]))
         for block, span in spans:
             if span.replicated and owner != rank:
                 continue
             (writes[span.collection] if block == 0 else adds.setdefault(block, [])).append(span)
+    hops_back: list[tuple[Span, ...]] = []
+    tiled = {(s.collection, s.column) for spans in writes.values() for s in spans}
+    for host, ranks in enumerate(slots.hosts):  # all ranks of a host have the same two-hop columns
+        spans = [(0, replace(span, hop=True)) for _, span in _spans(host, slots.ranks[ranks[0]].hops)]
+        hops_back.append(_merge([span for _, span in spans]))
+        for _, span in spans:
+            first = (span.collection, span.column) not in tiled
+            tiled.add((span.collection, span.column))
+            (writes[span.collection] if first else adds.setdefault(host, [])).append(span)
     ordered = {c: _merge(sorted(spans, key=lambda s: s.column)) for c, spans in writes.items()}
     assert {c: sum(s.width for s in spans) for c, spans in ordered.items()} == slots.widths, "row blocks 0 must tile the output"
     added = [span for block in sorted(adds) for span in _merge(adds[block])]
-    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back))
+    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back))
 
 
-def _spans(owner: int, mine: RankSlots) -> list[tuple[int, Span]]:
+def _spans(owner: int, groups: Sequence[LookupGroup]) -> list[tuple[int, Span]]:
     found = []
     at = 0
-    for group in mine.pooled:
+    for group in groups:
         for slot in group.slots:
             found.append((slot.block, Span(owner, at, slot.use.collection, slot.column, slot.width, group.key.replicated)))
             at += slot.width
@@ -87,7 +99,7 @@ def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
         last = merged[-1] if merged else None
         if (
             last is not None
-            and (last.owner, last.collection, last.replicated) == (s.owner, s.collection, s.replicated)
+            and (last.owner, last.collection, last.replicated, last.hop) == (s.owner, s.collection, s.replicated, s.hop)
             and last.source + last.width == s.source
             and last.column + last.width == s.column
         ):
@@ -104,7 +116,7 @@ def pack_rows(mine: RankSlots, rows: Sequence[Tensor], got: Sequence[Sizes]) -> 
         rows: per group of this rank, the kernel's output: (bags of all ranks, width), sequences (ids of all ranks, width).
     """
     outputs = list(zip(mine.groups, rows, strict=True))
-    pooled = [r for group, r in outputs if not group.key.sequence and not group.key.replicated]
+    pooled = [r for group, r in outputs if not group.key.sequence and not group.key.replicated and not group.key.two_hop]
     sequences = [(group, r) for group, r in outputs if group.key.sequence and not group.key.replicated]
     matrix = (pooled[0] if len(pooled) == 1 else torch.cat(pooled, 1)).contiguous() if pooled else None
     if not sequences:
@@ -130,19 +142,22 @@ class Arrived:
         pooled: per owner (rows, exchanged width), a view.
         replicated: (rows, width of the replicated groups) of this rank's own lookup.
         sequences: per collection and use index, its slots with their (ids, width) rows.
+        hops: per host (rows, two-hop width).
     """
 
     pooled: list[Tensor]
     replicated: Tensor
     sequences: dict[tuple[int, int], list[tuple[Slot, int, Tensor]]]
+    hops: list[Tensor]
 
 
-def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequence[Tensor]) -> Arrived:
+def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequence[Tensor], hops: list[Tensor]) -> Arrived:
     """Sort what arrived in the forward pass, with this rank's own replicated rows.
 
     Args:
         received: flat, from every owner its message for this rank, in rank order.
         rows: per group of this rank, the kernel's output.
+        hops: what arrived by the two-hop route, per host.
     Raises:
         ShapeError: the sizes do not fit the slot table: the ranks compiled different plans.
     """
@@ -173,10 +188,12 @@ def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequenc
             before = sum(sizes.ids[slot.piece] for sizes in routed.got[: plan.rank] for slot in group.slots)
             keep(plan.rank, [group], own, r.reshape(-1), before * group.key.width)
     replicated = torch.cat(replicas, 1) if replicas else received.new_empty(own.rows, 0)
-    return Arrived(pooled, replicated, sequences)
+    return Arrived(pooled, replicated, sequences, hops)
 
 
 def _view(plan: CombinePlan, arrived: Arrived, span: Span) -> Tensor:
+    if span.hop:
+        return arrived.hops[span.owner][:, span.source : span.source + span.width]
     if span.replicated:
         first = span.source - plan.slots.ranks[span.owner].exchanged_width
         return arrived.replicated[:, first : first + span.width]
@@ -273,12 +290,7 @@ def pack_grads(plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: Home
     for owner, (mine, sent, buffer) in enumerate(zip(plan.slots.ranks, routed.sent, flat.split(sizes), strict=True)):
         head = sent.rows * mine.pooled_width
         if head:
-            matrix = buffer[:head].view(sent.rows, mine.pooled_width)
-            if len(grads.pooled) == len(plan.slots.widths):
-                views = [grads.pooled[s.collection][:, s.column : s.column + s.width] for s in plan.sends_back[owner]]
-                torch.cat(views, 1, out=matrix)
-            else:
-                _write_varying(plan, owner, grads, matrix)
+            _write_grads(plan, plan.sends_back[owner], grads, buffer[:head].view(sent.rows, mine.pooled_width))
         at = head
         for group in mine.sequences:
             for slot in group.slots:
@@ -292,9 +304,21 @@ def pack_grads(plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: Home
     return flat
 
 
-def _write_varying(plan: CombinePlan, owner: int, grads: HomeGrads, matrix: Tensor) -> None:
+def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: HomeGrads, like: Tensor) -> list[Tensor]:
+    """Per host (rows, two-hop width): the gradient of the columns it summed."""
+    found = [like.new_empty(shape) for shape in shapes]
+    for spans, matrix in zip(plan.hops_back, found, strict=True):
+        if matrix.numel():
+            _write_grads(plan, spans, grads, matrix)
+    return found
+
+
+def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor) -> None:
+    if len(grads.pooled) == len(plan.slots.widths):
+        torch.cat([grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans], 1, out=matrix)
+        return
     matrix.zero_()  # padded bags have no gradient
-    for span in plan.sends_back[owner]:
+    for span in spans:
         for use in plan.slots.uses[span.collection]:
             for cut in _cut([span], use):
                 grad = grads.uses[span.collection, use.index]

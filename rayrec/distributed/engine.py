@@ -27,7 +27,8 @@ from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.reshard import move_table
 from rayrec.distributed.route import RoutedIds, SendPlan, plan_send, route
-from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable, compile_slots
+from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable, compile_slots, takes_two_hops
+from rayrec.distributed.two_hop import Hops
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.optim import SparseOptimizer
@@ -90,6 +91,7 @@ class ShardedEmbeddings:
         self.optimizers, self.options = dict(optimizers), options or EngineOptions()
         plan.check([table for c in collections for table in c.tables], exchange.world_size)
         self._compiled: dict[frozenset[int], _Compiled] = {}
+        self._hops = self._split(plan)
         self.lookups: dict[GroupKey, GroupLookup] = {}
         for index in range(len(collections)):
             for group in self._compile(frozenset([index])).slots.ranks[exchange.rank].groups:
@@ -149,6 +151,8 @@ class ShardedEmbeddings:
             lookup.iteration = iteration
             if self._lr is not None:
                 lookup.set_learning_rate(self._lr)
+        if plan.hosts != old_plan.hosts or self._hops is None:
+            self._hops = self._split(plan)
         self.plan, self.lookups, self._compiled = plan, lookups, compiled
         self._seen, self._inbox = None, {}
         return sent
@@ -237,7 +241,8 @@ class ShardedEmbeddings:
         learned = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         routed = self._take_prefetched(collections, kjt) or self._route(collections, kjt, self.exchange, learned)
         bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
-        step = Step(compiled.combine, self._send_plan(compiled, kjt), routed, self.exchange, self.options.codecs, bags)
+        hops = self._hops if compiled.slots.two_hop else None
+        step = Step(compiled.combine, self._send_plan(compiled, kjt), routed, self.exchange, self.options.codecs, bags, hops)
         groups, anchor = dict(routed.groups), self._anchor
         if learned:
             assert weights is not None
@@ -256,6 +261,12 @@ class ShardedEmbeddings:
         if collections not in self._compiled:
             self._compiled[collections] = self._compile_for(self.plan, collections)
         return self._compiled[collections]
+
+    def _split(self, plan: ShardingPlan) -> Hops | None:
+        """The exchanges of the two-hop route, where any table of the plan takes it; all ranks decide alike."""
+        if any(takes_two_hops(placement.layout, plan.hosts) for placement in plan.tables.values()):
+            return Hops.of(self.exchange, plan.hosts)
+        return None
 
     def _compile_for(self, plan: ShardingPlan, collections: frozenset[int]) -> _Compiled:
         specs = {c: self.collections[c] for c in collections}

@@ -27,11 +27,13 @@ from rayrec.distributed.combine import (
     join_sequence,
     join_varying,
     pack_grads,
+    pack_hop_grads,
     pack_rows,
     split_grads,
 )
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import RankSlots, Sizes
+from rayrec.distributed.two_hop import Hops, HopSizes, send_back, send_home
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Step:
 
     Attributes:
         bags: feature -> bags, when they differ by feature; empty when all have the same.
+        hops: the exchanges of the two-hop route, where any table takes it.
     """
 
     plan: CombinePlan
@@ -48,6 +51,7 @@ class Step:
     exchange: Exchange
     codecs: Codecs
     bags: Mapping[str, int]
+    hops: Hops | None
 
     @property
     def mine(self) -> RankSlots:
@@ -76,7 +80,12 @@ class Combine(torch.autograd.Function):
         in_sizes = [owner.rows_out(sizes) for owner, sizes in zip(ranks, routed.sent, strict=True)]
         send = pack_rows(step.mine, rows, routed.got) if rows else anchor.new_empty(0)
         received = coded_all_to_all(step.exchange, step.codecs.forward, send, out_sizes, in_sizes)
-        arrived = arrive(plan, routed, received, rows)
+        hops: list[Tensor] = []
+        if step.hops is not None:
+            summed = [r for group, r in zip(step.mine.groups, rows, strict=True) if group.key.two_hop]
+            padded = [sizes.rows for sizes in routed.got]
+            hops = send_home(step.hops, HopSizes.of(plan.slots, plan.rank, routed), summed, padded, step.codecs.forward)
+        arrived = arrive(plan, routed, received, rows, hops)
         outputs: list[Tensor] = []
         for collection, spec in plan.slots.collections.items():
             if spec.sequence:
@@ -100,11 +109,19 @@ class Combine(torch.autograd.Function):
                 uses.update({(collection, use.index): next(flow) for use in slots.uses[collection]})
             else:
                 pooled[collection] = next(flow)
-        send = pack_grads(step.plan, routed, step.send, HomeGrads(pooled, uses, step.bags), grads[0])
+        home = HomeGrads(pooled, uses, step.bags)
+        send = pack_grads(step.plan, routed, step.send, home, grads[0])
         out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
         in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
         received = coded_all_to_all(step.exchange, step.codecs.backward, send, out_sizes, in_sizes)
-        return None, grads[0].new_empty(0), *split_grads(step.mine, _scale(received, len(routed.got)), routed.got)
+        found = split_grads(step.mine, _scale(received, len(routed.got)), routed.got)
+        if step.hops is not None:
+            sizes = HopSizes.of(slots, step.plan.rank, routed)
+            back = pack_hop_grads(step.plan, sizes.home, home, grads[0])
+            summed = send_back(step.hops, sizes, back, [s.rows for s in routed.got], step.codecs.backward)
+            found += _scale(summed, len(routed.got)).split([g.width for g in step.mine.hops], 1)
+        by_group = dict(zip((*step.mine.pooled, *step.mine.sequences, *step.mine.hops), found, strict=True))
+        return None, grads[0].new_empty(0), *(by_group[group] for group in step.mine.groups)
 
 
 class RouteWeights(torch.autograd.Function):

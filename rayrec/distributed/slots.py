@@ -12,11 +12,12 @@ carry no lengths, and its slots have as many rows as ids.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rayrec.layout import BaseEmbeddingConfig, DataType, Replicated, Shard, ShardingPlan, TableLayout
+from rayrec.layout import BaseEmbeddingConfig, DataType, Layout, Replicated, Shard, ShardingPlan, TableLayout
 from rayrec.layout.plan import StorageKind
 from rayrec.optim import SparseOptimizer
 
@@ -63,7 +64,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What the slots of one kernel have in common; `width` is that of every slot of a sequence group, 0 in pooled ones."""
+    """What the slots of one kernel have in common.
+
+    Attributes:
+        width: that of every slot of a sequence group, 0 in pooled ones.
+        two_hop: rows are summed inside the host before they go home; see `two_hop`.
+    """
 
     collection: int
     replicated: bool
@@ -73,6 +79,7 @@ class GroupKey:
     optimizer: SparseOptimizer
     sequence: bool = False
     width: int = 0
+    two_hop: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,8 +150,27 @@ class RankSlots:
 
     @cached_property
     def pooled(self) -> tuple[LookupGroup, ...]:
-        """Pooled groups, sharded ones first."""
-        return tuple(g for g in self.groups if not g.key.sequence)
+        """Pooled groups of the flat route, sharded ones first."""
+        return tuple(g for g in self.groups if not g.key.sequence and not g.key.two_hop)
+
+    @cached_property
+    def hops(self) -> tuple[LookupGroup, ...]:
+        """Pooled groups of the two-hop route."""
+        return tuple(g for g in self.groups if g.key.two_hop)
+
+    @cached_property
+    def hop_width(self) -> int:
+        """Columns of the two-hop groups; the same on every rank of a host."""
+        return sum(g.width for g in self.hops)
+
+    @cached_property
+    def hop_pieces(self) -> tuple[int, ...]:
+        """Pieces that the two-hop groups read."""
+        return tuple(sorted({slot.piece for g in self.hops for slot in g.slots}))
+
+    def hop_rows(self, sizes: Sizes) -> int:
+        """Rows of the two-hop output for one message; the same on every rank of a host, since all read the same features."""
+        return max((sizes.bags[piece] for piece in self.hop_pieces), default=0)
 
     @cached_property
     def sequences(self) -> tuple[LookupGroup, ...]:
@@ -184,6 +210,7 @@ class SlotTable:
         uses: per collection its uses in output order.
         features: every feature that is looked up, in order of first use.
         limits: feature -> rows of the smallest table it looks up; its ids must be below.
+        hosts: ranks by host.
     """
 
     ranks: tuple[RankSlots, ...]
@@ -191,6 +218,12 @@ class SlotTable:
     uses: dict[int, tuple[Use, ...]] = field(repr=False)
     features: tuple[str, ...]
     limits: dict[str, int]
+    hosts: tuple[tuple[int, ...], ...]
+
+    @property
+    def two_hop(self) -> bool:
+        """Whether any table takes the two-hop route."""
+        return any(rank.hops for rank in self.ranks)
 
     @cached_property
     def widths(self) -> dict[int, int]:
@@ -244,10 +277,27 @@ def compile_slots(
                 optimizer=optimizers[use.table],
                 sequence=spec.sequence,
                 width=len(shard.cols) if spec.sequence else 0,
+                two_hop=not spec.sequence and takes_two_hops(layout, plan.hosts),
             )
             block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0
             builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted))
-    return SlotTable(tuple(b.build() for b in builders), {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits)
+    return SlotTable(tuple(b.build() for b in builders), {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits, plan.hosts)
+
+
+def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
+    """Whether a layout's rows are summed inside hosts first: its row blocks fill hosts, one block of every column block per rank.
+
+    That sends 1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and row_wise over all ranks are such layouts,
+    where hosts have equally many ranks and there is more than one of either.
+    """
+    if isinstance(layout, Replicated) or len(hosts) < 2 or len({len(h) for h in hosts}) != 1 or len(hosts[0]) < 2:
+        return False
+    for column in zip(*layout.owners, strict=True):
+        counts = Counter(column)
+        filled = [host for host in hosts if any(rank in counts for rank in host)]
+        if any(counts[rank] != 1 for host in filled for rank in host):
+            return False
+    return True
 
 
 class _RankBuilder:
@@ -261,14 +311,15 @@ class _RankBuilder:
 
     def build(self) -> RankSlots:
         # sharded groups first: their columns lead in the gradient buffer, so that the forward send is a prefix of the same order
-        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.collection, k.width, repr(k)))
+        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.collection, k.width, repr(k)))
         return RankSlots(tuple(self.pieces), tuple(_group(key, self.groups[key]) for key in keys))
 
 
 def _group(key: GroupKey, slots: list[Slot]) -> LookupGroup:
     first: dict[Shard, tuple[int, int]] = {}
     for slot in slots:
-        first.setdefault(slot.shard, (slot.block, slot.column))
+        # on the two-hop route every rank of a host has one block of each column, and all must order them alike
+        first.setdefault(slot.shard, (0 if key.two_hop else slot.block, slot.column))
     # the kernel wants the slots of one shard side by side
     shards = tuple(sorted(first, key=lambda s: first[s]))
     rank_of = {shard: i for i, shard in enumerate(shards)}

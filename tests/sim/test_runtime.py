@@ -9,6 +9,7 @@ import torch
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
+from rayrec.distributed.engine import EngineOptions
 from rayrec.errors import InputError
 from rayrec.layout import DataType, EmbeddingBagConfig, EmbeddingConfig, ShardingPlan, TablePlacement, data_parallel, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
@@ -42,13 +43,19 @@ def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[lis
     return [[[like(tables, kjt) for tables in world.collections] for kjt in step] for step in batches]
 
 
-def run_sharded(world: World, batches, targets, meta: bool):
+def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptions | None = None):
     """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world."""
 
     def rank_main(exchange):
         torch.set_num_threads(1)
         modules, engine = shard_embeddings(
-            build_collections(world, "meta" if meta else "cpu"), world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed
+            build_collections(world, "meta" if meta else "cpu"),
+            world.plan,
+            exchange,
+            world.optimizer,
+            torch.device("cpu"),
+            world.seed,
+            options,
         )
         outputs = []
         for step in range(len(batches)):

@@ -1,0 +1,114 @@
+"""The two-hop route equals the flat one and sends fewer bytes between hosts; wire codecs keep their promises; ids cross once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from rayrec.comm import SimulatedWorld
+from rayrec.comm.codec import CastCodec, Codecs, CommType, Int8Codec, QCommsConfig
+from rayrec.distributed import shard_embeddings
+from rayrec.distributed.engine import EngineOptions
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise, grid_shard, row_wise, table_row_wise
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD
+from rayrec.sparse import KeyedJaggedTensor
+from tests.sim.test_runtime import batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.worlds import World, random_world
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("hosts", [((0, 1), (2, 3)), ((0, 1, 2), (3, 4, 5)), ((0, 1), (2, 3), (4, 5))], ids=["2x2", "2x3", "3x2"])
+def test_two_hop_layouts_equal_unsharded(seed: int, hosts) -> None:
+    world = random_world(8000 + seed, hosts=hosts, varying=seed % 4 == 3)
+    rng = random.Random(seed)
+    ranks = [r for h in hosts for r in h]
+    tables = {}
+    for table in world.tables:
+        table.num_embeddings = max(table.num_embeddings, len(ranks))
+        kinds = [
+            lambda t: row_wise(t, ranks),
+            lambda t: grid_shard(t, hosts),
+            lambda t: table_row_wise(t, rng.choice(hosts)),
+            lambda t: column_wise(t, ranks[:2]),
+        ]
+        tables[table.name] = TablePlacement(rng.choice(kinds)(table))
+    world.plan = ShardingPlan(world_size=len(ranks), tables=tables, hosts=hosts)
+    check_equals_unsharded(world, meta=True)
+
+
+def test_two_hops_send_one_lth_of_the_bytes_between_hosts() -> None:
+    table = EmbeddingBagConfig(64, 32, name="t", feature_names=["f"])
+    hosts = ((0, 1), (2, 3))
+    plan = ShardingPlan(world_size=4, tables={"t": TablePlacement(row_wise(table, range(4)))}, hosts=hosts)
+
+    def rank_main(exchange):
+        model, engine = shard_embeddings(
+            EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0
+        )
+        model(KeyedJaggedTensor(["f"], torch.arange(16), lengths=torch.full((8,), 2))).values().sum().backward()
+        exchange.world.meet()
+        return engine._hops.peers.world.sent_bytes
+
+    crossed = SimulatedWorld(4).run(rank_main)
+    bags, row_bytes, directions = 8, 32 * 4, 2
+    flat = 4 * 2 * bags * row_bytes * directions  # four ranks, each to the two ranks of the other host
+    assert crossed[0] + crossed[1] == flat // 2  # one exchange per local index
+
+
+@pytest.mark.parametrize("precision, factor", [(CommType.FP16, 2.0), (CommType.BF16, 2.0), (CommType.INT8, 3.5)])
+def test_codecs_shrink_messages_and_bound_the_error(precision: CommType, factor: float) -> None:
+    codec = Codecs.of(QCommsConfig(precision, precision)).forward
+    assert codec is not None
+    generator = torch.Generator().manual_seed(0)
+    sizes = [0, 640, 13, 4096]
+    values = torch.randn(sum(sizes), generator=generator)
+    wire = codec.encode(values, sizes)
+    assert wire.numel() == sum(codec.size(n) for n in sizes)
+    big = codec.encode(values[:640], [640])
+    assert 640 * 4 / (big.numel() * big.element_size()) >= factor
+    back = codec.decode(wire, sizes)
+    # float16 keeps 11 bits, bfloat16 8; int8 has 256 levels over a block's range, here at most about 8
+    bound = {CommType.FP16: 2**-9, CommType.BF16: 2**-6, CommType.INT8: 8 / 255}[precision]
+    assert back.shape == values.shape and back.dtype == torch.float32
+    assert (back - values).abs().max() < bound
+    assert not torch.equal(back, values)
+
+
+def test_empty_messages_pass_every_codec() -> None:
+    for codec in (CastCodec(torch.float16), Int8Codec()):
+        assert codec.decode(codec.encode(torch.empty(0), [0, 0]), [0, 0]).numel() == 0
+
+
+@pytest.mark.parametrize("precision", [CommType.FP16, CommType.BF16, CommType.INT8])
+@pytest.mark.parametrize("seed", range(10))
+def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType) -> None:
+    world: World = random_world(9000 + seed, hosts=[[0, 1], [2, 3]], optimizer=SGD(lr=0.01))
+    batches = batches_of(world, 2)
+    targets = targets_of(world, batches)
+    exact, _, _ = run_sharded(world, batches, targets, meta=True)
+    coded, _, _ = run_sharded(
+        world, batches, targets, meta=True, options=EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+    )
+    for a, b in zip((o for s in exact for r in s for o in r), (o for s in coded for r in s for o in r), strict=True):
+        # up to four ids of values within 1 / sqrt(2), coded to 8 bits of a block's range, twice over
+        torch.testing.assert_close(a, b, rtol=0, atol=0.1)
+
+
+def test_ids_of_a_feature_cross_once_however_many_column_blocks_read_them() -> None:
+    table = EmbeddingBagConfig(64, 32, name="t", feature_names=["f"])
+    sent = {}
+    for blocks in (1, 4):
+        layout = column_wise(table, [1] * blocks)
+        plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(layout)})
+        world = SimulatedWorld(2)
+
+        def rank_main(exchange, plan=plan):
+            model, _ = shard_embeddings(EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+            model(KeyedJaggedTensor(["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)))
+
+        world.run(rank_main)
+        sent[blocks] = world.sent_bytes
+    assert sent[1] == sent[4] > 0
