@@ -141,6 +141,27 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
             torch.testing.assert_close(mine.optimizer[name], theirs.optimizer[name], **tolerance)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and fbgemm-gpu")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
+    options = {"weight_decay": 0.1} if seed % 2 and name not in ("sgd", "adagrad") else {}
+    options |= {"eps": 1e-3} if name not in ("sgd", "lars_sgd") else {}
+    optimizer, device = SPARSE_OPTIMIZERS[name](lr=0.1, **options), torch.device("cuda")
+    work = random_work(seed, optimizer)
+    ours, fused = TorchLookup(work.group, optimizer, device), FusedLookup(work.group, optimizer, device)
+    work.fill(ours, fused)
+    for _ in range(STEPS):
+        routed, grad = work.batch(5), work.grad(5).to(device)
+        weights = None if routed.weights is None else routed.weights.to(device)
+        for lookup in (ours, fused):
+            lookup(GroupIds(routed.ids.to(device), routed.offsets.to(device), weights)).backward(grad.clone())
+    for mine, theirs in zip(ours.shard_states(), fused.shard_states(), strict=True):
+        for state_name, tensor in mine.tensors().items():
+            torch.testing.assert_close(tensor, theirs.tensors()[state_name], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_learned_weights_get_the_gradient_that_fbgemm_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
