@@ -67,6 +67,22 @@ def test_images_bring_the_ray_that_the_project_pins(cluster):
     assert all(f":{version}-py311-" in image for image in images), images
 
 
+def test_a_submitted_job_and_a_new_node_get_every_product_file_and_no_environment(cluster):
+    from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
+
+    left_out = get_excludes_from_ignore_files(ROOT, include_gitignore=True)
+
+    def sent(path: Path) -> bool:
+        return not any(leaves_out(path) for leaves_out in left_out)
+
+    product = [path for top in ("rayrec", "actors", "jobs") for path in (ROOT / top).rglob("*.py")] + [ROOT / "pyproject.toml"]
+    assert len(product) > 50
+    assert [path for path in product if not sent(path)] == []
+    assert not sent(ROOT / ".venv" / "bin") and not sent(ROOT / "data" / "a.parquet") and not sent(ROOT / ".git" / "HEAD")
+    folders = {part for path in product for part in path.relative_to(ROOT).parts}
+    assert folders.isdisjoint(cluster["rsync_exclude"]), "a pattern without a leading slash matches at any depth"
+
+
 SECRETS = {
     "an access key id": r"\b(AKIA|ASIA)[A-Z0-9]{12,}",
     "a private key": r"BEGIN [A-Z ]*PRIVATE KEY",
