@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 from rayrec.distributed import torch_lookup
 from rayrec.distributed.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
 from rayrec.distributed.route import GroupIds
+from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.torch_lookup import TorchLookup
 from rayrec.errors import ConfigError
-from rayrec.layout import DataType
+from rayrec.layout import DataType, Shard
 from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from tests.unit.optim_reference import ReferenceTable, pooled, random_work, summed_gradients
 
@@ -142,7 +144,6 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device and fbgemm-gpu")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
@@ -291,6 +292,27 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: S
     if not cpu:
         with pytest.raises(ConfigError, match="cpu kernel does not train"):
             FusedLookup(work.group, optimizer, CPU)
+
+
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_a_step_allocates_by_touched_rows_not_by_table(name: str) -> None:
+    optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
+    work = random_work(0, optimizer, weighted=False)
+    shard = Shard("t", range(200_000), range(16), 0)
+    group = LookupGroup(work.group.key, (shard,), (replace(work.group.slots[0], shard=shard),))
+    lookup = TorchLookup(group, optimizer, CPU)
+    routed = GroupIds(torch.tensor([3, 199_999, 3]), torch.tensor([0, 1, 3]), None)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        lookup(routed).backward(torch.ones(2, 16))
+    taken = sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
+    assert 0 < taken < 20_000, f"{taken} bytes for 2 touched rows of a table of {200_000 * 16 * 4}"
+
+
+def test_rows_outside_of_gpu_memory_need_fbgemms_kernel() -> None:
+    work = random_work(0, SGD(weight_decay=0.1))
+    group = replace(work.group, key=replace(work.group.key, storage="managed"))
+    with pytest.raises(ConfigError, match="storage 'managed'"):
+        make_lookup(group, SGD(weight_decay=0.1), torch.device("cuda"))
 
 
 def test_kernel_arguments_name_every_constant() -> None:
