@@ -89,9 +89,9 @@ class RankActor:
     def abort(self) -> int:
         """Cut all connections so that a pending collective raises; returns how many there were."""
         self._stop.set()
-        from rayrec.train.world import cut_connections
+        from rayrec.comm.process_group import shutdown_sockets
 
-        return cut_connections()
+        return shutdown_sockets()
 
     def _run(self, task: RankTask, seat: Seat) -> None:
         try:

@@ -74,14 +74,15 @@ def init_process_group(
     return group
 
 
-def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) -> dist.ProcessGroup:
     """Another group with connections of its own, so that its collectives need no common order with the default group's.
 
     Args:
         ranks: of the default group; all when None. Every rank of the default group must call it, members or not.
+        members_only: only the members call it.
     """
     before = _socket_fds()
-    group = dist.new_group(ranks, timeout=timedelta(seconds=_timeout_s))
+    group = dist.new_group(ranks, timeout=timedelta(seconds=_timeout_s), use_local_synchronization=members_only)
     if ranks is None or dist.get_rank() in ranks:
         dist.barrier(group)
     _remember_sockets(before)
@@ -106,6 +107,8 @@ def shutdown_sockets() -> int:
             if os.fstat(fd).st_ino != inode:  # the number has been given to another file since
                 continue
             with socket.socket(fileno=os.dup(fd)) as sock:
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    continue  # gloo's listener aborts the whole process when its accept fails
                 sock.shutdown(socket.SHUT_RDWR)
                 closed += 1
         except OSError:
@@ -177,8 +180,11 @@ class ProcessGroupExchange:
             ) from error
 
 
-def exchange_for(group: dist.ProcessGroup | None) -> ProcessGroupExchange:
-    """An exchange with connections of its own over the ranks of `group` (default: all ranks).
+def exchange_for(group: dist.ProcessGroup | None, own: bool = False) -> ProcessGroupExchange:
+    """An exchange over the ranks of `group`; the default group is never used itself, but one with connections of its own.
+
+    Args:
+        own: also make new connections for any other group.
 
     Raises:
         CommError: no process group exists.
@@ -187,6 +193,8 @@ def exchange_for(group: dist.ProcessGroup | None) -> ProcessGroupExchange:
         raise CommError("no process group: call torch.distributed.init_process_group first, or train through rayrec.Driver.")
     if group is None or group is dist.group.WORLD:
         return ProcessGroupExchange(new_group())
+    if own:
+        return ProcessGroupExchange(new_group(dist.get_process_group_ranks(group), members_only=True))
     return ProcessGroupExchange(group)
 
 

@@ -2,6 +2,7 @@
 
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.interop import load_table, unsharded_state_dict
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.sharding import find_collections, shard_embeddings, table_configs
 
@@ -11,6 +12,8 @@ __all__ = [
     "ShardedEmbeddingCollection",
     "ShardedEmbeddings",
     "find_collections",
+    "load_table",
     "shard_embeddings",
     "table_configs",
+    "unsharded_state_dict",
 ]

@@ -131,7 +131,7 @@ class ShardedEmbeddings:
         for item in self._prefetched:
             item.routed.result()  # made for the old plan: every rank has it, and routes again
         self._prefetched = []
-        iteration = self._common_iteration()
+        iteration = self._common_iteration()  # a rank may have had no shard until now
         old_plan, old = self.plan, self.shard_states()
         compiled = {frozenset([i]): self._compile_for(plan, frozenset([i])) for i in range(len(self.collections))}
         groups = [g for c in compiled.values() for g in c.slots.ranks[self.exchange.rank].groups]
@@ -158,10 +158,19 @@ class ShardedEmbeddings:
         return sent
 
     def _common_iteration(self) -> int:
-        mine = max((lookup.iteration for lookup in self.lookups.values()), default=0)
         world = self.exchange.world_size
-        box = torch.full((world,), mine, dtype=torch.int64, device=self.device)
+        box = torch.full((world,), self.iteration, dtype=torch.int64, device=self.device)
         return int(self.exchange.all_to_all(box, [1] * world, [1] * world).wait().max())
+
+    @property
+    def iteration(self) -> int:
+        """Updates so far, where an optimizer corrects its bias by it."""
+        return max((lookup.iteration for lookup in self.lookups.values()), default=0)
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        for lookup in self.lookups.values():
+            lookup.iteration = value
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor) -> tuple[Tensor, ...]:
         """The output of one collection, differentiable.

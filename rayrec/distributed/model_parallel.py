@@ -22,6 +22,7 @@ from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed, exchange_for
 from rayrec.distributed.engine import EngineOptions
+from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
@@ -36,13 +37,16 @@ class DistributedModelParallel(nn.Module):
         module: holds at least one embedding collection; its tables, or all of it, may lie on the meta device.
         plan: where every table lies, made for exactly this many ranks.
         process_group: all ranks; the default group when None. Without any group the world is this one rank.
-        sparse_optimizer: of all tables, or by table name; fused into the backward pass.
+        sparse_optimizer: of all tables that `apply_optimizer_in_backward` did not mark, or by table name; fused into the backward.
         device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
         seed: of initial values on the meta device; rank 0's torch seed when None, so that `torch.manual_seed(s)` before the model gives
             the tables of the unsharded module.
         check_ids: check every id before it is sent, in one pass over the ids.
         qcomms: precision of pooled rows and their gradients on the wire; float32 when None.
         prefetch: open connections of their own for `prefetch`.
+        sharding_group_size: shard inside groups of so many ranks, which are replicas of each other (2D parallelism); the plan is then
+            for one group. All ranks in one group when None.
+        sync_every: steps between two averages of the replicas; only read with sharding_group_size.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
@@ -65,34 +69,48 @@ class DistributedModelParallel(nn.Module):
         check_ids: bool = True,
         qcomms: QCommsConfig | None = None,
         prefetch: bool = False,
+        sharding_group_size: int | None = None,
+        sync_every: int = 1,
     ) -> None:
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
-        self.plan = plan
+        self.plan, self._stepped = plan, False
         self.device = torch.device(device) if device is not None else _default_device(process_group if grouped else None)
-        exchange: Exchange = exchange_for(process_group) if grouped else LocalExchange()
+        self._replicas = Replicas(sharding_group_size, sync_every) if sharding_group_size is not None and grouped else None
+        sharding_group = process_group if self._replicas is None else self._replicas.group
+        exchange: Exchange = exchange_for(sharding_group) if grouped else LocalExchange()
         if seed is None:
             seed = broadcast_seed(torch.initial_seed(), process_group, self.device) if grouped else torch.initial_seed()
         ahead: Exchange | None = None
         if prefetch:
-            ahead = exchange_for(process_group) if grouped else LocalExchange()
+            ahead = exchange_for(sharding_group, own=True) if grouped else LocalExchange()
         options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms))
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead)
         _materialize(self.module, self.device, seed)
         self.module.to(self.device)
-        self._ddp = [self._wrap(process_group)] if exchange.world_size > 1 and any(True for _ in self.dense_parameters()) else []
+        world_size = dist.get_world_size(process_group) if grouped else 1
+        self._ddp = [self._wrap(process_group)] if world_size > 1 and any(True for _ in self.dense_parameters()) else []
 
     def _wrap(self, process_group: dist.ProcessGroup | None) -> DistributedDataParallel:
         # kept in a list, so that nn.Module does not register it and names keep no prefix
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(
-            self.module, device_ids=devices, process_group=process_group, broadcast_buffers=False, gradient_as_bucket_view=True
+            self.module, device_ids=devices, process_group=process_group, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's module."""
+        """As the user's module. Under 2D parallelism, replicas are averaged before a training step when that is due."""
+        if self._replicas is not None and self.training and torch.is_grad_enabled():
+            if self._stepped and self._replicas.due():
+                self.sync()
+            self._stepped = True
         return (self._ddp[0] if self._ddp and self.training else self.module)(*args, **kwargs)
+
+    def sync(self) -> None:
+        """Average the tables of the replicas now, as before a checkpoint; does nothing without 2D parallelism. Every rank calls it."""
+        if self._replicas is not None:
+            self._replicas.average(self._engine.shard_states())
 
     def dense_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters that an outer optimizer must update: all but the tables."""
@@ -146,6 +164,20 @@ class DistributedModelParallel(nn.Module):
             ConfigError: the model was built without prefetch=True.
         """
         return self._engine.prefetch(kjt)
+
+    @property
+    def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:
+        """The optimizer of every table."""
+        return self._engine.optimizers
+
+    @property
+    def iteration(self) -> int:
+        """Table updates so far, where an optimizer corrects its bias by it; a checkpoint carries it."""
+        return self._engine.iteration
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        self._engine.iteration = value
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the tables' updates to come."""

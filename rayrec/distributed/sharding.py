@@ -20,7 +20,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.modules.init import fill
-from rayrec.optim import SparseOptimizer
+from rayrec.optim import SparseOptimizer, optimizer_of
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
 
@@ -73,7 +73,7 @@ def shard_embeddings(
         module: its tables may lie on the meta device.
         plan: covers every table.
         exchange: connects the ranks; nobody else uses it.
-        optimizer: of all tables, or by table name; applied in the backward pass.
+        optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table name; applied in the backward pass.
         device: where this rank's shards live.
         seed: of initial values; the same on every rank.
         options, prefetch_exchange: see `ShardedEmbeddings`.
@@ -85,9 +85,7 @@ def shard_embeddings(
     """
     found = find_collections(module)
     configs = {table.name: (table, child) for child in found.values() for table in tables_of(child)}
-    optimizers = dict.fromkeys(configs, optimizer) if isinstance(optimizer, SparseOptimizer) else dict(optimizer)
-    if missing := [name for name in configs if name not in optimizers]:
-        raise ConfigError(f"table {missing[0]!r} has no sparse optimizer; name one for every table, or one for all.")
+    optimizers = _optimizers(configs, optimizer)
     specs = [
         CollectionSpec(path, tables_of(child), isinstance(child, EmbeddingBagCollection) and child.is_weighted(), _is_sequence(child))
         for path, child in found.items()
@@ -104,6 +102,20 @@ def shard_embeddings(
             if part in sharded:
                 setattr(parent, name, sharded[part])
     return module, engine
+
+
+def _optimizers(
+    configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]], given: SparseOptimizer | Mapping[str, SparseOptimizer]
+) -> dict[str, SparseOptimizer]:
+    """Of every table: by name, else as marked by `apply_optimizer_in_backward`, else the one for all."""
+    chosen = {}
+    for name, (_, child) in configs.items():
+        mark = optimizer_of(weight_of(child, name))
+        found = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
+        if found is None:
+            raise ConfigError(f"table {name!r} has no sparse optimizer; name one for every table, mark it, or give one for all.")
+        chosen[name] = found
+    return chosen
 
 
 def _is_sequence(collection: Collection) -> bool:

@@ -29,6 +29,11 @@ class TableShards(nn.Module):
         super().__init__()
         self._engine, self._config = engine, config
 
+    @property
+    def name(self) -> str:
+        """The table."""
+        return self._config.name
+
     def local(self) -> list[ShardState]:
         """This rank's rectangles of the table."""
         return [state for state in self._engine.shard_states() if state.shard.table == self._config.name]

@@ -43,8 +43,8 @@ class RankTrainer:
         torch.manual_seed(spec.seed)
         module = spec.model()
         self.tables = table_configs(module)
-        self._sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
-        self.model = DistributedModelParallel(module, plan=spec.plan, sparse_optimizer=self._sparse, device=self.device, seed=spec.seed)
+        sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
+        self.model = DistributedModelParallel(module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed)
         self._dense = _dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
@@ -191,8 +191,8 @@ class RankTrainer:
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=self.step,
             cursor={"epoch": self._epoch, "batch": self._batch, "global_batch_size": self.spec.global_batch_size, "seed": self.spec.seed},
-            optimizers={table.name: {"name": self._sparse.name, **self._sparse.hyperparameters} for table in self.tables},
-            extras={"dense_optimizer": self.spec.dense_optimizer.name, **self.spec.extras},
+            optimizers={name: {"name": o.name, **o.hyperparameters} for name, o in self.model.sparse_optimizers.items()},
+            extras={"dense_optimizer": self.spec.dense_optimizer.name, "table_updates": self.model.iteration, **self.spec.extras},
         )
         self.checkpoint = where
         if manager and self.rank == 0 and self.spec.checkpoint.num_to_keep:
@@ -212,7 +212,7 @@ class RankTrainer:
         states = self.model.shard_states()
         if weights_only:
             states = [type(state)(state.shard, state.weight) for state in states]
-        optimizers = {table.name: {"name": self._sparse.name} for table in self.tables}
+        optimizers = {name: {"name": optimizer.name} for name, optimizer in self.model.sparse_optimizers.items()}
         saved = restore_checkpoint(path, states, tables=self.tables, optimizers=None if weights_only else optimizers)
         _load_dense(self._dense_tensors(), saved.dense, path)
         self.step = saved.step
@@ -221,6 +221,7 @@ class RankTrainer:
         if self.spec.run_path and path.rstrip("/") == CheckpointManager(self.spec.run_path).path(saved.step):
             self.checkpoint = path.rstrip("/")
         self._restore_place(saved.cursor, path)
+        self.model.iteration = int(saved.extras.get("table_updates", 0))
         name = saved.extras.get("dense_optimizer", self.spec.dense_optimizer.name)
         if name != self.spec.dense_optimizer.name:
             raise ConfigError(f"{path} was trained with dense optimizer {name!r}, the run wants {self.spec.dense_optimizer.name!r}.")

@@ -7,16 +7,13 @@ milliseconds and not at the timeout.
 from __future__ import annotations
 
 import gc
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-from rayrec.comm import process_group
-from rayrec.comm.process_group import connect_store, destroy_process_group, init_process_group
+from rayrec.comm.process_group import connect_store, destroy_process_group, init_process_group, shutdown_sockets
 from rayrec.train.seat import Seat
 
 
@@ -40,28 +37,9 @@ def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.Process
     try:
         yield group
     except BaseException:
-        cut_connections()
+        shutdown_sockets()
         raise
     finally:
         del group
         destroy_process_group()
         gc.collect()  # a gloo group closes its sockets only when the last reference is gone
-
-
-def cut_connections() -> int:
-    """Make every pending collective of this process raise, from any thread; returns how many connections were cut.
-
-    Listening sockets stay as they are: gloo's listener aborts the whole process when its accept fails.
-    """
-    for fd in list(process_group._sockets):
-        if _is_listening(fd):
-            process_group._sockets.pop(fd, None)
-    return process_group.shutdown_sockets()
-
-
-def _is_listening(fd: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError:
-        return False

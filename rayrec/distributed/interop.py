@@ -1,0 +1,128 @@
+"""Rows in and out of a sharded model: pretrained tables from tensors and Arrow files, and a plain torch state_dict of the whole.
+
+Every rank calls these; each reads or gives only its own rectangles. A whole table exists in memory only where the user asks for one:
+in the tensor passed in, or on rank 0 for the export, table by table.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rayrec.checkpoint import Placer, ShardState
+from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.state import TableShards
+from rayrec.errors import InputError, ShapeError
+from rayrec.layout import Shard
+
+
+@torch.no_grad()
+def load_table(model: DistributedModelParallel, name: str, source: Tensor | str | os.PathLike[str]) -> int:
+    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays as it is.
+
+    Args:
+        name: the table.
+        source: a (num_embeddings, embedding_dim) tensor, or a Parquet, Arrow IPC or Feather file with a column `weight` of
+            embedding_dim values per row (fixed-size list or list of floats) and, if it does not hold all rows in order, a column `row`.
+    Returns:
+        Rows that this rank wrote at least one column of.
+    Raises:
+        InputError: no such table; a file without the column, of another width, or with rows that the table does not have.
+        ShapeError: a tensor of another shape.
+    """
+    states = [state for state in model.shard_states() if state.shard.table == name]
+    if name not in model.plan.tables:
+        raise InputError(f"the model has no table {name!r}; it has {', '.join(sorted(model.plan.tables)[:20])}.")
+    rows, width = model.plan.tables[name].layout.shape
+    if isinstance(source, Tensor):
+        if tuple(source.shape) != (rows, width):
+            raise ShapeError(f"table {name!r} is {rows} x {width}; the tensor is {tuple(source.shape)}.")
+        return sum(_copy_all(state, source) for state in states)
+    return _load_file(states, name, rows, width, os.fspath(source))
+
+
+def _copy_all(state: ShardState, whole: Tensor) -> int:
+    rows, cols = state.shard.rows, state.shard.cols
+    state.weight.copy_(whole[rows.start : rows.stop, cols.start : cols.stop])
+    return len(rows)
+
+
+def _load_file(states: list[ShardState], name: str, rows: int, width: int, path: str) -> int:
+    first = written = 0
+    for batch in _batches(path):
+        if "weight" not in batch.schema.names:
+            raise InputError(f"{path} has columns {batch.schema.names}; the rows of table {name!r} are read from a column 'weight'.")
+        column = batch.column("weight")
+        values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
+        if values.numel() != len(batch) * width:
+            raise InputError(
+                f"{path}: column 'weight' holds {values.numel()} values in {len(batch)} rows; table {name!r} has {width} columns."
+            )
+        matrix = values.view(len(batch), width)
+        if "row" in batch.schema.names:
+            index = torch.from_numpy(batch.column("row").to_numpy(zero_copy_only=False).astype("int64"))
+        else:
+            index = torch.arange(first, first + len(batch))
+        first += len(batch)
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < rows:
+            bad = index[(index < 0) | (index >= rows)][0]
+            raise InputError(f"{path} has row {int(bad)}; table {name!r} has rows 0 to {rows - 1}.")
+        for state in states:
+            shard = state.shard
+            inside = (index >= shard.rows.start) & (index < shard.rows.stop)
+            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(state.weight.device, state.weight.dtype)
+            state.weight[index[inside].to(state.weight.device) - shard.rows.start] = part
+            written += int(inside.sum())
+    return written
+
+
+def _batches(path: str) -> list[pa.RecordBatch]:
+    try:
+        if Path(path).suffix == ".parquet":
+            return pq.read_table(path).to_batches()
+        with pa.memory_map(path) as source:
+            return pa.ipc.open_file(source).read_all().to_batches()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path} cannot be read as Parquet (.parquet) or as an Arrow IPC file: {error}") from error
+
+
+def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | None:
+    """The state_dict of the unsharded module with whole tensors on the CPU: on rank 0; None elsewhere. Every rank must call it.
+
+    `torch.save` of the result loads into the unsharded module, and `DistributedModelParallel.load_state_dict` takes it back.
+
+    Raises:
+        CommError: a peer is gone.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    tables = {prefix + ".weight": child for prefix, child in model.module.named_modules() if isinstance(child, TableShards)}
+    result: dict[str, Any] = {}
+    for key, value in model.state_dict().items():
+        if key not in tables:
+            result[key] = value.detach().cpu() if isinstance(value, Tensor) else value
+            continue
+        local = [ShardState(s.shard, s.weight.detach().cpu()) for s in tables[key].local()]
+        gathered: list[Any] = [None] * world if rank == 0 else []
+        if world > 1:
+            dist.gather_object(local, gathered if rank == 0 else None)
+        else:
+            gathered = [local]
+        if rank == 0:
+            result[key] = _whole([state for part in gathered for state in part], model, tables[key].name)
+    return result if rank == 0 else None
+
+
+def _whole(parts: list[ShardState], model: DistributedModelParallel, name: str) -> Tensor:
+    rows, cols = model.plan.tables[name].layout.shape
+    whole = ShardState(Shard(name, range(rows), range(cols), 0), torch.empty(rows, cols, dtype=parts[0].weight.dtype))
+    placer = Placer()
+    for part in parts:
+        placer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
+    return whole.weight

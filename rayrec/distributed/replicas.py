@@ -1,0 +1,64 @@
+"""2D parallelism: tables are sharded inside groups of ranks, and the groups are replicas of each other.
+
+With W ranks and groups of S, ranks 0 .. S - 1 are the first group; the same plan for S ranks holds in every group, and the ids of a rank
+never leave its group. Replicas drift apart as their groups see other rows, so every k steps the rows and optimizer state of equal shards
+are averaged over the groups. With k = 1 and SGD that is exactly one world of W ranks; stateful optimizers accumulate the squares of each
+group's own mean gradient, which differs from one world's. The dense part is averaged over all ranks in every step, as ever.
+
+Source: the 2D sparse parallelism of TorchRec (Zhang et al. 2025), whose DMPCollection averages weights and optimizer state alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from rayrec.checkpoint import ShardState
+from rayrec.comm.process_group import new_group
+from rayrec.errors import ConfigError
+
+_CHUNK = 1 << 22  # values averaged at a time
+
+
+class Replicas:
+    """This rank's place in the grid of sharding groups x replicas; all ranks build it together.
+
+    Args:
+        group_size: S, ranks of one sharding group.
+        sync_every: k, steps between two averages.
+    Raises:
+        ConfigError: the world is no multiple of S, or there is only one group.
+    """
+
+    def __init__(self, group_size: int, sync_every: int) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        if group_size < 1 or world % group_size or world == group_size:
+            raise ConfigError(
+                f"sharding_group_size={group_size} does not part {world} ranks into two or more equal groups; "
+                f"choose a proper divisor of {world}, or leave it out."
+            )
+        if sync_every < 1:
+            raise ConfigError(f"sync_every={sync_every}; tables must be averaged every 1 or more steps.")
+        self.sync_every, self.num_replicas, self._steps = sync_every, world // group_size, 0
+        groups = [list(range(first, first + group_size)) for first in range(0, world, group_size)]
+        made = [new_group(ranks) for ranks in groups]
+        self.group = made[rank // group_size]
+        peers = [new_group([ranks[i] for ranks in groups]) for i in range(group_size)]
+        self._peers = peers[rank % group_size]
+
+    def due(self) -> bool:
+        """Count one step; whether an average is due before the next."""
+        self._steps += 1
+        return self._steps % self.sync_every == 0
+
+    @torch.no_grad()
+    def average(self, states: Iterable[ShardState]) -> None:
+        """Average rows and optimizer state of equal shards over the replicas, in place."""
+        for state in states:
+            for tensor in state.tensors().values():
+                for part in tensor.split(max(1, _CHUNK // max(1, tensor[:1].numel()))):
+                    total = part.float().contiguous()
+                    dist.all_reduce(total, group=self._peers)
+                    part.copy_(total.div_(self.num_replicas))

@@ -1,0 +1,117 @@
+"""Rows in and out: torch.distributed.checkpoint across plans and worlds, pretrained tables, a plain state_dict of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from rayrec.distributed import DistributedModelParallel, load_table, unsharded_state_dict
+from rayrec.errors import InputError, ShapeError
+from tests.gloo.test_model_parallel import ROWS, build, make_plan
+from tests.gloo.test_two_d import plan_of
+from tests.ranks import RankPool
+
+PATH = "model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+
+
+def changed() -> torch.nn.Module:
+    """The unsharded model with values of its own."""
+    source = build("cpu")
+    with torch.no_grad():
+        for i, p in enumerate(source.parameters()):
+            p.add_(i + 1)
+    return source
+
+
+def check_holds(model: DistributedModelParallel, wanted: dict[str, torch.Tensor]) -> None:
+    for state in model.shard_states():
+        s = state.shard
+        assert torch.equal(state.weight, wanted[PATH.format(s.table)][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop])
+    for name, p in model.named_parameters():
+        assert torch.equal(p, wanted[name])
+
+
+def save(rank: int, world_size: int, folder: str):
+    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    model.load_state_dict(changed().state_dict())
+    dcp.save(model.state_dict(), checkpoint_id=folder)
+
+
+def load(rank: int, world_size: int, folder: str):
+    model = DistributedModelParallel(build(), plan=plan_of(world_size))
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state)
+    check_holds(model, changed().state_dict())
+
+
+def test_torch_distributed_checkpoint_saves_2_ranks_and_loads_3_under_another_plan(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, save, str(tmp_path / "dcp"))
+    ranks.run(3, load, str(tmp_path / "dcp"))
+
+
+def export(rank: int, world_size: int, path: str):
+    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    model.load_state_dict(changed().state_dict())
+    whole = unsharded_state_dict(model)
+    assert (whole is not None) == (rank == 0)
+    if whole is not None:
+        torch.save(whole, path)
+    dist.barrier()
+    again = DistributedModelParallel(build(), plan=plan_of(world_size))
+    again.load_state_dict(torch.load(path, weights_only=True))
+    check_holds(again, changed().state_dict())
+
+
+def test_the_unsharded_state_dict_goes_out_and_comes_back(ranks: RankPool, tmp_path: Path) -> None:
+    path = str(tmp_path / "model.pt")
+    ranks.run(3, export, path)
+    plain = build("cpu")
+    plain.load_state_dict(torch.load(path, weights_only=True))
+    for a, b in zip(plain.parameters(), changed().parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def pretrained(rank: int, world_size: int, folder: str):
+    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    written = load_table(model, "t1", torch.full((ROWS[1], 8), 3.0))
+    load_table(model, "t0", folder + "/t0.parquet")
+    load_table(model, "t2", folder + "/t2.arrow")
+    with pytest.raises(ShapeError, match="7 x 8"):
+        load_table(model, "t1", torch.zeros(2, 8))
+    with pytest.raises(InputError, match="'nothere'"):
+        load_table(model, "nothere", torch.zeros(2, 8))
+    with pytest.raises(InputError, match="row 50"):
+        load_table(model, "t2", folder + "/bad.arrow")
+    return written, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
+
+
+def arrow(values: torch.Tensor, rows: torch.Tensor | None) -> pa.Table:
+    columns = {"weight": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1).numpy()), values.shape[1])}
+    if rows is not None:
+        columns["row"] = pa.array(rows.numpy())
+    return pa.table(columns)
+
+
+def test_pretrained_rows_are_loaded_from_tensors_and_files(ranks: RankPool, tmp_path: Path) -> None:
+    everything = torch.randn(ROWS[0], 8)
+    some, where = torch.randn(5, 8), torch.tensor([44, 2, 30, 9, 0])
+    pq.write_table(arrow(everything, None), tmp_path / "t0.parquet", row_group_size=7)
+    for name, rows in (("t2", where), ("bad", where + 6)):
+        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, arrow(some, rows).schema) as writer:
+            writer.write_table(arrow(some, rows))
+    results = ranks.run(2, pretrained, str(tmp_path))
+    assert sum(written for written, _ in results) == ROWS[1]  # t1 is row-wise
+    initial = build("cpu").state_dict()
+    wanted = {name: initial[PATH.format(name)].clone() for name in ("t2", "t3")}
+    wanted |= {"t0": everything, "t1": torch.full((ROWS[1], 8), 3.0)}
+    wanted["t2"][where] = some
+    for _, states in results:
+        for s, weight in states:
+            assert torch.equal(weight, wanted[s.table][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop])

@@ -1,0 +1,88 @@
+"""2D parallelism: replicas stay equal, and averaging after every step with SGD is one world of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rayrec.distributed import DistributedModelParallel
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan, TablePlacement, column_wise, row_wise, table_wise
+from rayrec.optim import SGD, RowWiseAdagrad
+from rayrec.train.step import train_step
+from tests.gloo.test_model_parallel import build, parts, table_configs
+from tests.ranks import RankPool
+
+STEPS = 5  # all of equal batches on every rank
+
+
+class Even:
+    """A part of an even batch: replicas average over ranks, so every rank must hold as many rows."""
+
+    def __init__(self, step: int, rank: int, world_size: int) -> None:
+        whole = parts(step, 0, 1)
+        rows = whole.rows // 4 * 4
+        per = rows // world_size
+        part = parts(step, 0, 1)
+        span = slice(rank * per, (rank + 1) * per)
+        ids = whole.sparse_features.values().view(len(whole.sparse_features.keys()), -1)[:, span]
+        self.dense_features, self.labels, self.rows, self.global_rows = part.dense_features[span], part.labels[span], per, rows
+        lengths = torch.ones(ids.numel(), dtype=torch.int32)
+        self.sparse_features = type(whole.sparse_features)(whole.sparse_features.keys(), ids.reshape(-1), lengths=lengths, stride=per)
+
+
+def plan_of(world_size: int) -> ShardingPlan:
+    ranks = range(world_size)
+    kinds = [lambda t, i: table_wise(t, i % world_size), lambda t, i: row_wise(t, ranks), lambda t, i: column_wise(t, ranks)]
+    return ShardingPlan(
+        world_size=world_size, tables={t.name: TablePlacement(kinds[i % 3](t, i)) for i, t in enumerate(table_configs(build()))}
+    )
+
+
+def train(rank: int, world_size: int, group_size: int | None, every: int, adagrad: bool):
+    optimizer = RowWiseAdagrad(lr=0.05) if adagrad else SGD(lr=0.05)
+    plan = plan_of(group_size or world_size)
+    model = DistributedModelParallel(build(), plan=plan, sparse_optimizer=optimizer, sharding_group_size=group_size, sync_every=every)
+    dense = torch.optim.SGD([p for _, p in model.dense_parameters()], lr=0.05)
+    for step in range(STEPS):
+        train_step(model, dense, Even(step, rank, world_size), world_size)
+    drifted = [s.weight.detach().clone() for s in model.shard_states()]
+    model.sync()
+    return [(s.shard, s.weight.detach().clone()) for s in model.shard_states()], drifted
+
+
+def whole(results) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for states, _ in results:
+        for shard, weight in states:
+            rows = max(s.rows.stop for st, _ in results for s, _ in st if s.table == shard.table)
+            table = found.setdefault(shard.table, torch.zeros(rows, 8))
+            table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop] = weight
+    return found
+
+
+def test_averaging_every_step_with_sgd_is_one_world(ranks: RankPool) -> None:
+    one = whole(ranks.run(4, train, None, 1, False))
+    grid = whole(ranks.run(4, train, 2, 1, False))
+    for name, weight in one.items():
+        torch.testing.assert_close(grid[name], weight, rtol=1e-5, atol=1e-6)  # float32 sums in another order
+
+
+def test_replicas_drift_and_meet_again(ranks: RankPool) -> None:
+    results = ranks.run(4, train, 2, 2, True)
+    for rank in (0, 1):
+        (mine, mine_drifted), (peer, peer_drifted) = results[rank], results[rank + 2]
+        assert any(not torch.equal(a, b) for a, b in zip(mine_drifted, peer_drifted, strict=True))
+        for (_, a), (_, b) in zip(mine, peer, strict=True):
+            assert torch.equal(a, b)
+
+
+def refused(rank: int, world_size: int):
+    for size in (3, 4):
+        with pytest.raises(ConfigError, match=f"sharding_group_size={size}"):
+            DistributedModelParallel(build(), plan=plan_of(size), sharding_group_size=size)
+    return True
+
+
+def test_groups_that_do_not_part_the_world_are_refused(ranks: RankPool) -> None:
+    assert all(ranks.run(4, refused))
