@@ -42,9 +42,7 @@ def parts(step: int, rank: int, world_size: int) -> Part:
 def build(device: str = "meta", dense_device: str = "cpu") -> DLRMTrain:
     torch.manual_seed(3)
     tables = [EmbeddingBagConfig(n, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i, n in enumerate(ROWS)]
-    return DLRMTrain(
-        DLRM(EmbeddingBagCollection(tables, device=device), 5, [16, 8], [16, 1], dense_device=torch.device(dense_device))
-    )
+    return DLRMTrain(DLRM(EmbeddingBagCollection(tables, device=device), 5, [16, 8], [16, 1], dense_device=torch.device(dense_device)))
 
 
 def make_plan(kind: str, world_size: int) -> ShardingPlan:
