@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,8 @@ class ModelRecipe:
 
 def add_scaling_options(parser: argparse.ArgumentParser) -> None:
     """Options of where the ranks run."""
-    parser.add_argument("--ranks", type=int, default=1, help="number of ranks, one Ray actor each (default 1)")
+    default = min(2, os.cpu_count() or 1)
+    parser.add_argument("--ranks", type=int, default=default, help=f"number of ranks, one Ray actor each (default here {default})")
     parser.add_argument("--plan", default="auto", help="auto, a sharding kind such as row_wise for all tables, or a plan's JSON file")
     parser.add_argument("--gpu", action="store_true", help="one GPU per rank and NCCL; default is CPU and gloo")
     parser.add_argument("--cpus-per-rank", type=float, default=1, help="CPUs that Ray reserves for a rank, may be a fraction (default 1)")

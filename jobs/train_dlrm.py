@@ -28,6 +28,7 @@ from jobs.recipe import (
     write_result,
 )
 from rayrec.errors import ConfigError
+from rayrec.train.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS
 
 
 class DataPaths(NamedTuple):
@@ -47,8 +48,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     data.add_argument("--train", help="folder or file of Parquet or Arrow files; without it data with planted truth are made")
     data.add_argument("--eval", help="what to score after training, likewise")
     data.add_argument("--schema", help="JSON file that says which columns are what")
-    data.add_argument("--rows", type=int, help="rows of the planted-truth data (default 400000)")
-    data.add_argument("--eval-rows", type=int, help="evaluation rows of the planted-truth data (default 50000)")
+    data.add_argument("--rows", type=int, help="rows of the planted-truth data (default 1500000)")
+    data.add_argument("--eval-rows", type=int, help="evaluation rows of the planted-truth data (default 100000)")
     model = parser.add_argument_group("model")
     model.add_argument("--model", choices=MODELS, default="dlrm")
     model.add_argument("--dense-layers", type=_sizes, default=(64,), help="e.g. 512,256; the table width follows by itself (default 64)")
@@ -58,10 +59,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--global-batch", type=int, default=4096, help="rows of a step over all ranks (default 4096)")
     run.add_argument("--steps", type=int, help="global steps")
     run.add_argument("--epochs", type=int, help="passes over the data (default 1 when --steps is not given)")
-    run.add_argument("--optimizer", choices=("rowwise_adagrad", "adagrad", "sgd"), default="rowwise_adagrad", help="of the tables")
-    run.add_argument("--sparse-lr", type=float, default=0.05)
-    run.add_argument("--dense-optimizer", choices=("adam", "adagrad", "sgd"), default="adam")
-    run.add_argument("--dense-lr", type=float, default=1e-3)
+    run.add_argument("--optimizer", choices=SPARSE_OPTIMIZERS, default="rowwise_adagrad", help="of the tables")
+    run.add_argument("--sparse-lr", type=float, default=0.1, help="learning rate of the tables (default 0.1)")
+    run.add_argument("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam")
+    run.add_argument("--dense-lr", type=float, default=3e-3, help="learning rate of the dense part (default 0.003)")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     keep = parser.add_argument_group("what is kept")
@@ -148,7 +149,8 @@ def _data_paths(args: argparse.Namespace, stack: ExitStack) -> DataPaths:
     from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
-    config = SyntheticConfig(rows_train=args.rows or 400_000, rows_eval=args.eval_rows or 50_000, seed=args.seed)
+    chosen = {"rows_train": args.rows, "rows_eval": args.eval_rows}
+    config = SyntheticConfig(**{name: rows for name, rows in chosen.items() if rows is not None}, seed=args.seed)
     print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
     made = write_synthetic(folder, config)
     return DataPaths(str(made.train), str(made.eval), str(made.schema))

@@ -15,6 +15,7 @@ from rayrec.distributed.lookup import make_lookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup, Slot
 from rayrec.layout import Shard
+from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of
 
 
@@ -33,6 +34,11 @@ class GroupLookup:
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width). float32; its backward updates the rows."""
         return self.kernel(routed)
+
+    @property
+    def optimizer(self) -> SparseOptimizer:
+        """The update that the backward pass applies."""
+        return self.group.key.optimizer
 
     @property
     def iteration(self) -> int:

@@ -24,9 +24,10 @@ from rayrec.comm.process_group import broadcast_seed, exchange_for
 from rayrec.distributed.engine import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
+from rayrec.distributed.state import TableShards
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
-from rayrec.optim import RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -164,6 +165,14 @@ class DistributedModelParallel(nn.Module):
             ConfigError: the model was built without prefetch=True.
         """
         return self._engine.prefetch(kjt)
+
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The tables' optimizers as a torch optimizer, for schedules; make it anew after `reshard`.
+
+        Its state is this rank's, keyed by the parameter names of the unsharded module.
+        """
+        names = {name.rsplit(".", 1)[-1]: name for name, m in self.module.named_modules() if isinstance(m, TableShards)}
+        return FusedOptimizer(list(self._engine.lookups.values()), lambda table: f"{names[table]}.weight")
 
     @property
     def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
-SPARSE_OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
+SPARSE_OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "sgd")  # those of rayrec.optim
 
 
 class Dataset(Protocol):
@@ -50,7 +50,7 @@ class OptimizerConfig:
     """An optimizer by name with its learning rate.
 
     Attributes:
-        name: of the dense part one of adam, adagrad, sgd; of the tables one of rowwise_adagrad, adagrad, sgd.
+        name: of the dense part one of adam, adagrad, sgd; of the tables one of SPARSE_OPTIMIZERS.
         lr: learning rate, at least 0.
     """
 
