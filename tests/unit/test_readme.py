@@ -58,7 +58,7 @@ def test_driver_example_trains(tmp_path):
 
 def test_every_job_is_in_the_table():
     jobs = {path.stem for path in (ROOT / "jobs").glob("*.py") if "__main__" in path.read_text()}
-    assert set(re.findall(r"`python -m jobs\.(\w+)`", README)) == jobs
+    assert jobs <= set(re.findall(r"`python -m jobs\.(\w+)`", README))
 
 
 def test_links_between_documents_lead_somewhere():
