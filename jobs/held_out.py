@@ -1,0 +1,130 @@
+"""What the retrieval job knows of its data without a model: who has which items, for training and for judging.
+
+Everything is read into memory as columns of ids: for data of some ten million rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.data import FeatureSchema
+from rayrec.errors import ConfigError, InputError
+
+IdArray = NDArray[np.int64]
+
+
+class Truth(NamedTuple):
+    """Who has what, and rows that hold the features of every user and item.
+
+    Attributes:
+        users: one row per user with held-out positives.
+        items: one row per item that occurs anywhere, in the order of item_ids.
+        item_ids: ids of those items.
+        size: ids that items can have.
+        counts: (size,) positive training rows of each id.
+        relevant: per row of `users`, ids of held-out positives without a training row.
+        seen: per row of `users`, ids with a training row.
+        schema: of the rows.
+    """
+
+    users: pa.Table
+    items: pa.Table
+    item_ids: IdArray
+    size: int
+    counts: IdArray
+    relevant: list[IdArray]
+    seen: list[IdArray]
+    schema: FeatureSchema
+
+    @classmethod
+    def load(cls, train_path: str, held_out_path: str, schema: FeatureSchema, user: str, item: str) -> Truth:
+        """Read both parts.
+
+        Raises:
+            InputError: a file cannot be read, or a row does not hold one id of the user and of the item.
+        """
+        users, items = IdColumn(schema, user), IdColumn(schema, item)
+        train, held_out = (read_rows(path, list(schema.columns())) for path in (train_path, held_out_path))
+        labels = train[schema.label].to_numpy(), held_out[schema.label].to_numpy()
+        everything = pa.concat_tables([train, held_out], promote_options="permissive")
+        item_ids, item_rows = np.unique(items.of(everything), return_index=True)
+        positive = labels[1] == 1
+        wanted = lists_of(users.of(held_out)[positive], items.of(held_out)[positive], users.size)
+        seen = lists_of(users.of(train), items.of(train), users.size)
+        first = np.flatnonzero(positive)
+        user_ids, places = np.unique(users.of(held_out)[positive], return_index=True)
+        return cls(
+            users=held_out.take(pa.array(first[places])),
+            items=everything.take(pa.array(item_rows)),
+            item_ids=item_ids,
+            size=items.size,
+            counts=np.bincount(items.of(train)[labels[0] == 1], minlength=items.size),
+            relevant=[np.setdiff1d(wanted[u], seen[u]) for u in user_ids],
+            seen=[seen[u] for u in user_ids],
+            schema=schema,
+        )
+
+
+def mark(lists: Sequence[IdArray], rows: range, width: int) -> Tensor:
+    """(len(rows), width) bool, true at the ids of each row's list."""
+    found = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        found[i, torch.from_numpy(lists[row])] = True
+    return found
+
+
+def lists_of(owners: IdArray, items: IdArray, size: int) -> list[IdArray]:
+    """Per owner, the items beside it."""
+    order = np.argsort(owners, kind="stable")
+    return np.split(items[order], np.cumsum(np.bincount(owners, minlength=size))[:-1])
+
+
+class IdColumn:
+    """Ids of a feature with one per row, and how many there can be.
+
+    Raises:
+        ConfigError: the schema has no such feature, or hashes it.
+    """
+
+    def __init__(self, schema: FeatureSchema, feature: str) -> None:
+        found = [f for f in schema.features if f.name == feature]
+        if not found or found[0].hash_buckets is not None:
+            raise ConfigError(f"feature {feature!r} is not in the schema, or is hashed; it must hold ids, one per row.")
+        self.feature, self.column = feature, found[0].column
+        self.size = max(t.num_embeddings for t in schema.tables if feature in t.feature_names)
+
+    def of(self, table: pa.Table) -> IdArray:
+        """The id in each row.
+
+        Raises:
+            InputError: a row has none, or one that the feature's table has no row for.
+        """
+        column = table[self.column]
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise InputError(
+                f"column {self.column!r} of feature {self.feature!r} is {column.type}; it must hold one integer id in each row."
+            )
+        ids: IdArray = column.to_numpy().astype(np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.size:
+            raise InputError(f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, its table has {self.size} rows.")
+        return ids
+
+
+def read_rows(path: str, columns: Sequence[str]) -> pa.Table:
+    """Columns of a folder or file of Parquet.
+
+    Raises:
+        InputError: it cannot be read, or lacks a column.
+    """
+    try:
+        return ds.dataset(path, format="parquet").to_table(columns=list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from error

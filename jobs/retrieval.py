@@ -1,0 +1,224 @@
+"""What the retrieval job's ranks do: build the towers, train on positive rows, then rank all items for every held-out user by brute force.
+
+Truth is read from the files by every rank: which items a user has rows for in the training part (those are left out of the lists) and
+which of the held-out rows have label 1. Vectors of all items are made once, each rank a share, and summed into one matrix on every rank;
+users are shared out likewise, and the sums of the metrics are added. Costs users x items scores and a matrix of all items on every rank:
+for catalogs of some hundred thousand items, beyond which an index of nearest neighbours takes its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayrec.errors import ConfigError, InputError
+from rayrec.train.config import TrainSpec
+from rayrec.train.seat import RankContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor, nn
+
+    from jobs.held_out import Truth
+    from rayrec.metrics import RankingMetrics, RankingScores
+    from rayrec.models import TwoTower
+    from rayrec.sparse import KeyedJaggedTensor
+    from rayrec.train.loop import RankTrainer
+
+CHUNK = 1024  # users or items a rank embeds at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetrievalPaths:
+    """Where the data lies, and what one pass over it told.
+
+    Attributes:
+        train, held_out: all rows.
+        positives: training rows with label 1.
+        schema: the JSON text of the schema.
+        log_q: per candidate id, log of its share of the positives.
+    """
+
+    train: str
+    held_out: str
+    positives: str
+    schema: str
+    log_q: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoTowerRecipe:
+    """The model as plain data; calling it builds the module, tables on the meta device."""
+
+    schema: str
+    query: tuple[str, ...]
+    candidate: tuple[str, ...]
+    layers: tuple[int, ...]
+    temperature: float
+    log_q: tuple[float, ...] | None
+
+    def __call__(self) -> nn.Module:
+        """Build the module with its loss.
+
+        Raises:
+            ConfigError: the schema lacks a feature.
+        """
+        import torch
+
+        from rayrec.data import FeatureSchema
+        from rayrec.models import TwoTower, TwoTowerTrain
+        from rayrec.modules import EmbeddingBagCollection
+
+        tables = FeatureSchema.from_json(self.schema, "the schema").embedding_bag_configs()
+        known = {feature for table in tables for feature in table.feature_names}
+        missing = [name for name in (*self.query, *self.candidate) if name not in known]
+        if missing:
+            raise ConfigError(f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. Choose with --query and --candidate.")
+        sides = [[t for t in tables if set(t.feature_names) & set(names)] for names in (self.query, self.candidate)]
+        shared = {t.name for t in sides[0]} & {t.name for t in sides[1]}
+        if shared:
+            raise ConfigError(f"table {sorted(shared)[0]!r} serves both towers; give each tower tables of its own.")
+        query, candidate = (EmbeddingBagCollection(side, device="meta") for side in sides)
+        model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
+        # without a mask corrected scores tend to log p(item | user), popularity included, which is what lists are ranked by
+        log_q = None if self.log_q is None else torch.tensor(self.log_q)
+        return TwoTowerTrain(model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None)
+
+
+def write_positives(train: str, held_out: str, schema: str, candidate: str, folder: str) -> RetrievalPaths:
+    """Write the training rows with label 1 to `folder`, and count their candidates.
+
+    Raises:
+        InputError: a file cannot be read, or no row has label 1.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from jobs.held_out import IdColumn, read_rows
+    from rayrec.data import FeatureSchema
+
+    parsed = FeatureSchema.from_json(schema, "the schema")
+    rows = read_rows(train, list(parsed.columns()))
+    positives = rows.filter(pc.equal(rows[parsed.label], 1))
+    if not positives.num_rows:
+        raise InputError(f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is nothing to learn to retrieve.")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    pq.write_table(positives, Path(folder) / "part-00000.parquet", row_group_size=4096)
+    items = IdColumn(parsed, candidate)
+    counts = np.bincount(items.of(positives), minlength=items.size)
+    shares = np.maximum(counts, 0.5) / positives.num_rows  # an item that no batch can hold needs no correction, only a finite one
+    return RetrievalPaths(train=train, held_out=held_out, positives=folder, schema=schema, log_q=tuple(np.log(shares).tolist()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetrievalOutcome:
+    """What the ranks have to show, the same on each.
+
+    Attributes:
+        steps, rows, seconds, train_loss: of the training.
+        model, popularity: score -> value, of lists by the model and by counts of positive rows.
+        queries: users with held-out positives that they had no training row for.
+        candidates: items that were ranked.
+    """
+
+    steps: int
+    rows: int
+    seconds: float
+    train_loss: float | None
+    model: dict[str, float]
+    popularity: dict[str, float]
+    queries: int
+    candidates: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetrievalTask:
+    """Train, then compare with popularity; all ranks run it together."""
+
+    spec: TrainSpec
+    paths: RetrievalPaths
+    query: tuple[str, ...]
+    candidate: tuple[str, ...]
+    ks: tuple[int, ...]
+
+    def run(self, context: RankContext) -> RetrievalOutcome:
+        """On one rank."""
+        from jobs.held_out import Truth
+        from rayrec.data import FeatureSchema
+        from rayrec.train.loop import RankTrainer
+
+        trainer = RankTrainer(self.spec, "cuda:0" if context.seat.device == "cuda" else "cpu")
+        trainer.run(context.should_stop, context.report, context.at_step)
+        schema = FeatureSchema.from_json(self.paths.schema, "the schema")
+        truth = Truth.load(self.paths.train, self.paths.held_out, schema, self.query[0], self.candidate[0])
+        model, popularity = compare(trainer, truth, self.ks)
+        return RetrievalOutcome(
+            steps=trainer.step,
+            rows=trainer.rows,
+            seconds=trainer.seconds,
+            train_loss=trainer.loss,
+            model=_plain(model),
+            popularity=_plain(popularity),
+            queries=model.queries,
+            candidates=len(truth.item_ids),
+        )
+
+
+def compare(trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]) -> tuple[RankingScores, RankingScores]:
+    """Scores of lists by the model and by popularity, merged over ranks; every rank calls it together."""
+    import torch
+
+    from jobs.held_out import mark
+    from rayrec.metrics import RankingMetrics
+    from rayrec.train.window import all_sum
+
+    device, rank, world = trainer.device, trainer.rank, trainer.world_size
+    towers: TwoTower = trainer.model.module.two_tower  # type: ignore[assignment]
+    trainer.model.eval()
+    known = torch.zeros(truth.size, dtype=torch.bool, device=device)
+    known[torch.from_numpy(truth.item_ids).to(device)] = True
+    popularity = torch.from_numpy(truth.counts).to(device).double()
+    by_model, by_count = RankingMetrics(ks, device), RankingMetrics(ks, device)
+    vectors: Tensor | None = None
+    with torch.no_grad():
+        for rows in _shares(truth.items.num_rows, rank, world):
+            made = towers.candidate(_ids(truth.items, rows, truth.schema, device))
+            vectors = made.new_zeros(truth.size, made.shape[1]) if vectors is None else vectors
+            vectors[torch.from_numpy(truth.item_ids[rows.start : rows.stop]).to(device)] = made
+        assert vectors is not None
+        all_sum(vectors)
+        for rows in _shares(truth.users.num_rows, rank, world):
+            scores = towers.query(_ids(truth.users, rows, truth.schema, device)) @ vectors.t()
+            relevant, seen = (mark(lists, rows, truth.size).to(device) for lists in (truth.relevant, truth.seen))
+            allowed = known & ~seen
+            for metrics, values in ((by_model, scores), (by_count, popularity.expand(len(rows), -1))):
+                metrics.update(values.masked_fill(~allowed, -torch.inf), relevant)
+    return _merged(by_model, ks), _merged(by_count, ks)
+
+
+def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
+    from rayrec.metrics import RankingMetrics
+    from rayrec.train.window import all_sum
+
+    state = metrics.state()
+    all_sum(state)
+    return RankingMetrics.from_state(state, ks).compute()
+
+
+def _shares(total: int, rank: int, world_size: int) -> list[range]:
+    """This rank's rows in each of the same number of calls on every rank."""
+    calls = [range(start, min(start + CHUNK * world_size, total)) for start in range(0, total, CHUNK * world_size)]
+    return [call[rank * len(call) // world_size : (rank + 1) * len(call) // world_size] for call in calls]
+
+
+def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedTensor:
+    from rayrec.data.convert import to_batch
+
+    return to_batch(table.slice(rows.start, len(rows)), schema).sparse_features.to(device)
+
+
+def _plain(scores: RankingScores) -> dict[str, float]:
+    by_k = {f"{name}@{k}": value for name, values in (("recall", scores.recall), ("ndcg", scores.ndcg)) for k, value in values.items()}
+    return {**by_k, "mrr": scores.mrr}
