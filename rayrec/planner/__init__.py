@@ -5,5 +5,6 @@ from __future__ import annotations
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.manual import manual_plan
 from rayrec.planner.planner import EmbeddingShardingPlanner
+from rayrec.planner.remedies import Change, NoPlan
 
-__all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "manual_plan"]
+__all__ = ["Change", "EmbeddingShardingPlanner", "NoPlan", "ParameterConstraints", "manual_plan"]

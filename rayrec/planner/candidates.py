@@ -8,7 +8,7 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rayrec.layout import kinds as shapes
@@ -59,53 +59,76 @@ def _parts(most: int) -> list[int]:
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
-def _candidates_of(kind: str, table: BaseEmbeddingConfig, topology: Topology, columns: int) -> Iterator[Candidate]:
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Where tables may go: the ranks, those hosts that are allowed whole, and whether that is the whole world.
+
+    Attributes:
+        ranks: ascending. hosts: of these, by host. by_size: hosts by number of ranks. whole: nothing is left out.
+    """
+
+    ranks: tuple[int, ...]
+    hosts: tuple[tuple[int, ...], ...]
+    by_size: dict[int, tuple[tuple[int, ...], ...]]
+    whole: bool
+
+
+def find_sites(topology: Topology, allowed: Collection[int] | None = None) -> Sites:
+    """The sites of a topology, or of those ranks of it that a table is pinned to."""
+    ranks = tuple(rank for rank in topology.ranks if allowed is None or rank in allowed)
+    kept = set(ranks)
+    hosts = tuple(host for host in topology.hosts if kept.issuperset(host))
+    sizes = sorted({len(host) for host in hosts})
+    return Sites(ranks, hosts, {n: tuple(host for host in hosts if len(host) == n) for n in sizes}, len(ranks) == topology.world_size)
+
+
+def _candidates_of(kind: str, table: BaseEmbeddingConfig, sites: Sites, columns: int) -> Iterator[Candidate]:
     """All candidates of one kind; `columns` is the most column blocks that the table allows."""
-    everywhere = (topology.ranks,)
-    host_sizes = sorted({len(host) for host in topology.hosts})
-    hosts_of = {size: tuple(host for host in topology.hosts if len(host) == size) for size in host_sizes}
+    everywhere, world = (sites.ranks,), len(sites.ranks)
     if kind == "table_wise":
         yield Candidate(kind, shapes.table_wise(table, 0), everywhere)
     elif kind == "row_wise":
         # parts of a host would be table_row_wise, so fewer blocks than ranks only where there is one host
-        for parts in _parts(topology.world_size) if len(topology.hosts) == 1 else [topology.world_size]:
+        for parts in _parts(world) if len(sites.hosts) <= 1 else [world]:
             yield Candidate(kind, shapes.row_wise(table, range(parts)), everywhere)
     elif kind == "column_wise":
-        for parts in _parts(min(columns, topology.world_size)):
+        for parts in _parts(min(columns, world)):
             yield Candidate(kind, shapes.column_wise(table, range(parts)), everywhere)
     elif kind == "table_row_wise":
-        for size in host_sizes:
-            yield Candidate(kind, shapes.table_row_wise(table, range(size)), hosts_of[size])
+        for size, hosts in sites.by_size.items():
+            yield Candidate(kind, shapes.table_row_wise(table, range(size)), hosts)
     elif kind == "table_column_wise":
-        for size in host_sizes:
+        for size, hosts in sites.by_size.items():
             for parts in _parts(min(columns, size)):
-                yield Candidate(kind, shapes.table_column_wise(table, range(parts)), hosts_of[size])
+                yield Candidate(kind, shapes.table_column_wise(table, range(parts)), hosts)
     elif kind == "grid_shard":
-        if len(host_sizes) == 1:
-            layout = shapes.grid_shard(table, topology.hosts[:columns])
+        if len(sites.by_size) == 1:
+            layout = shapes.grid_shard(table, sites.hosts[:columns])
             position = {rank: i for i, rank in enumerate(layout.ranks)}
             template = TableLayout(layout.row_cuts, layout.col_cuts, tuple(tuple(position[r] for r in row) for row in layout.owners))
             yield Candidate(kind, template, (layout.ranks,))
-    else:
-        yield Candidate(kind, shapes.data_parallel(table, topology.ranks), everywhere)
+    elif sites.whole:
+        yield Candidate(kind, shapes.data_parallel(table, sites.ranks), everywhere)
 
 
 def enumerate_candidates(
-    table: BaseEmbeddingConfig, topology: Topology, kinds: Sequence[str], min_partition: int | None = None
+    table: BaseEmbeddingConfig, sites: Sites, kinds: Sequence[str], min_partition: int | None = None
 ) -> tuple[Candidate, ...]:
     """All candidates of a table under the allowed kinds, simplest kind first.
 
     Args:
+        sites: where it may go.
         min_partition: narrowest column block; None means 4 columns.
     Returns:
-        At least one candidate, unless grid_shard alone is allowed on hosts of unequal size.
+        None where the kinds have no meaning: grid_shard on hosts of unequal size, data_parallel on some of the ranks, table_row_wise and
+        table_column_wise without a whole host.
     """
     units = table.embedding_dim // COLUMN_MULTIPLE
     columns = max(1, units // ((min_partition or COLUMN_MULTIPLE) // COLUMN_MULTIPLE))
     found: dict[tuple[Layout, tuple[tuple[int, ...], ...]], Candidate] = {}
     for kind in SIMPLEST_FIRST:
         if kind in kinds:
-            options = list(_candidates_of(kind, table, topology, columns))
+            options = list(_candidates_of(kind, table, sites, columns))
             # a table too small to cut is one cell under any name; else a kind that splits must split
             for candidate in [c for c in options if kind == "table_wise" or c.num_ranks > 1] or options:
                 found.setdefault((candidate.template, candidate.sites), candidate)

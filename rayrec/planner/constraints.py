@@ -1,14 +1,20 @@
-"""What a user may tell the planner about one table. Standard library only."""
+"""What a user may tell the planner about one table, in Python or as a JSON file. Standard library only.
+
+{"user": {"kinds": ["row_wise", "table_row_wise"], "pooling_factor": 12.5}, "item": {"hosts": [0], "together": "items"}}
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rayrec.errors import ConfigError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS
+from rayrec.layout.plan import Storage, StorageKind
+from rayrec.layout.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +26,10 @@ class ParameterConstraints:
         pooling_factor: mean ids per bag, of each feature of the table.
         min_partition: narrowest column block, in columns; None leaves it to the prices.
         weighted: the features carry a weight per id.
+        ranks: the only ranks that may hold a part of it; None allows all. hosts: the same by index of host.
+        together: name of a group of tables that lie on the same ranks, cut the same way.
+        apart: name of a group of tables of which no two share a rank.
+        storage: where its rows live; rows in the memory of the host take none of a GPU's, and are slower.
     Raises:
         ConfigError: an unknown kind, or a number that makes no sense.
     """
@@ -28,6 +38,11 @@ class ParameterConstraints:
     pooling_factor: float = 1.0
     min_partition: int | None = None
     weighted: bool = False
+    ranks: Sequence[int] | None = None
+    hosts: Sequence[int] | None = None
+    together: str | None = None
+    apart: str | None = None
+    storage: StorageKind = "device"
 
     def __post_init__(self) -> None:
         if self.kinds is not None:
@@ -36,6 +51,31 @@ class ParameterConstraints:
             raise ConfigError(f"pooling_factor={self.pooling_factor} must be positive: the mean number of ids per bag.")
         if self.min_partition is not None and (self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE):
             raise ConfigError(f"min_partition={self.min_partition} must be a positive multiple of {COLUMN_MULTIPLE} columns.")
+        Storage(self.storage)
+        for name in ("ranks", "hosts"):
+            pinned = getattr(self, name)
+            if pinned is not None and (isinstance(pinned, str) or not pinned or any(not isinstance(i, int) or i < 0 for i in pinned)):
+                raise ConfigError(f"{name}={pinned!r} must be a non-empty list of indices, 0 or more; leave it out to allow all.")
+        for name in ("together", "apart"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name}='' must be the name of a group of tables; leave it out for none.")
+
+    def allowed(self, topology: Topology) -> frozenset[int] | None:
+        """The ranks that the pins leave, or None when nothing is pinned.
+
+        Raises:
+            ConfigError: a pin names a rank or host that the topology does not have, or the two pins leave no rank.
+        """
+        if self.ranks is None and self.hosts is None:
+            return None
+        for name, pinned, count in (("ranks", self.ranks, topology.world_size), ("hosts", self.hosts, len(topology.hosts))):
+            if pinned is not None and max(pinned) >= count:
+                raise ConfigError(f"{name}={list(pinned)} pin a table to {name[:-1]} {max(pinned)}, the topology has {count} {name}.")
+        kept = set(topology.ranks if self.ranks is None else self.ranks)
+        kept &= set(topology.ranks if self.hosts is None else (rank for host in self.hosts for rank in topology.hosts[host]))
+        if not kept:
+            raise ConfigError(f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} have no rank in common.")
+        return frozenset(kept)
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
@@ -58,3 +98,30 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """ " (did you mean 'x'?)" when a known name is close, else ""."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def constraints_from_json(text: str, source: str = "constraints") -> dict[str, ParameterConstraints]:
+    """Read table name -> fields of `ParameterConstraints`.
+
+    Raises:
+        ConfigError: no JSON object, an unknown field, or a value that makes no sense; names the table.
+    """
+    try:
+        root = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{source} is not JSON: {error}.") from None
+    known = [f.name for f in fields(ParameterConstraints)]
+    found = {}
+    if not isinstance(root, dict):
+        raise ConfigError(f"{source} must be a JSON object of tables, not {type(root).__name__}.")
+    for name, entry in root.items():
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{source}: table {name!r} must be a JSON object, not {type(entry).__name__}.")
+        for key in entry:
+            if key not in known:
+                raise ConfigError(f"{source}: table {name!r} has the unknown field {key!r}{did_you_mean(key, known)}; {known} exist.")
+        try:
+            found[name] = ParameterConstraints(**entry)
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{source}: table {name!r}: {error}") from None
+    return found

@@ -1,9 +1,10 @@
-"""Seconds of a training step on the rank that owns some shards: any layout is priced from its rectangles, no branch per kind.
+"""Seconds of a training step: any layout is priced from its rectangles, with no branch per kind.
 
-A rank pays for the ids it receives, the rows it reads and pools, the rows it sends, the gradients it receives, and the fused update.
-Exchanges are priced on the owner's side: all owners together send what all homes together receive, and homes are even, so the
-slowest owner is never faster than a home. Bytes / bandwidth, plus a fixed time per slot so that needless splits of small tables
-lose. Leaves out: overlap of steps, caches, skewed ids, the dense model. Standard library only.
+As owner, a rank pays for the ids it receives, the rows it reads and pools, the rows it sends, the gradients it receives, and the fused
+update. As home of its own rows of the batch it pays for packing ids and gradients for every owner and for joining what they return: a
+cost that all ranks share alike, and that wide splits raise. The wire is priced on the owner's side: all owners together send what all
+homes together receive, and homes are even, so the slowest owner is never faster than a home. Bytes / bandwidth, plus a fixed time per
+slot. Leaves out: overlap of steps, caches, skewed ids, the two-hop route, the dense model. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from rayrec.errors import ConfigError
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.layout.topology import Topology
-from rayrec.planner.work import ID_BYTES, ROW_ELEMENT_BYTES, TableWork, returned_rows, shard_traffic
+from rayrec.planner.memory import shards_by_rank
+from rayrec.planner.optimizers import sparse_state
+from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, TableWork, Traffic, returned_rows, shard_traffic
 
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
 SORT_BYTES = 8 * ID_BYTES  # per id in the backward: a radix sort reads and writes (id, bag) pairs a few times
 SLOT_S = 2e-6  # a feature in a shard, on its owner: kernel arguments, a slice, a copy
-HOME_SLOT_S = 0.2e-6  # the same slot on each rank of the world, which sends ids to it and combines its rows
-COLLECTIVES = 4  # lengths, ids, rows, gradients
-
-SPARSE_OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")
+HOME_SLOT_S = 0.2e-6  # the same slot on every rank of the world, which sends ids to it and joins its rows
+HOST_LINK_BW = 20e9  # bytes/s at which a GPU reads rows of its host's memory: PCIe 4.0 x16, less its protocol
+COLLECTIVES = 4  # headers, ids, rows, gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,6 @@ class StepCost:
         return StepCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def check_optimizer(name: str) -> None:
-    """Raise ConfigError unless `name` is a sparse optimizer the planner knows."""
-    if name not in SPARSE_OPTIMIZERS:
-        raise ConfigError(f"sparse_optimizer={name!r} is unknown; the planner knows {', '.join(SPARSE_OPTIMIZERS)}.")
-
-
 def _lines(num_bytes: int) -> int:
     return -(-num_bytes // LINE_BYTES) * LINE_BYTES
 
@@ -67,40 +62,67 @@ class CostModel:
         """Price of owning `shards` of one table on `rank`.
 
         Args:
-            replicated: every rank holds these shards, so lookups are at home and only ids and gradients of others arrive.
+            replicated: every rank holds these shards: all see all ids and make all updates, and no rows travel.
         """
         topology, world = self.topology, work.world_size
         near = len(topology.hosts[topology.host_of[rank]]) - 1
         wire_s = near / topology.intra_host_bw + (world - 1 - near) / topology.inter_host_bw  # one byte from every peer
         traffic = shard_traffic(work, shards)
-        sources = 1 if replicated else world
-        read = update = 0.0
+        state = sparse_state(self.sparse_optimizer)
+        slower = topology.memory_bw / HOST_LINK_BW if work.off_device else 1.0  # of rows and state, in bytes of device memory
+        read = 2.0 * world * traffic.id_bytes  # sorted by slot on arrival
+        update = 0.0
+        copies = 1 if replicated else 3  # pooled rows are written, then copied for the wire
         for shard in shards:
             rows, width = len(shard.rows), len(shard.cols)
             ids = work.ids * rows / work.rows  # from one source
             row_line = _lines(width * work.element_bytes)
-            pooled = 2 * returned_rows(work, shard) * width * ROW_ELEMENT_BYTES  # written here, read where it is combined
-            read += sources * (ids * (ID_BYTES + row_line) + pooled)
+            values = returned_rows(work, shard) * width * ROW_ELEMENT_BYTES
+            read += world * (ids * (ID_BYTES + row_line * slower) + copies * values)
             touched = -rows * math.expm1(-world * ids / rows)  # distinct rows among all ids
-            state = {"sgd": 0, "rowwise_adagrad": LINE_BYTES, "adagrad": _lines(width * 4)}[self.sparse_optimizer]
-            gradients = world * ids * _lines(width * ROW_ELEMENT_BYTES)
-            update += world * ids * SORT_BYTES + gradients + 2 * touched * (row_line + state)
+            gradients = world * (2 * values + ids * _lines(width * ROW_ELEMENT_BYTES))  # scaled in place, then read for each id
+            update += world * ids * SORT_BYTES + gradients + 2 * touched * slower * (row_line + _lines(state.row_bytes(width)))
         return StepCost(
             input_s=traffic.id_bytes * wire_s,
             lookup_s=read / topology.memory_bw,
             output_s=0.0 if replicated else traffic.row_bytes * wire_s,
             gradient_s=traffic.row_bytes * wire_s,
             update_s=update / topology.memory_bw,
-            overhead_s=len(shards) * work.features * (SLOT_S + world * HOME_SLOT_S),
+            overhead_s=len(shards) * work.features * SLOT_S,
         )
 
+    def home_cost(self, work: TableWork, total: Traffic, slots: int, replicated: bool = False) -> StepCost:
+        """Price of one table on EVERY rank, as home of its batch.
+
+        Args:
+            total: with all owners together. slots: rectangles, of all owners.
+        """
+        byte_s = 2 / self.topology.memory_bw  # read and written
+        return StepCost(
+            input_s=total.id_bytes * byte_s,
+            output_s=total.row_bytes / (work.world_size if replicated else 1) * byte_s,
+            gradient_s=total.row_bytes * byte_s,
+            overhead_s=slots * work.features * HOME_SLOT_S,
+        )
+
+    def layout_home_cost(self, work: TableWork, layout: Layout) -> StepCost:
+        """`home_cost` of a real layout."""
+        by_rank = shards_by_rank(layout)
+        total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
+        return self.home_cost(work, total, sum(map(len, by_rank.values())), isinstance(layout, Replicated))
+
     def price(self, work: TableWork, layout: Layout) -> dict[int, StepCost]:
-        """Price of a layout on each rank that owns a part of it."""
-        by_rank: dict[int, list[Shard]] = {}
-        for shard in layout.shards(""):
-            by_rank.setdefault(shard.rank, []).append(shard)
+        """Price of a layout on each rank that owns a part of it, as owner."""
         replicated = isinstance(layout, Replicated)
-        return {rank: self.owner_cost(work, shards, rank, replicated) for rank, shards in sorted(by_rank.items())}
+        known: dict[tuple[object, ...], StepCost] = {}  # most pieces are alike
+        found = {}
+        for rank, shards in shards_by_rank(layout).items():
+            near = len(self.topology.hosts[self.topology.host_of[rank]])
+            key = (near, len({shard.rows for shard in shards}), *(shard.shape for shard in shards))
+            if key not in known:
+                known[key] = self.owner_cost(work, shards, rank, replicated)
+            found[rank] = known[key]
+        return found
 
     def fixed_cost(self) -> StepCost:
         """What every rank pays once a step: the latency of the collectives."""

@@ -1,7 +1,8 @@
 """Every table by one named kind: for tests, comparisons, and those who know their cluster better than any price.
 
-Where a kind leaves a choice of ranks (table_wise: any rank, table_row_wise: any host), larger tables go first, to the ranks with
-the fewest bytes of weights. Standard library only.
+Where a kind leaves a choice of ranks (table_wise: any rank, table_row_wise: any host), the tables with most work go first, to the ranks
+with least: lookups and exchange, not bytes, decide how long a step takes. Only where that exceeds a rank's memory do bytes decide.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from rayrec.layout.plan import ShardingPlan, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
-from rayrec.planner.candidates import Candidate, enumerate_candidates
-from rayrec.planner.constraints import check_kinds
+from rayrec.planner.candidates import enumerate_candidates, find_sites
+from rayrec.planner.constraints import ParameterConstraints, check_kinds
+from rayrec.planner.costs import CostModel
+from rayrec.planner.options import Option, price_options
+from rayrec.planner.work import table_work
+
+BATCH_SIZE = 2048  # rows per rank; one id per bag. Only ratios between tables matter
+NO_CONSTRAINTS = ParameterConstraints()
 
 
 def manual_plan(tables: Sequence[BaseEmbeddingConfig], kind: str, topology: Topology) -> ShardingPlan:
-    """Place every table by `kind`, split as widely as the kind allows, weights balanced greedily.
+    """Place every table by `kind`, split as widely as the kind allows, work balanced greedily.
 
     A table too small to cut gets fewer blocks. The plan has no estimates.
 
@@ -28,33 +35,54 @@ def manual_plan(tables: Sequence[BaseEmbeddingConfig], kind: str, topology: Topo
     """
     check_tables(tables)
     check_kinds([kind])
-    used = [0] * topology.world_size
+    places = [_places(table, kind, topology) for table in tables]
+    for by_bytes in (False, True):
+        placements, used = _place(tables, places, topology, by_bytes)
+        if all(taken <= limit for taken, limit in zip(used, topology.memory_bytes, strict=True)):
+            ordered = {table.name: placements[table.name] for table in tables}
+            return ShardingPlan(world_size=topology.world_size, tables=ordered, hosts=topology.hosts)
+    rank = max(range(topology.world_size), key=lambda r: used[r] - topology.memory_bytes[r])
+    raise PlanError(
+        f"weights by {kind} take {format_bytes(used[rank])} on rank {rank}, which has {format_bytes(topology.memory_bytes[rank])}. "
+        f"Use another kind, fp16 tables or more ranks, or let EmbeddingShardingPlanner choose."
+    )
+
+
+def _places(table: BaseEmbeddingConfig, kind: str, topology: Topology) -> list[tuple[Option, tuple[int, ...]]]:
+    """The widest split for each size of host, with every group of ranks that it may go to."""
+    candidates = enumerate_candidates(table, find_sites(topology), [kind])
+    if not candidates:
+        sizes = [len(host) for host in topology.hosts]
+        raise PlanError(f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} ranks; use row_wise or column_wise.")
+    work = table_work(table, NO_CONSTRAINTS, BATCH_SIZE, topology.world_size, topology.device)
+    widest: dict[int, Option] = {}
+    for option in price_options(work, candidates, CostModel(topology)):
+        size = len(option.sites[0])
+        if size not in widest or option.num_ranks > widest[size].num_ranks:
+            widest[size] = option
+    return [(option, site) for option in widest.values() for site in option.sites]
+
+
+def _place(
+    tables: Sequence[BaseEmbeddingConfig], places: Sequence[list[tuple[Option, tuple[int, ...]]]], topology: Topology, by_bytes: bool
+) -> tuple[dict[str, TablePlacement], list[int]]:
+    """Greedy by work or by bytes: the placements, and bytes of weights per rank."""
+    load, used = [0.0] * topology.world_size, [0] * topology.world_size
     placements: dict[str, TablePlacement] = {}
-    for table in sorted(tables, key=_weight_bytes, reverse=True):
-        widest: dict[int, Candidate] = {}
-        candidates = enumerate_candidates(table, topology, [kind])
-        if not candidates:
-            sizes = [len(host) for host in topology.hosts]
-            raise PlanError(f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} ranks; use row_wise or column_wise.")
-        for candidate in candidates:  # by size of host
-            size = len(candidate.sites[0])
-            if size not in widest or candidate.num_ranks > widest[size].num_ranks:
-                widest[size] = candidate
-        places = [(candidate, site) for candidate in widest.values() for site in candidate.sites]
-        candidate, site = min(places, key=lambda place: (sum(used[rank] for rank in place[1]) / len(place[1]), place[1]))
-        ranks = sorted(sorted(site, key=lambda rank: (used[rank], rank))[: candidate.num_ranks])
-        layout = candidate.place(ranks)
+    sizes = [_weight_bytes(table) for table in tables]
+    amounts = [(0.0 if by_bytes else min(option.work_s for option, _ in each), size) for each, size in zip(places, sizes, strict=True)]
+    for index in sorted(range(len(tables)), key=lambda i: amounts[i], reverse=True):
+        table = tables[index]
+        option, site = min(places[index], key=lambda place: (sum(load[rank] for rank in place[1]) / len(place[1]), place[1]))
+        ranks = tuple(sorted(sorted(site, key=lambda rank: (load[rank], used[rank], rank))[: option.num_ranks]))
+        layout = option.candidates[0].place(ranks)
         placements[table.name] = TablePlacement(layout)
         for shard in layout.shards(table.name):
             used[shard.rank] += len(shard.rows) * len(shard.cols) * table.data_type.num_bytes
-    for rank, (taken, limit) in enumerate(zip(used, topology.memory_bytes, strict=True)):
-        if taken > limit:
-            raise PlanError(
-                f"weights by {kind} take {format_bytes(taken)} on rank {rank}, which has {format_bytes(limit)}. "
-                f"Use another kind, fp16 tables or more ranks, or let EmbeddingShardingPlanner choose."
-            )
-    ordered = {table.name: placements[table.name] for table in tables}
-    return ShardingPlan(world_size=topology.world_size, tables=ordered, hosts=topology.hosts)
+        for position, rank in enumerate(ranks):
+            near = len(topology.hosts[topology.host_of[rank]])
+            load[rank] = used[rank] if by_bytes else load[rank] + option.seconds[near][position]
+    return placements, used
 
 
 def _weight_bytes(table: BaseEmbeddingConfig) -> int:

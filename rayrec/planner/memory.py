@@ -8,13 +8,12 @@ and removing tables is exact. Leaves out: the dense model, allocator waste. Stan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
-from rayrec.planner.work import TableWork, shard_traffic
-
-STATE_BYTES = 4  # optimizer state is float32
+from rayrec.planner.optimizers import sparse_state
+from rayrec.planner.work import NO_TRAFFIC, TableWork, Traffic, shard_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,44 +38,51 @@ class RankMemory:
 
 
 def optimizer_bytes(shard: Shard, sparse_optimizer: str) -> int:
-    """State of one shard: none, one value per row of the shard, or one per element."""
-    per_row = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": len(shard.cols)}[sparse_optimizer]
-    return len(shard.rows) * per_row * STATE_BYTES
+    """State of one shard: values per row of the shard, or per element."""
+    return len(shard.rows) * sparse_state(sparse_optimizer).row_bytes(len(shard.cols))
 
 
-def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str, replicated: bool = False) -> RankMemory:
+def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str) -> RankMemory:
     """Bytes of owning `shards` of one table.
 
-    Buffers: the ids as received and as grouped by slot, rows out (of this rank alone when replicated), and their gradients in.
+    Buffers: the ids as received and as grouped by slot, rows of all ranks as looked up, and their gradients in.
     """
     traffic, world = shard_traffic(work, shards), work.world_size
-    rows_out = 1 if replicated else world
+    stored = [] if work.off_device else shards  # rows in the host's memory take none of the GPU's
     return RankMemory(
-        weight_bytes=sum(len(shard.rows) * len(shard.cols) for shard in shards) * work.element_bytes,
-        optimizer_bytes=sum(optimizer_bytes(shard, sparse_optimizer) for shard in shards),
-        buffer_bytes=math.ceil(2 * world * traffic.id_bytes + (rows_out + world) * traffic.row_bytes),
+        weight_bytes=sum(len(shard.rows) * len(shard.cols) for shard in stored) * work.element_bytes,
+        optimizer_bytes=sum(optimizer_bytes(shard, sparse_optimizer) for shard in stored),
+        buffer_bytes=math.ceil(world * (2 * traffic.id_bytes + 2 * traffic.row_bytes)),
     )
 
 
-def home_buffer_bytes(work: TableWork, owners: Iterable[Sequence[Shard]], replicated: bool = False) -> int:
-    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows in, gradients out, once per owner.
+def home_buffer_bytes(total: Traffic, replicated: bool = False) -> int:
+    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows in, gradients out.
 
-    A replicated table's ids and gradients are sent from one buffer to all, and no rows come in.
+    Args:
+        total: with all owners together; replicas get a copy of the ids and gradients each, and return no rows.
     """
-    parts = [shard_traffic(work, shards) for shards in owners]
-    if replicated:
-        return math.ceil(parts[0].id_bytes + parts[0].row_bytes)
-    return math.ceil(sum(part.id_bytes + 2 * part.row_bytes for part in parts))
+    return math.ceil(total.id_bytes + (1 if replicated else 2) * total.row_bytes)
+
+
+def layout_memory_parts(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[dict[int, RankMemory], RankMemory]:
+    """Bytes of one table on each rank that owns a part of it, and those on every rank of the world as home."""
+    by_rank = shards_by_rank(layout)
+    replicated = isinstance(layout, Replicated)
+    total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
+    owners = {rank: owner_memory(work, shards, sparse_optimizer) for rank, shards in by_rank.items()}
+    return owners, RankMemory(buffer_bytes=home_buffer_bytes(total, replicated))
 
 
 def layout_memory(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[RankMemory, ...]:
     """Bytes of one table on every rank of the world."""
-    by_rank: dict[int, list[Shard]] = {}
+    owners, home = layout_memory_parts(work, layout, sparse_optimizer)
+    return tuple(home + owners.get(rank, RankMemory()) for rank in range(work.world_size))
+
+
+def shards_by_rank(layout: Layout) -> dict[int, list[Shard]]:
+    """Rank -> the rectangles it owns, ranks ascending."""
+    found: dict[int, list[Shard]] = {rank: [] for rank in layout.ranks}
     for shard in layout.shards(""):
-        by_rank.setdefault(shard.rank, []).append(shard)
-    replicated = isinstance(layout, Replicated)
-    home = RankMemory(buffer_bytes=home_buffer_bytes(work, by_rank.values(), replicated))
-    return tuple(
-        home + owner_memory(work, by_rank[rank], sparse_optimizer, replicated) if rank in by_rank else home
-        for rank in range(work.world_size)
-    )
+        found[shard.rank].append(shard)
+    return found

@@ -1,31 +1,29 @@
 """The planner: tables and a topology in, a `ShardingPlan` with its predictions out.
 
-Four steps, each in a module of its own: enumerate candidates, price them, pack them under the memory limits, and say why. Prices are
-in seconds of the slowest rank. Deterministic: the same tables, topology and constraints give the same plan. `manual_plan` in
-`manual.py` is for those who know better. Standard library only.
+Four steps, each in a module of its own: enumerate candidates, price them, search under the memory limits, and say why. Prices are in
+seconds of the slowest rank. Deterministic: the same request gives the same plan. When nothing fits, `remedies` finds what would.
+`manual_plan` in `manual.py` is for those who know better. Standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
-from rayrec.layout.geometry import Replicated
 from rayrec.layout.kinds import KINDS, kind_of
-from rayrec.layout.plan import ShardingPlan, TablePlacement
-from rayrec.layout.tables import BaseEmbeddingConfig, DataType, check_tables
+from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
+from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
-from rayrec.planner.candidates import enumerate_candidates
-from rayrec.planner.constraints import ParameterConstraints, check_constraints, check_kinds
-from rayrec.planner.costs import CostModel, StepCost, check_optimizer
-from rayrec.planner.memory import RankMemory, layout_memory
-from rayrec.planner.options import Option, price_options
-from rayrec.planner.packing import Choice, NoRoom, Packing, pack
-from rayrec.planner.work import table_work
-
-NO_CONSTRAINTS = ParameterConstraints()
+from rayrec.planner.constraints import ParameterConstraints, check_kinds
+from rayrec.planner.costs import CostModel, StepCost
+from rayrec.planner.items import NO_CONSTRAINTS, table_works
+from rayrec.planner.memory import RankMemory, layout_memory_parts
+from rayrec.planner.options import Item, Option
+from rayrec.planner.packing import Choice
+from rayrec.planner.remedies import NoPlan, find_changes
+from rayrec.planner.request import PlanRequest
+from rayrec.planner.search import NoRoom, pack
 
 
 class EmbeddingShardingPlanner:
@@ -35,7 +33,7 @@ class EmbeddingShardingPlanner:
         topology: ranks, memory and bandwidths.
         batch_size: rows per rank and step.
         constraints: per table name; tables without one may take any kind, with one id per bag.
-        sparse_optimizer: "rowwise_adagrad", "adagrad" or "sgd"; decides state bytes and update time.
+        sparse_optimizer: name as in `rayrec.optim`; decides state bytes and update time.
         kinds: the sharding kinds any table may use; None allows all.
     Raises:
         ConfigError: a number, kind or optimizer that makes no sense.
@@ -53,9 +51,6 @@ class EmbeddingShardingPlanner:
         sparse_optimizer: str = "rowwise_adagrad",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size} must be positive: the rows per rank and step.")
-        check_optimizer(sparse_optimizer)
         if kinds is not None:
             check_kinds(kinds)
         self.topology = topology
@@ -63,6 +58,22 @@ class EmbeddingShardingPlanner:
         self.constraints = dict(constraints or {})
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self.costs = CostModel(topology, sparse_optimizer)
+        self.request([])  # checks
+
+    def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
+        """What `plan(tables)` asks, as a value.
+
+        Raises:
+            ConfigError: tables contradict themselves.
+        """
+        return PlanRequest(
+            tables=tuple(tables),
+            topology=self.topology,
+            batch_size=self.batch_size,
+            constraints=self.constraints,
+            sparse_optimizer=self.costs.sparse_optimizer,
+            kinds=self.kinds,
+        )
 
     def plan(self, tables: Sequence[BaseEmbeddingConfig]) -> ShardingPlan:
         """Place every table.
@@ -72,119 +83,104 @@ class EmbeddingShardingPlanner:
         Returns:
             A plan with estimates, tables in the order given, within every rank's memory as `planner.memory` counts it.
         Raises:
-            PlanError: a table fits nowhere, or its constraints leave no kind; with numbers and what to try.
+            NoPlan: a table fits nowhere; a PlanError with numbers, and with changes that were found to help.
+            PlanError: constraints leave a table no kind.
             ConfigError: tables or constraints contradict themselves.
         """
-        check_tables(tables)
-        check_constraints(self.constraints, {table.name for table in tables})
-        options = [self._options(table) for table in tables]
-        try:
-            choices = pack(options, self.topology)
-        except NoRoom as problem:
-            raise self._no_room(tables[problem.table], options[problem.table], problem.free_bytes) from None
-        placements = {table.name: TablePlacement(choice.layout) for table, choice in zip(tables, choices, strict=True)}
-        return ShardingPlan(
-            world_size=self.topology.world_size,
-            tables=placements,
-            hosts=self.topology.hosts,
-            estimates=self._estimate(tables, options, choices),
+        return plan_request(self.request(tables))
+
+
+def plan_request(request: PlanRequest) -> ShardingPlan:
+    """The plan of a request. Raises as `EmbeddingShardingPlanner.plan`."""
+    items = request.items()
+    try:
+        choices = pack(items, request.topology)
+    except NoRoom as problem:
+        raise _no_plan(request, items[problem.item], problem.free_bytes) from None
+    placed: dict[int, TablePlacement] = {}
+    for item, choice in zip(items, choices, strict=True):
+        for index, layout in zip(item.tables, choice.layouts, strict=True):
+            limits = request.constraints.get(request.tables[index].name, NO_CONSTRAINTS)
+            placed[index] = TablePlacement(layout, Storage(limits.storage))
+    return ShardingPlan(
+        world_size=request.topology.world_size,
+        tables={table.name: placed[index] for index, table in enumerate(request.tables)},
+        hosts=request.topology.hosts,
+        estimates=_estimate(request, items, choices, placed),
+    )
+
+
+def _estimate(
+    request: PlanRequest, items: Sequence[Item], choices: Sequence[Choice], placed: Mapping[int, TablePlacement]
+) -> PlanEstimates:
+    """Predictions, counted anew from the layouts."""
+    topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
+    world = topology.world_size
+    works = table_works(request.tables, request.constraints, request.batch_size, topology)
+    times = [StepCost()] * world
+    memory = [RankMemory()] * world
+    at_home, home_memory = costs.fixed_cost(), RankMemory()
+    told: dict[str, TableEstimate] = {}
+    chosen = {index: (item, choice) for item, choice in zip(items, choices, strict=True) for index in item.tables}
+    for index, (table, work) in enumerate(zip(request.tables, works, strict=True)):
+        layout = placed[index].layout
+        prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
+        owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer)
+        for rank, price in prices.items():
+            times[rank] += price
+            memory[rank] += owners[rank]
+        at_home, home_memory = at_home + home, home_memory + home_bytes
+        item, choice = chosen[index]
+        runner_up = _runner_up(item, choice, topology) if len(item.tables) == 1 else None
+        told[table.name] = TableEstimate(
+            kind=kind_of(layout, topology.hosts),
+            data_type=table.data_type.value,
+            weight_bytes=sum(part.weight_bytes for part in owners.values()),
+            why=_why(item, choice, runner_up),
+            work_s=sum(price.total_s for price in prices.values()) + world * home.total_s,
+            runner_up=runner_up.kind if runner_up else None,
+            runner_up_work_s=runner_up.mean_s * world if runner_up else None,
         )
+    ranks = tuple(_rank_estimate(a + home_memory, b + at_home) for a, b in zip(memory, times, strict=True))
+    return PlanEstimates(
+        topology=topology, batch_size=request.batch_size, sparse_optimizer=request.sparse_optimizer, ranks=ranks, tables=told
+    )
 
-    def _constraints_of(self, table: BaseEmbeddingConfig) -> ParameterConstraints:
-        return self.constraints.get(table.name, NO_CONSTRAINTS)
 
-    def _kinds_of(self, table: BaseEmbeddingConfig) -> tuple[str, ...]:
-        own = self._constraints_of(table).kinds
-        return self.kinds if own is None else tuple(kind for kind in self.kinds if kind in own)
+def _runner_up(item: Item, choice: Choice, topology: Topology) -> Option | None:
+    """The cheapest layout cut along other axes that the largest rank has room for."""
+    room = max(topology.memory_bytes)
+    return next((o for o in item.families if o.family != choice.option.family and o.most_bytes <= room), None)
 
-    def _options(self, table: BaseEmbeddingConfig) -> tuple[Option, ...]:
-        limits, kinds = self._constraints_of(table), self._kinds_of(table)
-        candidates = enumerate_candidates(table, self.topology, kinds, limits.min_partition)
-        if not candidates:
-            sizes = [len(host) for host in self.topology.hosts]
-            raise PlanError(
-                f"table {table.name!r} may use no sharding kind here: its constraints allow {list(limits.kinds or KINDS)}, the planner "
-                f"{list(self.kinds)}, and grid_shard needs hosts of equal size (they have {sizes} ranks). Allow row_wise or table_wise."
-            )
-        work = table_work(table, limits, self.batch_size, self.topology.world_size)
-        return price_options(work, candidates, self.costs)
 
-    def _estimate(self, tables: Sequence[BaseEmbeddingConfig], options: Sequence[Sequence[Option]], choices: list[Choice]) -> PlanEstimates:
-        """Predictions, counted anew from the layouts."""
-        world = self.topology.world_size
-        times = [self.costs.fixed_cost()] * world
-        memory = [RankMemory()] * world
-        packing = Packing(self.topology)
-        for index, choice in enumerate(choices):
-            packing.put(index, choice)
-        told: dict[str, TableEstimate] = {}
-        for index, (table, choice) in enumerate(zip(tables, choices, strict=True)):
-            layout = choice.layout
-            work = table_work(table, self._constraints_of(table), self.batch_size, world)
-            prices = self.costs.price(work, layout)
-            for rank, price in prices.items():
-                times[rank] += price
-            taken = layout_memory(work, layout, self.costs.sparse_optimizer)
-            memory = [a + b for a, b in zip(memory, taken, strict=True)]
-            runner_up = self._runner_up(packing, index, options[index])
-            work_s = sum(price.total_s for price in prices.values())
-            told[table.name] = TableEstimate(
-                kind=kind_of(layout, self.topology.hosts),
-                data_type=table.data_type.value,
-                weight_bytes=sum(rank.weight_bytes for rank in taken),
-                why=self._why(options[index], work_s, runner_up),
-                work_s=work_s,
-                runner_up=kind_of(runner_up.layout, self.topology.hosts) if runner_up else None,
-                runner_up_work_s=_work_s(packing, runner_up) if runner_up else None,
-            )
-        ranks = tuple(_rank_estimate(a, b) for a, b in zip(memory, times, strict=True))
-        return PlanEstimates(
-            topology=self.topology, batch_size=self.batch_size, sparse_optimizer=self.costs.sparse_optimizer, ranks=ranks, tables=told
-        )
+def _why(item: Item, choice: Choice, runner_up: Option | None) -> str:
+    if len(item.families) == 1:
+        return "forced"
+    if runner_up is None:
+        return "only fit" if len(item.tables) == 1 else "together"
+    return "least work" if choice.option.mean_s <= item.options[0].mean_s * (1 + 1e-9) else "even ranks"
 
-    def _runner_up(self, packing: Packing, index: int, options: Sequence[Option]) -> Choice | None:
-        """The best place of a layout cut along other axes, with all other tables where they are."""
-        chosen = packing.take(index)
-        family = chosen.option.candidate.family
-        others = [option for option in options if option.candidate.family != family]
-        choice = packing.best(others, 64, max(packing.loads))
-        packing.put(index, chosen)
-        return choice
 
-    @staticmethod
-    def _why(options: Sequence[Option], work_s: float, runner_up: Choice | None) -> str:
-        if len({option.candidate.family for option in options}) == 1:
-            return "forced"
-        if runner_up is None:
-            return "only fit"
-        best_s = min(sum(seconds) for option in options for seconds in option.seconds.values())
-        return "least work" if work_s <= best_s * (1 + 1e-9) else "even ranks"
-
-    def _no_room(self, table: BaseEmbeddingConfig, options: Sequence[Option], free: Sequence[int]) -> PlanError:
-        least = min(options, key=lambda option: option.most_bytes)
-        rank = max(range(len(free)), key=lambda r: free[r])
-        tips = []
-        unused = [kind for kind in KINDS if kind not in self._kinds_of(table) and kind != "data_parallel"]
-        if unused:
-            tips.append(f"allow {' or '.join(unused[:3])} for it")
-        if table.data_type is DataType.FP32:
-            tips.append("store it as FP16")
-        if self.costs.sparse_optimizer == "adagrad":
-            tips.append("use rowwise_adagrad")
-        tips.append(f"add ranks (there are {self.topology.world_size})")
+def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
+    least = min(item.options, key=lambda option: option.most_bytes)
+    rank = max(range(len(free)), key=lambda r: free[r])
+    names = []
+    for index in item.tables:
+        table = request.tables[index]
         weights = table.num_embeddings * table.embedding_dim * table.data_type.num_bytes
-        copies = "a copy on every rank" if isinstance(least.candidate.template, Replicated) else f"{least.candidate.num_ranks} rank(s)"
-        return PlanError(
-            f"table {table.name!r} ({table.num_embeddings} x {table.embedding_dim} {table.data_type.value}, {format_bytes(weights)}) fits "
-            f"nowhere: even as {least.candidate.kind} over {copies} it needs {format_bytes(least.most_bytes)} on a rank with optimizer "
-            f"state and buffers; rank {rank} has most free, {format_bytes(max(free[rank], 0))} of "
-            f"{format_bytes(self.topology.memory_bytes[rank])}, and the tightest rank {format_bytes(max(min(free), 0))} for buffers of "
-            f"its batch. Try: {', '.join(tips)}, or lower batch_size={self.batch_size}."
-        )
-
-
-def _work_s(packing: Packing, choice: Choice) -> float:
-    return sum(choice.option.seconds[packing.locality[rank]][i] for i, rank in enumerate(choice.ranks))
+        shape = f"{table.num_embeddings} x {table.embedding_dim} {table.data_type.value}"
+        names.append(f"table {table.name!r} ({shape}, {format_bytes(weights)})")
+    shown = " with ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    copies = "a copy on every rank" if least.replicated else f"{least.num_ranks} rank(s)"
+    changes = find_changes(request, item.tables)
+    tips = "; or ".join(change.text for change in changes)
+    return NoPlan(
+        f"{shown} fits nowhere: even as {least.kind} over {copies} it needs {format_bytes(least.most_bytes)} on a rank with optimizer "
+        f"state and buffers; rank {rank} has most free, {format_bytes(max(free[rank], 0))} of "
+        f"{format_bytes(request.topology.memory_bytes[rank])}, and the tightest rank {format_bytes(max(min(free), 0))} for buffers of "
+        f"its batch. " + (f"Any one of these makes a plan exist: {tips}." if tips else "No single change helps; lift constraints."),
+        changes,
+    )
 
 
 def _rank_estimate(memory: RankMemory, cost: StepCost) -> RankEstimate:

@@ -1,8 +1,9 @@
 """How much of each thing a table asks of a rank: ids, rows and bytes, for any layout.
 
 The two halves of every price and every buffer: `TableWork` says what a step does with a table, `shard_traffic` how much of it meets
-the rectangles that one rank owns. Ids are taken as uniform over rows. An id crosses the wire once per destination rank, whatever
-number of column blocks waits there. Standard library only.
+the rectangles that one rank owns. Ids are taken as uniform over rows. What travels is what `distributed.route` packs: per feature, row
+block and destination rank a header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when pooled, the
+lengths (4 bytes a bag); and per bag a pooled row in float32. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
+from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints
 
 ID_BYTES = 8
 WEIGHT_BYTES = 4
 LENGTH_BYTES = 4
+HEADER_BYTES = 16  # ids and bags of one piece
 ROW_ELEMENT_BYTES = 4  # pooled rows and their gradients travel as float32
 
 
@@ -29,6 +32,7 @@ class TableWork:
         batch_size: B, bags per feature and rank. world_size: W.
         pooling_factor: mean ids per bag. weighted: a weight travels with each id.
         pooled: a bag gives one row; else every id gives one.
+        off_device: rows and state lie in the host's memory, the rank is a GPU.
     """
 
     rows: int
@@ -40,6 +44,7 @@ class TableWork:
     pooling_factor: float
     weighted: bool
     pooled: bool
+    off_device: bool = False
 
     @property
     def bags(self) -> int:
@@ -52,7 +57,9 @@ class TableWork:
         return self.bags * self.pooling_factor
 
 
-def table_work(table: BaseEmbeddingConfig, constraints: ParameterConstraints, batch_size: int, world_size: int) -> TableWork:
+def table_work(
+    table: BaseEmbeddingConfig, constraints: ParameterConstraints, batch_size: int, world_size: int, device: Device = "cpu"
+) -> TableWork:
     """The work of one table for `batch_size` rows per rank."""
     pooled = getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE
     return TableWork(
@@ -65,6 +72,7 @@ def table_work(table: BaseEmbeddingConfig, constraints: ParameterConstraints, ba
         pooling_factor=constraints.pooling_factor,
         weighted=constraints.weighted,
         pooled=pooled,
+        off_device=device == "cuda" and constraints.storage == "host",
     )
 
 
@@ -73,12 +81,21 @@ class Traffic:
     """Bytes between ONE source rank and the owner of some shards of a table.
 
     Attributes:
-        id_bytes: lengths, ids and weights to the owner.
+        id_bytes: headers, lengths, ids and weights to the owner.
         row_bytes: rows from the owner; their gradients take as many, the other way.
     """
 
     id_bytes: float
     row_bytes: float
+
+    def __mul__(self, times: int) -> Traffic:
+        return Traffic(self.id_bytes * times, self.row_bytes * times)
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.id_bytes + other.id_bytes, self.row_bytes + other.row_bytes)
+
+
+NO_TRAFFIC = Traffic(0.0, 0.0)
 
 
 def returned_rows(work: TableWork, shard: Shard) -> float:
@@ -91,7 +108,8 @@ def shard_traffic(work: TableWork, shards: Sequence[Shard]) -> Traffic:
     blocks = {(shard.rows.start, shard.rows.stop) for shard in shards}
     fraction = sum(stop - start for start, stop in blocks) / work.rows
     per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
+    per_block = work.features * HEADER_BYTES + (work.bags * LENGTH_BYTES if work.pooled else 0)
     return Traffic(
-        id_bytes=work.ids * fraction * per_id + work.bags * len(blocks) * LENGTH_BYTES,
+        id_bytes=work.ids * fraction * per_id + len(blocks) * per_block,
         row_bytes=sum(returned_rows(work, shard) * len(shard.cols) for shard in shards) * ROW_ELEMENT_BYTES,
     )

@@ -9,17 +9,18 @@ import pytest
 from rayrec.errors import PlanError
 from rayrec.layout import KINDS, EmbeddingBagConfig, Topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
-from rayrec.planner.candidates import enumerate_candidates
+from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Option, price_options
-from rayrec.planner.packing import Choice, Packing, _tidy
+from rayrec.planner.options import Item, Option, price_options
+from rayrec.planner.packing import Choice, Packing
+from rayrec.planner.search import _least_harm, _tidy
 from rayrec.planner.work import table_work
 
 
 def priced(topology: Topology, rows: int, dim: int = 64, pooling_factor: float = 5.0) -> tuple[Option, ...]:
     table = EmbeddingBagConfig(rows, dim, "t", feature_names=["f"])
     work = table_work(table, ParameterConstraints(pooling_factor=pooling_factor), 512, topology.world_size)
-    return price_options(work, enumerate_candidates(table, topology, KINDS), CostModel(topology))
+    return price_options(work, enumerate_candidates(table, find_sites(topology), KINDS), CostModel(topology))
 
 
 def test_a_rank_without_tables_still_needs_room_for_its_batch() -> None:
@@ -36,36 +37,52 @@ def test_a_rank_without_tables_still_needs_room_for_its_batch() -> None:
 def test_taking_out_what_was_put_in_leaves_nothing(seed: int) -> None:
     rng = random.Random(seed)
     topology = Topology(hosts=((0,), (1, 2, 3)), memory_bytes=(10**10,) * 4)
-    packing = Packing(topology)
-    for table in range(6):
-        choice = packing.best(priced(topology, rng.randrange(1, 10**5)), rng.choice([1, 8, 64]), 1e-3)
+    items = [Item.of((i,), priced(topology, rng.randrange(1, 10**5))) for i in range(6)]
+    packing = Packing(topology, items, topology.memory_bytes)
+    for item in range(6):
+        choice = _least_harm(packing, item)
         assert choice is not None
-        packing.put(table, choice)
-    for table in rng.sample(range(6), 6):
-        packing.take(table)
-    assert packing.used == [0] * 4 and packing.home_bytes == 0 and not packing.choices
-    assert packing.loads == pytest.approx([0.0] * 4, abs=1e-12)
+        packing.put(item, choice)
+    for item in rng.sample(range(6), 6):
+        packing.take(item)
+    assert packing.used == [0] * 4 and packing.home_bytes == 0 and not packing.choices and not any(packing.on_rank)
+    assert [*packing.loads, packing.home_s] == pytest.approx([0.0] * 5, abs=1e-12)
 
 
 def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> None:
     topology = Topology.local(4, memory_bytes=10**10)
     giant, small = priced(topology, 10**6, pooling_factor=100.0), priced(topology, 1000, pooling_factor=1.0)
-    packing = Packing(topology)
-    whole = next(option for option in giant if option.candidate.kind == "table_wise")
-    split = next(option for option in small if option.candidate.kind == "row_wise" and option.candidate.num_ranks == 4)
+    items = [Item.of((0,), giant), *(Item((i,), tuple(sorted(small, key=lambda o: o.mean_s))) for i in (1, 2, 3))]
+    packing = Packing(topology, items, topology.memory_bytes)
+    whole = next(option for option in giant if option.kind == "table_wise")
+    split = next(option for option in small if option.kind == "row_wise" and option.num_ranks == 4)
     packing.put(0, Choice(whole, (0,)))
-    for table in (1, 2, 3):
-        packing.put(table, Choice(split, (0, 1, 2, 3)))
-    before, work = max(packing.loads), sum(packing.loads)
-    _tidy(packing, [giant, small, small, small], [0, 1, 2, 3])
-    assert max(packing.loads) <= before and sum(packing.loads) < work
-    assert all(packing.choices[table].option.candidate.kind == "table_wise" for table in (1, 2, 3))
+    for item in (1, 2, 3):
+        packing.put(item, Choice(split, (0, 1, 2, 3)))
+    before, work = packing.slowest, sum(packing.loads)
+    _tidy(packing, [0, 1, 2, 3])
+    assert packing.slowest <= before and sum(packing.loads) < work
+    assert all(packing.choices[item].option.kind == "table_wise" for item in (1, 2, 3))
 
 
-def test_a_candidate_takes_the_least_loaded_ranks_that_have_room() -> None:
+def test_an_option_takes_the_least_loaded_ranks_that_have_room() -> None:
     topology = Topology(hosts=((0, 1, 2),), memory_bytes=(10**9, 10**6, 10**9))
-    options = [option for option in priced(topology, 100_000) if option.candidate.num_ranks == 1]
-    packing = Packing(topology)
-    packing.put(0, Choice(options[0], (0,)))
-    choice = packing.best(options, 4, 1.0)  # rank 1 is idle but has no room, rank 0 is busy
+    (whole,) = [option for option in priced(topology, 100_000) if option.num_ranks == 1]
+    packing = Packing(topology, [Item((0,), (whole,))] * 2, topology.memory_bytes)
+    packing.put(0, Choice(whole, (0,)))
+    choice = packing.find(whole)  # rank 1 is idle but has no room, rank 0 is busy
     assert choice is not None and choice.ranks == (2,)
+    assert packing.find(whole, ceiling=whole.peak_s * 0.9) is None and packing.find(whole, banned={2}) == Choice(whole, (0,))
+
+
+@pytest.mark.parametrize("hosts", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])
+def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(hosts: tuple[tuple[int, ...], ...]) -> None:
+    """A packing of one item is no slower for the options that were dropped."""
+    topology = Topology(hosts=hosts, memory_bytes=(10**10,) * 4)
+    for rows in (10, 10**4, 10**6):
+        options = priced(topology, rows)
+        item = Item.of((0,), options)
+        packings = [Packing(topology, [each], topology.memory_bytes) for each in (item, Item((0,), options))]
+        kept, every = (_least_harm(packing, 0) for packing in packings)
+        assert kept is not None and every is not None and len(item.options) <= len(options)
+        assert packings[0].lifted(kept) == packings[1].lifted(every)

@@ -1,0 +1,99 @@
+"""From tables and constraints to the items that the search places: candidates under the pins, priced, and tables kept together joined.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.topology import Topology
+from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
+from rayrec.planner.constraints import ParameterConstraints
+from rayrec.planner.costs import CostModel
+from rayrec.planner.options import Item, Option, join_options, price_options
+from rayrec.planner.work import TableWork, table_work
+
+NO_CONSTRAINTS = ParameterConstraints()
+
+
+def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:
+    """The kinds that a table and the planner both allow."""
+    return tuple(kinds) if limits.kinds is None else tuple(kind for kind in kinds if kind in limits.kinds)
+
+
+def make_items(
+    tables: Sequence[BaseEmbeddingConfig],
+    works: Sequence[TableWork],
+    constraints: Mapping[str, ParameterConstraints],
+    kinds: Sequence[str],
+    costs: CostModel,
+) -> list[Item]:
+    """The items of a planning problem, in order of their first table.
+
+    Raises:
+        PlanError: constraints leave a table, or tables that stay together, nothing to choose from.
+        ConfigError: a pin names what does not exist, or two tables must be both together and apart.
+    """
+    known: dict[frozenset[int] | None, Sites] = {}
+    groups: dict[str, list[int]] = {}
+    options: list[tuple[Option, ...]] = []
+    for index, (table, work) in enumerate(zip(tables, works, strict=True)):
+        limits = constraints.get(table.name, NO_CONSTRAINTS)
+        try:
+            allowed = limits.allowed(costs.topology)
+        except ConfigError as error:
+            raise ConfigError(f"table {table.name!r}: {error}") from None
+        if allowed not in known:
+            known[allowed] = find_sites(costs.topology, allowed)
+        candidates = enumerate_candidates(table, known[allowed], kinds_of(limits, kinds), limits.min_partition)
+        if not candidates:
+            raise PlanError(_no_kind(table, limits, kinds, costs.topology))
+        options.append(price_options(work, candidates, costs))
+        groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
+    items = []
+    for group in groups.values():
+        joined = options[group[0]] if len(group) == 1 else join_options([options[i] for i in group], costs.topology.world_size)
+        if not joined:
+            names = [tables[i].name for i in group]
+            raise PlanError(f"tables {names} must lie together, but their constraints share no sharding kind and place. Allow one for all.")
+        items.append(Item.of(tuple(group), joined))
+    return _with_rivals(items, tables, constraints)
+
+
+def _with_rivals(items: list[Item], tables: Sequence[BaseEmbeddingConfig], constraints: Mapping[str, ParameterConstraints]) -> list[Item]:
+    members: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        for index in item.tables:
+            group = constraints.get(tables[index].name, NO_CONSTRAINTS).apart
+            if group is not None:
+                if number in members.get(group, ()):
+                    raise ConfigError(f"table {tables[index].name!r} must lie together with a table of its apart group {group!r}.")
+                members.setdefault(group, []).append(number)
+    rivals: dict[int, set[int]] = {}
+    for group_members in members.values():
+        for number in group_members:
+            rivals.setdefault(number, set()).update(other for other in group_members if other != number)
+    return [replace(item, rivals=tuple(sorted(rivals[number]))) if number in rivals else item for number, item in enumerate(items)]
+
+
+def _no_kind(table: BaseEmbeddingConfig, limits: ParameterConstraints, kinds: Sequence[str], topology: Topology) -> str:
+    sizes = [len(host) for host in topology.hosts]
+    shown = f"hosts of {sizes[:16]} ranks" if len(sizes) <= 16 else f"{len(sizes)} hosts"
+    return (
+        f"table {table.name!r} may use no sharding kind here: its constraints allow {list(limits.kinds or kinds)}, the planner "
+        f"{list(kinds)}. On {shown}, grid_shard needs hosts of equal size, data_parallel all ranks, and table_row_wise and "
+        f"table_column_wise a whole host. Allow row_wise or table_wise."
+    )
+
+
+def table_works(
+    tables: Sequence[BaseEmbeddingConfig], constraints: Mapping[str, ParameterConstraints], batch_size: int, topology: Topology
+) -> list[TableWork]:
+    """What a step does with each table."""
+    return [
+        table_work(table, constraints.get(table.name, NO_CONSTRAINTS), batch_size, topology.world_size, topology.device) for table in tables
+    ]

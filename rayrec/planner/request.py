@@ -1,0 +1,66 @@
+"""What is asked of the planner, as one value: it can be changed, asked again, and told in an error. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rayrec.errors import ConfigError
+from rayrec.layout.kinds import KINDS
+from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
+from rayrec.layout.topology import Topology
+from rayrec.planner.constraints import ParameterConstraints, check_constraints, check_kinds
+from rayrec.planner.costs import CostModel
+from rayrec.planner.items import make_items, table_works
+from rayrec.planner.optimizers import sparse_state
+from rayrec.planner.options import Item
+from rayrec.planner.search import has_room
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """Tables, a topology, and everything that bears on where the tables go.
+
+    Attributes:
+        tables: of the whole model; names are unique.
+        topology: ranks, memory and bandwidths.
+        batch_size: rows per rank and step.
+        constraints: by table name.
+        sparse_optimizer: name of the fused optimizer.
+        kinds: the sharding kinds any table may use.
+    Raises:
+        ConfigError: a number, kind, name or optimizer that makes no sense.
+    """
+
+    tables: Sequence[BaseEmbeddingConfig]
+    topology: Topology
+    batch_size: int
+    constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
+    sparse_optimizer: str = "rowwise_adagrad"
+    kinds: Sequence[str] = KINDS
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size} must be positive: the rows per rank and step.")
+        sparse_state(self.sparse_optimizer)
+        check_kinds(self.kinds)
+        check_tables(self.tables)
+
+    def items(self) -> list[Item]:
+        """The priced items of the search.
+
+        Raises:
+            PlanError: constraints leave a table nothing to choose from.
+            ConfigError: a constraint names what does not exist.
+        """
+        check_constraints(self.constraints, {table.name for table in self.tables})
+        works = table_works(self.tables, self.constraints, self.batch_size, self.topology)
+        return make_items(self.tables, works, self.constraints, self.kinds, CostModel(self.topology, self.sparse_optimizer))
+
+    def has_plan(self) -> bool:
+        """Whether the search finds room for every table; much cheaper than planning.
+
+        Raises:
+            PlanError, ConfigError: as `items`.
+        """
+        return has_room(self.items(), self.topology)

@@ -1,0 +1,201 @@
+"""The search over hundreds of random problems: near the lower bound, never slower with more memory, and pins and groups are obeyed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, Replicated, ShardingPlan, Topology
+from rayrec.planner import EmbeddingShardingPlanner, NoPlan, ParameterConstraints
+from rayrec.planner.constraints import constraints_from_json
+from rayrec.planner.planner import plan_request
+from rayrec.planner.request import PlanRequest
+from rayrec.planner.search import lower_bound
+from tests.unit.plan_worlds import random_constraints, random_tables, random_topology
+
+
+def seconds(plan: ShardingPlan) -> float:
+    assert plan.estimates is not None
+    return plan.estimates.step_s
+
+
+def problem(seed: int, memory_bytes: int = 10**12) -> PlanRequest:
+    rng = random.Random(seed)
+    tables = random_tables(rng, rng.randrange(2, 30))
+    topology = random_topology(rng, memory_bytes)
+    return EmbeddingShardingPlanner(topology, rng.choice([64, 1024]), random_constraints(rng, tables)).request(tables)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_beats_the_lower_bound(seed: int) -> None:
+    request = problem(seed)
+    plan = plan_request(request)
+    fixed = EmbeddingShardingPlanner(request.topology, 1).costs.fixed_cost().total_s
+    assert seconds(plan) - fixed >= lower_bound(request.items(), request.topology.world_size) * (1 - 1e-9)
+
+
+def test_ample_tables_are_spread_to_within_a_tenth_of_the_lower_bound() -> None:
+    """Many tables per rank, so that the bound is near what is possible."""
+    near = 0
+    for seed in range(15):
+        rng = random.Random(seed)
+        tables = random_tables(rng, 60)
+        request = EmbeddingShardingPlanner(Topology.uniform(2, 4, 10**12, "cuda"), 2048, random_constraints(rng, tables)).request(tables)
+        bound = lower_bound(request.items(), 8) + 4 * request.topology.latency_s
+        near += seconds(plan_request(request)) <= 1.1 * bound
+    assert near >= 14
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_more_memory_makes_no_plan_slower(seed: int) -> None:
+    request = problem(seed)
+    unlimited = plan_request(request)
+    assert unlimited.estimates is not None
+    peak = max(rank.memory_bytes for rank in unlimited.estimates.ranks)
+    shape = [limit / 10**12 for limit in request.topology.memory_bytes]
+    last = float("inf")
+    for percent in (40, 60, 80, 90, 100, 120, 200, 400, 10_000):
+        memory = tuple(int(peak * percent / 100 * part) for part in shape)
+        try:
+            found = seconds(plan_request(replace(request, topology=replace(request.topology, memory_bytes=memory))))
+        except PlanError:
+            assert last == float("inf"), f"fits in less, but not in {percent}%"
+            continue
+        assert found <= last * (1 + 1e-9), f"slower at {percent}%"
+        last = found
+    assert last == pytest.approx(seconds(unlimited))
+
+
+def bags(count: int, rows: int = 1000) -> list[BaseEmbeddingConfig]:
+    return [EmbeddingBagConfig(rows + i, 32, f"t{i}", feature_names=[f"f{i}"]) for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pins_groups_and_storage_are_obeyed(seed: int) -> None:
+    rng = random.Random(seed)
+    topology = Topology.uniform(2, 4, 10**11, "cuda")
+    tables = bags(14, rows=int(10 ** rng.uniform(2, 6)))
+    limits: dict[str, ParameterConstraints] = {}
+    for i, table in enumerate(tables):
+        pins = rng.choice([{}, {}, {"ranks": sorted(rng.sample(range(8), rng.randrange(1, 5)))}, {"hosts": [rng.randrange(2)]}])
+        group = {"apart": "x"} if 2 <= i < 5 else {"together": "y"} if 5 <= i < 8 else {}
+        limits[table.name] = ParameterConstraints(
+            pooling_factor=rng.choice([1.0, 10.0, 200.0]),
+            storage=rng.choice(["device", "host"]),
+            kinds=["table_wise", "column_wise"] if "apart" in group else None,
+            **(pins if not group else {}),
+            **group,
+        )
+    plan = EmbeddingShardingPlanner(topology, 512, limits).plan(tables)
+    held = {table.name: set(plan.tables[table.name].layout.ranks) for table in tables}
+    for table in tables:
+        own = limits[table.name]
+        if own.ranks is not None:
+            assert held[table.name] <= set(own.ranks)
+        if own.hosts is not None:
+            assert held[table.name] <= {rank for host in own.hosts for rank in topology.hosts[host]}
+        assert plan.tables[table.name].storage.kind == own.storage
+    for a, b in itertools.combinations(["t2", "t3", "t4"], 2):
+        assert not held[a] & held[b]
+    assert held["t5"] == held["t6"] == held["t7"] and len({plan.kind(f"t{i}") for i in (5, 6, 7)}) == 1
+
+
+def test_rows_in_the_hosts_memory_take_none_of_the_gpu_and_are_slower() -> None:
+    (table,) = bags(1, rows=1_000_000)
+    topology = Topology.local(1, memory_bytes=50_000_000, device="cuda")
+    with pytest.raises(NoPlan):
+        EmbeddingShardingPlanner(topology, 64).plan([table])
+    plan = EmbeddingShardingPlanner(topology, 64, {"t0": ParameterConstraints(storage="host")}).plan([table])
+    roomy = EmbeddingShardingPlanner(Topology.local(1, memory_bytes=10**9, device="cuda"), 64).plan([table])
+    assert plan.estimates is not None and plan.estimates.ranks[0].weight_bytes == 0 and seconds(plan) > seconds(roomy)
+
+
+def test_pins_to_what_does_not_exist_and_contradictions_are_refused() -> None:
+    tables, topology = bags(2), Topology.local(2, memory_bytes=10**9)
+    cases: list[tuple[dict[str, ParameterConstraints], str]] = [
+        ({"t0": ParameterConstraints(ranks=[2])}, r"'t0': ranks=\[2\] pin a table to rank 2, the topology has 2"),
+        ({"t0": ParameterConstraints(hosts=[1])}, "host 1, the topology has 1"),
+        ({t: ParameterConstraints(together="a", apart="b") for t in ("t0", "t1")}, "must lie together with a table of its apart group"),
+    ]
+    for limits, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            EmbeddingShardingPlanner(topology, 8, limits).plan(tables)
+    alone = {"t0": ParameterConstraints(together="a", ranks=[0]), "t1": ParameterConstraints(together="a", ranks=[1])}
+    with pytest.raises(PlanError, match="must lie together, but their constraints share no"):
+        EmbeddingShardingPlanner(topology, 8, alone).plan(tables)
+    for make, message in ((lambda: ParameterConstraints(ranks=[]), "ranks="), (lambda: ParameterConstraints(storage="tape"), "tape")):
+        with pytest.raises(ConfigError, match=message):
+            make()  # type: ignore[no-untyped-call]
+
+
+def test_constraints_are_read_from_json_and_typos_are_named() -> None:
+    found = constraints_from_json('{"t0": {"kinds": ["row_wise"], "pooling_factor": 3, "hosts": [0]}, "t1": {}}')
+    assert found == {"t0": ParameterConstraints(kinds=["row_wise"], pooling_factor=3, hosts=[0]), "t1": ParameterConstraints()}
+    for text, message in (
+        ("[]", "must be a JSON object of tables"),
+        ("{", "is not JSON"),
+        ('{"t": {"poolingfactor": 2}}', "did you mean 'pooling_factor'"),
+        ('{"t": {"pooling_factor": "many"}}', "'t'"),
+        ('{"t": 3}', "'t' must be a JSON object"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            constraints_from_json(text)
+
+
+def hopeless(seed: int) -> tuple[PlanRequest, NoPlan] | None:
+    """A random problem with too little memory or too narrow constraints; None when it has a plan after all."""
+    rng = random.Random(seed)
+    tables = random_tables(rng, rng.randrange(1, 12))
+    topology = random_topology(rng, int(10 ** rng.uniform(4, 8.5)))
+    limits = random_constraints(rng, tables)
+    for table in tables:
+        own = limits.get(table.name, ParameterConstraints())
+        choice = rng.randrange(8)
+        if choice == 0:
+            own = replace(own, kinds=[rng.choice(["table_wise", "row_wise", "data_parallel"])])
+        elif choice == 1:
+            own = replace(own, ranks=[rng.randrange(topology.world_size)])
+        elif choice == 2:
+            own = replace(own, apart="a", kinds=["table_wise"])
+        limits[table.name] = own
+    optimizer = rng.choice(["sgd", "rowwise_adagrad", "adam"])
+    planner = EmbeddingShardingPlanner(topology, rng.choice([1, 64, 4096]), limits, optimizer)
+    try:
+        planner.plan(tables)
+    except NoPlan as error:
+        return planner.request(tables), error
+    except PlanError:
+        return None
+    return None
+
+
+def test_two_hundred_impossible_requests_are_answered_by_changes_that_work() -> None:
+    asked = 0
+    for seed in itertools.count():
+        if (refused := hopeless(seed)) is None:
+            continue
+        request, error = refused
+        assert error.changes, f"seed {seed}: {error}"
+        for change in error.changes:
+            assert change.text in str(error)
+            plan = plan_request(change.request)  # it exists
+            plan.check(change.request.tables, change.request.topology.world_size)
+            differ = [
+                f for f in ("tables", "topology", "batch_size", "sparse_optimizer") if getattr(request, f) != getattr(change.request, f)
+            ]
+            assert len(differ) + (dict(request.constraints) != dict(change.request.constraints)) >= 1, f"seed {seed}: nothing changed"
+        asked += 1
+        if asked == 200:
+            break
+
+
+def test_a_replicated_table_is_on_all_ranks_or_refused() -> None:
+    limits = {"t0": ParameterConstraints(kinds=["data_parallel"], ranks=[0])}
+    with pytest.raises(PlanError, match="data_parallel all ranks"):
+        EmbeddingShardingPlanner(Topology.local(2, memory_bytes=10**9), 8, limits).plan(bags(1))
+    plan = EmbeddingShardingPlanner(Topology.local(2, memory_bytes=10**9), 8, kinds=["data_parallel"]).plan(bags(1))
+    assert isinstance(plan.tables["t0"].layout, Replicated)
