@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from rayrec.train.memory import tune_malloc
 from rayrec.train.progress import ProgressLog, RankError, RankPoll, RankState
 from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 
@@ -26,6 +27,7 @@ class RankActor:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         os.environ.update(env)
+        tune_malloc()
         self._log = ProgressLog()
         self._state: RankState = "idle"
         self._error: RankError | None = None

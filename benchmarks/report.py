@@ -40,12 +40,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write(name: str, results: dict[str, Any], table: str) -> Path:
-    """Write `<name>-<hardware>-<date>.{json,md}`; returns the path of the Markdown file."""
+def write(name: str, results: dict[str, Any], table: str, label: str | None = None) -> Path:
+    """Write `<label or name>-<hardware>-<date>.{json,md}`; returns the path of the Markdown file."""
     RESULTS.mkdir(exist_ok=True)
     command = "python -m benchmarks." + name + " " + " ".join(sys.argv[1:])
-    about = {"benchmark": name, "hardware": hardware(), "date": date.today().isoformat(), "versions": versions(), "command": command.strip()}
-    stem = f"{name}-{about['hardware']}-{about['date']}"
+    about: dict[str, Any] = {"benchmark": name, "hardware": hardware(), "date": date.today().isoformat()}
+    about |= {"versions": versions(), "command": command.strip()}
+    stem = f"{label or name}-{about['hardware']}-{about['date']}"
     (RESULTS / f"{stem}.json").write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
     lines = [f"# {name}", "", f"`{about['command']}` on {about['hardware']}, {about['date']}; "]
     lines[-1] += ", ".join(f"{k} {v}" for k, v in versions().items())

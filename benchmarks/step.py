@@ -31,9 +31,12 @@ def rank_main(rank: int, port: Any, args: argparse.Namespace, results: Any) -> N
     import torch.distributed as dist
 
     from benchmarks.systems import available
+    from rayrec.train.memory import tune_malloc
     from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
 
     torch.set_num_threads(1)
+    if args.malloc == "tuned":
+        tune_malloc()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(args.ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(args.ranks))
     if rank == 0:
         store = create_store("127.0.0.1")
@@ -84,6 +87,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048, help="rows of the global batch")
     parser.add_argument("--cap", type=int, default=1_000_000, help="rows of the largest table")
     parser.add_argument("--kinds", nargs="+", default=["table_wise", "row_wise", "column_wise"])
+    parser.add_argument("--malloc", choices=("shipped", "tuned"), default="shipped", help="tuned: as in rayrec's ranks, for all systems")
     parser.add_argument("--systems", nargs="*", help="only these of rayrec, torchrec, plain")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -110,7 +114,7 @@ def main() -> None:
         megabytes = bytes_floor(Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)) / 1e6
         lines.append(f"| {pooling} | bytes that must move | {megabytes:.0f} MB | | |")
     print("\n".join(lines))
-    print("written:", report.write("step", results, "\n".join(lines)))
+    print("written:", report.write("step", results, "\n".join(lines), f"step-malloc-{args.malloc}"))
 
 
 if __name__ == "__main__":
