@@ -311,3 +311,49 @@ def test_ids_are_found_wherever_a_batch_keeps_them() -> None:
     assert find_kjts(SimpleNamespace(x=[b, (a, {"k": Inner(c)})], y=a, z=torch.ones(1))) == [b, a, c]
     assert find_kjts(Named(Inner(a), {"k": b})) == [a, b]
     assert find_kjts(torch.ones(1)) == []
+
+
+@dataclass
+class OnDevice:
+    """A batch that can be moved, as `rayrec.data.Batch`."""
+
+    dense_features: torch.Tensor
+    sparse_features: KeyedJaggedTensor
+    labels: torch.Tensor
+    rows: int
+    global_rows: int
+
+    @staticmethod
+    def of(part: Any) -> OnDevice:
+        return OnDevice(part.dense_features, part.sparse_features, part.labels, part.rows, part.global_rows)
+
+    def _map(self, move: Any) -> OnDevice:
+        return OnDevice(move(self.dense_features), move(self.sparse_features), move(self.labels), self.rows, self.global_rows)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> OnDevice:
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> OnDevice:
+        return self._map(lambda x: x.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        self._map(lambda x: x.record_stream(stream))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_on_a_gpu_batches_copied_on_a_stream_train_as_the_plain_loop(kind: str) -> None:
+    def fresh() -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
+        optimizer = sparse_optimizer("rowwise_adagrad", 0.05)
+        module = build(dense_device="cuda")
+        model = DistributedModelParallel(
+            module, plan=make_plan("mixed", 1), sparse_optimizer=optimizer, device="cuda", seed=1, prefetch=True
+        )
+        return model, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    batches = [OnDevice.of(parts(i, 0, 1)) for i in range(STEPS)]
+    model, dense = fresh()
+    wanted = [float(train_step(model, dense, b.to(torch.device("cuda")), 1).loss_sum) / b.rows for b in batches]
+    model, dense = fresh()
+    got = [float(step.loss) for step in PIPELINES[kind](model, dense, "cuda").iterate(batches)]
+    assert got == pytest.approx(wanted, rel=1e-4)  # atomic sums of the kernels come in any order
