@@ -31,8 +31,8 @@ def rank_main(rank: int, port: Any, args: argparse.Namespace, results: Any) -> N
     import torch.distributed as dist
 
     from benchmarks.systems import available
-    from rayrec.train.memory import tune_malloc
     from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+    from rayrec.train.memory import tune_malloc
 
     torch.set_num_threads(1)
     if args.malloc == "tuned":
