@@ -140,7 +140,8 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
     if weighted and weights is None:
         raise InputError("a weighted EmbeddingBagCollection got a KeyedJaggedTensor without weights; pass weights=, one per id.")
     weights = weights.detach().to(torch.float32) if weights is not None else None
-    lengths, ids = kjt.lengths().reshape(-1).to(torch.int32), kjt.values().to(torch.int64)
+    lengths, ids = _viewable(kjt.lengths().reshape(-1).to(torch.int32)), _viewable(kjt.values().to(torch.int64))
+    weights = _viewable(weights) if weights is not None else None
     bags, bounds = kjt.stride_per_key(), kjt.offset_per_key()
     parts = [SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)]
     bag_bounds = offsets_of(bags) if bucketings else []
@@ -167,6 +168,11 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
         counts = [int(row.sum()) for row in b_lengths.split(out_bags)] if varying else _row_sums(b_lengths, len(out_bags))
         parts.append(SourcePart(b_ids, counts, [0] * len(out_bags) if cut.sequence else out_bags, b_lengths, b_weights, origin))
     return SourceRows(tuple(parts), bounds)
+
+
+def _viewable(tensor: Tensor) -> Tensor:
+    """The tensor; where it is empty a new one, since an empty numpy array has a stride that no view of other words takes."""
+    return tensor if tensor.numel() else tensor.new_empty(0)
 
 
 def _row_sums(lengths: Tensor, rows: int) -> list[int]:

@@ -43,7 +43,7 @@ class _PairwiseDots(torch.autograd.Function):
         rows, count, _ = features_BFD.shape
         _, pair_of = _pairs(count, features_BFD.device)
         symmetric = functional.pad(grad_BP, (0, 1)).index_select(1, pair_of)  # the padded column is the diagonal's zero
-        return torch.bmm(symmetric.view(rows, count, count), features_BFD)
+        return torch.bmm(symmetric.view(rows, count, count).to(features_BFD.dtype), features_BFD)  # dtypes differ under autocast
 
 
 def pairwise_dots(features: Tensor) -> Tensor:

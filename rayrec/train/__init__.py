@@ -17,6 +17,11 @@ _HOME = {
     "FitTask": "rayrec.train.tasks",
     "FitOutcome": "rayrec.train.tasks",
     "EvaluateTask": "rayrec.train.tasks",
+    "EvalPipeline": "rayrec.train.pipeline",
+    "EvalPipelineSparseDist": "rayrec.train.pipeline",
+    "PipelineOptions": "rayrec.train.pipeline",
+    "TrainPipelineBase": "rayrec.train.pipeline",
+    "TrainPipelineSparseDist": "rayrec.train.pipeline",
 }
 __all__ = sorted(_HOME)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from rayrec.comm import SimulatedWorld
+from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine import EngineOptions
 from rayrec.errors import InputError
@@ -155,6 +156,16 @@ def test_collections_on_one_kjt_share_one_exchange() -> None:
     counts = SimulatedWorld(2).run(rank_main)[0]
     # header, payload, rows: three times in the first step, once when the engine has seen who shares
     assert counts[0] == 9 and counts[2:] == [3, 3], counts
+
+
+def test_a_batch_of_empty_numpy_arrays_is_a_batch() -> None:
+    table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
+    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),))
+    model, _ = shard_embeddings(
+        EmbeddingBagCollection(tables=[table]), plan, LocalExchange(), SGD(lr=0.1), torch.device("cpu"), 0
+    )
+    ids, lengths = torch.from_numpy(np.empty(0, np.int64)), torch.from_numpy(np.empty(0, np.int32))
+    assert model(KeyedJaggedTensor(["f"], ids, lengths=lengths, stride=0)).values().shape == (0, 8)
 
 
 def test_missing_feature_and_bad_ids_are_named() -> None:

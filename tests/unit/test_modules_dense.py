@@ -78,3 +78,11 @@ def test_low_rank_cross_net_equals_its_formula(rows):
     assert not any(p.is_meta for p in net.parameters()) and all(p.is_meta for p in LowRankCrossNet(6, 1, device="meta").parameters())
     with pytest.raises(ConfigError, match="low_rank=0"):
         LowRankCrossNet(6, 3, low_rank=0)
+
+
+def test_pairwise_dots_train_under_autocast() -> None:
+    rows = torch.randn(4, 3, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        pairwise_dots(rows * 1.0).float().sum().backward()
+    exact = torch.autograd.grad(pairwise_dots(rows).sum(), rows)[0]
+    torch.testing.assert_close(rows.grad, exact, rtol=0.02, atol=0.05)  # bfloat16 keeps 8 bits
