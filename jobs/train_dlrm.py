@@ -28,7 +28,7 @@ from jobs.recipe import (
     write_result,
 )
 from rayrec.errors import ConfigError
-from rayrec.train.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS
+from rayrec.train.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, WIRE_PRECISIONS
 
 
 class DataPaths(NamedTuple):
@@ -63,6 +63,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--sparse-lr", type=float, default=0.1, help="learning rate of the tables (default 0.1)")
     run.add_argument("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam")
     run.add_argument("--dense-lr", type=float, default=3e-3, help="learning rate of the dense part (default 0.003)")
+    run.add_argument("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help="precision of pooled rows between ranks")
+    run.add_argument("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help="precision of their gradients")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     keep = parser.add_argument_group("what is kept")
@@ -99,6 +101,8 @@ def _train(args: argparse.Namespace, paths: DataPaths) -> int:
         seed=args.seed,
         sparse_optimizer=OptimizerConfig(name=args.optimizer, lr=args.sparse_lr),
         dense_optimizer=OptimizerConfig(name=args.dense_optimizer, lr=args.dense_lr),
+        qcomms_forward=args.qcomms_forward,
+        qcomms_backward=args.qcomms_backward,
         checkpoint=CheckpointConfig(every_n_steps=args.checkpoint_every, num_to_keep=args.keep, at_end=storage is not None),
         resume_from=_resume(args),
         timeout_s=args.timeout,

@@ -86,7 +86,7 @@ class RunConfig:
         name: folder of the run below storage_path.
         storage_path: local folder or URI that receives checkpoints; None saves none.
         seed: of initial values and of the order of the data.
-        sparse_optimizer: of the tables: rowwise_adagrad, adagrad or sgd.
+        sparse_optimizer: of the tables, one of rayrec.optim's by name.
         dense_optimizer: of all other parameters: adam, adagrad or sgd.
         checkpoint, failure: when to save, what to do when a rank fails.
         resume_from: checkpoint directory to start from; may come from another number of ranks and another plan.
@@ -96,6 +96,7 @@ class RunConfig:
         report_every_s: seconds between progress reports, about.
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain" and "off" say so.
         shuffle, drop_last: order of the data, and whether a last partial batch is left out.
+        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks: fp32, fp16, bf16 or int8.
         extras: JSON data that every checkpoint carries.
     """
 
@@ -117,6 +118,8 @@ class RunConfig:
     progress: Literal["auto", "plain", "off"] = "auto"
     shuffle: bool = True
     drop_last: bool = False
+    qcomms_forward: str = "fp32"
+    qcomms_backward: str = "fp32"
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -205,6 +205,8 @@ class Driver:
             report_every_s=run.report_every_s,
             shuffle=run.shuffle,
             drop_last=run.drop_last,
+            qcomms_forward=run.qcomms_forward,
+            qcomms_backward=run.qcomms_backward,
             extras=run.extras,
         )
 

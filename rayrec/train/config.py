@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 SPARSE_OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "sgd")  # those of rayrec.optim
 
+WIRE_PRECISIONS = ("fp32", "fp16", "bf16", "int8")  # those of rayrec.comm.codec
+
 
 class Dataset(Protocol):
     """What training needs of a dataset; `rayrec.data.ParquetDataset` and `ArrowDataset` fit it."""
@@ -101,6 +103,7 @@ class TrainSpec:
         resume_from: checkpoint directory to start from, or None.
         run_path: folder that receives step directories, or None (then nothing is saved).
         report_every_s: seconds between reports, about; also how soon a stop takes effect.
+        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks, one of WIRE_PRECISIONS.
         extras: JSON data that every checkpoint of the run carries (what is needed to build the model again).
     """
 
@@ -119,6 +122,8 @@ class TrainSpec:
     report_every_s: float = 2.0
     shuffle: bool = True
     drop_last: bool = False
+    qcomms_forward: str = "fp32"
+    qcomms_backward: str = "fp32"
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -128,6 +133,8 @@ class TrainSpec:
             raise ConfigError(f"steps={self.steps}; it must not be negative.")
         _check_name("dense_optimizer", self.dense_optimizer.name, DENSE_OPTIMIZERS)
         _check_name("sparse_optimizer", self.sparse_optimizer.name, SPARSE_OPTIMIZERS)
+        _check_name("qcomms_forward", self.qcomms_forward, WIRE_PRECISIONS)
+        _check_name("qcomms_backward", self.qcomms_backward, WIRE_PRECISIONS)
 
 
 def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:

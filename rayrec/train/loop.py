@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rayrec.checkpoint import CheckpointManager, restore_checkpoint, save_checkpoint
+from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import CheckpointError, ConfigError, InputError
 from rayrec.metrics import BinaryMetrics
@@ -44,7 +45,10 @@ class RankTrainer:
         module = spec.model()
         self.tables = table_configs(module)
         sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
-        self.model = DistributedModelParallel(module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed)
+        qcomms = QCommsConfig(CommType(spec.qcomms_forward), CommType(spec.qcomms_backward))
+        self.model = DistributedModelParallel(
+            module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed, qcomms=qcomms
+        )
         self._dense = _dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
