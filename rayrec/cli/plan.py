@@ -1,0 +1,78 @@
+"""`rayrec plan`: a sharding plan on a laptop, for clusters of any size; the same JSON trains.
+
+    rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 --out plan.json --html plan.html
+
+Needs neither torch nor Ray nor a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from rayrec.cli.tables import load_tables
+from rayrec.errors import ConfigError
+from rayrec.layout import KINDS, ShardingPlan, Topology
+from rayrec.layout.html import render_page
+from rayrec.layout.presets import CPU, PRESETS, RESERVE, preset_topology
+from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
+from rayrec.planner.constraints import constraints_from_json
+from rayrec.planner.optimizers import SPARSE_STATES
+
+
+def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subcommands.add_parser("plan", help="plan where every table lies, without a cluster", description=__doc__.splitlines()[0])
+    parser.add_argument("--schema", required=True, metavar="FILE", help="schema.json with the tables and features")
+    names = ", ".join([*PRESETS, CPU])
+    parser.add_argument("--topology", required=True, metavar="FILE|PRESET", help=f"a topology's JSON file, or one of {names}")
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a preset, all hosts together (8 per host)")
+    parser.add_argument("--hosts", type=int, metavar="H", help="hosts of a preset (as few as the ranks need)")
+    parser.add_argument("--reserve", type=float, default=RESERVE, metavar="FRACTION", help="memory of a preset kept free (%(default)s)")
+    parser.add_argument("--batch", type=int, default=2048, metavar="B", help="rows per rank and step (%(default)s)")
+    parser.add_argument("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_STATES), help="fused optimizer (%(default)s)")
+    parser.add_argument("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
+    parser.add_argument("--constraints", metavar="FILE", help="JSON: table name -> fields of ParameterConstraints")
+    parser.add_argument("--out", metavar="FILE", help="where to write the plan as JSON")
+    parser.add_argument("--html", metavar="FILE", help="where to write the plan as one self-contained page")
+    parser.add_argument("--diff", metavar="FILE", help="an earlier plan: print what would move")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make the plan, print its report and write the files asked for. Raises RayrecError."""
+    schema = load_tables(options.schema)
+    topology = _topology(options)
+    constraints = constraints_from_json(_read(options.constraints), options.constraints) if options.constraints else {}
+    if schema.weighted:
+        for table in schema.tables:
+            constraints[table.name] = replace(constraints.get(table.name, ParameterConstraints()), weighted=True)
+    kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds else None
+    plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds).plan(schema.tables)
+    print(plan.report())
+    if options.diff:
+        print("\n" + ShardingPlan.load(options.diff).diff(plan, schema.tables))
+    if options.out:
+        plan.save(options.out)
+        print(f"\nplan: {options.out}")
+    if options.html:
+        Path(options.html).write_text(render_page(plan, title=Path(options.schema).stem), encoding="utf-8")
+        print(f"page: {options.html}")
+
+
+def _topology(options: argparse.Namespace) -> Topology:
+    if not Path(options.topology).is_file():
+        return preset_topology(options.topology, options.ranks, options.hosts, options.reserve)
+    topology = Topology.from_json(_read(options.topology), options.topology)
+    for name, asked, have in (("ranks", options.ranks, topology.world_size), ("hosts", options.hosts, len(topology.hosts))):
+        if asked not in (None, have):
+            raise ConfigError(f"--{name} {asked} contradicts {options.topology}, which has {have} {name}; leave it out.")
+    return topology
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.") from None

@@ -1,0 +1,60 @@
+"""The tables of a schema file, read without torch or pyarrow, so that a plan can be made on any machine.
+
+`rayrec.data.FeatureSchema` is the full reader; a test holds this one against it. Here only what the planner needs is checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout import DataType, EmbeddingBagConfig, PoolingType
+from rayrec.layout.jsonfields import Fields, parse_object
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaTables:
+    """Tables of a schema, and the names of those whose ids carry weights: all or none, as a batch's do."""
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    weighted: bool
+
+
+def load_tables(path: str | Path) -> SchemaTables:
+    """Read the tables of a schema.
+
+    Raises:
+        ConfigError: the file cannot be read, is no schema, or a table makes no sense; names the file and the table.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the schema {path}: {error}.") from None
+    try:
+        root = parse_object(text, str(path))
+        tables = tuple(_table(entry) for entry in root.children("tables"))
+        weighted = any(entry.has("weights") for entry in root.children("features"))
+    except PlanError as error:
+        raise ConfigError(str(error)) from None
+    return SchemaTables(tables, weighted)
+
+
+def _table(entry: Fields) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        num_embeddings=entry.integer("num_embeddings"),
+        embedding_dim=entry.integer("embedding_dim"),
+        name=entry.text("name"),
+        data_type=DataType(_word(entry, "data_type", "fp32", [t.value for t in DataType])),
+        feature_names=[str(name) for name in entry.array("features")],
+        pooling=PoolingType(_word(entry, "pooling", "sum", [p.value for p in PoolingType])),
+        weight_init_min=entry.number("weight_init_min") if entry.has("weight_init_min") else None,
+        weight_init_max=entry.number("weight_init_max") if entry.has("weight_init_max") else None,
+    )
+
+
+def _word(entry: Fields, name: str, default: str, known: list[str]) -> str:
+    value = (entry.text(name) if entry.has(name) else default).upper()
+    if value not in known:
+        raise ConfigError(f"{entry.where}: {name} is {value.lower()!r}; use one of {', '.join(word.lower() for word in known)}.")
+    return value

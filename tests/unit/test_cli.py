@@ -1,0 +1,188 @@
+"""`rayrec plan`: the same plan as the planner's, on a machine without torch; presets, pages, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rayrec.cli.main import main
+from rayrec.cli.tables import load_tables
+from rayrec.errors import ConfigError
+from rayrec.layout import EmbeddingBagConfig, PoolingType, ShardingPlan, Topology
+from rayrec.layout.html import render_page
+from rayrec.layout.presets import PRESETS, preset_topology
+from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
+from tests.unit.plan_worlds import random_plan
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = {
+    "label": "clicked",
+    "dense": ["age"],
+    "features": [{"name": "user", "column": "user"}, {"name": "item", "column": "item"}, {"name": "seen", "column": "seen"}],
+    "tables": [
+        {"name": "user", "num_embeddings": 1_000_000, "embedding_dim": 64, "pooling": "sum", "features": ["user"], "data_type": "fp16"},
+        {"name": "item", "num_embeddings": 50_000, "embedding_dim": 64, "pooling": "mean", "features": ["item", "seen"]},
+    ],
+}
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    return path
+
+
+def test_the_plan_written_is_the_planners(schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = tmp_path / "limits.json"
+    limits.write_text('{"item": {"pooling_factor": 20, "kinds": ["row_wise"]}}')
+    out = tmp_path / "plan.json"
+    argv = ["plan", "--schema", str(schema), "--topology", "a100-80", "--ranks", "4", "--constraints", str(limits), "--out", str(out)]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    tables = load_tables(schema).tables
+    constraints = {"item": ParameterConstraints(pooling_factor=20, kinds=["row_wise"])}
+    wanted = EmbeddingShardingPlanner(preset_topology("a100-80", ranks=4), 2048, constraints).plan(tables)
+    found = ShardingPlan.load(out)
+    assert found == wanted and found.estimates == wanted.estimates
+    assert wanted.report() in shown and "user" in shown
+    assert main([*argv, "--diff", str(out)]) == 0 and "The plans are equal." in capsys.readouterr().out
+
+
+def test_a_schema_is_read_as_the_full_reader_reads_it(schema: Path) -> None:
+    from rayrec.data.schema import FeatureSchema
+
+    assert list(load_tables(schema).tables) == FeatureSchema.load(schema).embedding_bag_configs()
+    assert not load_tables(schema).weighted
+    weighted = json.loads(schema.read_text())
+    weighted["features"][0]["weights"] = "w"
+    schema.write_text(json.dumps(weighted))
+    assert load_tables(schema).weighted and FeatureSchema.load(schema).is_weighted
+
+
+def test_the_command_needs_no_other_package(schema: Path, tmp_path: Path) -> None:
+    script = f"""
+import sys
+BLOCKED = {{"torch", "numpy", "ray", "pyarrow", "fbgemm_gpu", "rich"}}
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Refuse())
+from rayrec.cli.main import main
+raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100", "--hosts", "2", "--html", {str(tmp_path / "p.html")!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "on 16 ranks (2 hosts x 8 cuda)" in done.stdout and (tmp_path / "p.html").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--topology", "h1000"], "neither a file nor a preset; the presets are a100-40"),
+        (["--ranks", "6", "--hosts", "4"], "6 ranks do not divide evenly over 4 hosts"),
+        (["--ranks", "0"], "at least one rank"),
+        (["--batch", "0"], "batch_size=0"),
+        (["--kinds", "rowwise"], "did you mean 'row_wise'"),
+        (["--constraints", "nowhere.json"], "cannot read nowhere.json"),
+        (["--schema", "nowhere.json"], "cannot read the schema nowhere.json"),
+        (["--reserve", "1.0"], "reserve=1.0"),
+        (["--batch", "100000000"], "Any one of these makes a plan exist: lower batch_size"),
+    ],
+)
+def test_mistakes_end_in_one_line(schema: Path, change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--schema", str(schema), "--topology", "h100", *change]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("rayrec plan: ") and message in error and error.count("\n") == 1
+
+
+def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "topology.json"
+    path.write_text(Topology(hosts=((0,), (1, 2)), memory_bytes=(10**9,) * 3).to_json())
+    argv = ["plan", "--schema", str(schema), "--topology", str(path)]
+    assert main(argv) == 0 and "on 3 ranks" in capsys.readouterr().out
+    assert main([*argv, "--ranks", "4"]) == 1 and "--ranks 4 contradicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tables": 3}, "tables"),
+        ({"tables": [{"name": "t"}]}, "num_embeddings"),
+        ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 6, "features": ["f"]}]}, "multiple of 4"),
+        ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 8, "features": ["f"], "pooling": "max"}]}, "pooling is 'max'"),
+    ],
+)
+def test_a_schema_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps({"features": [], **wrong}))
+    with pytest.raises(ConfigError, match=message):
+        load_tables(path)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "cpu"])
+def test_presets_are_topologies_that_survive_json(name: str) -> None:
+    topology = preset_topology(name, hosts=2)
+    assert topology.world_size == 16 and Topology.from_json(topology.to_json()) == topology
+    assert preset_topology(name, ranks=12).world_size == 12 and len(preset_topology(name, ranks=12).hosts) == 2
+    if name in PRESETS:
+        assert topology.memory_bytes[0] == int(PRESETS[name].memory_gb * 1e9 * 0.85)
+        assert topology.inter_host_bw < topology.intra_host_bw < topology.memory_bw
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects what a page would load."""
+
+    VOID = frozenset({"meta", "link", "input", "rect", "line"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID or (tag == "rect" and self.get_starttag_text()[-2] != "/"):  # type: ignore[index]
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parse(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    return page
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_page_is_well_formed_and_loads_nothing(seed: int) -> None:
+    plan = random_plan(seed)
+    text = render_page(plan, title='a <b> & "c"')
+    page = parse(text)
+    assert page.loads == ["data:,"] and not re.search(r"https?://", text)
+    assert page.counts.get("tr", 0) == 1 + len(plan.tables)
+
+
+def test_a_page_shows_every_table_rank_and_part() -> None:
+    tables = [EmbeddingBagConfig(1000 * (i + 1), 32, f"table<{i}>", feature_names=[f"f{i}"], pooling=PoolingType.SUM) for i in range(30)]
+    topology = Topology.uniform(2, 4, 10**9)
+    planned = render_page(EmbeddingShardingPlanner(topology, 64).plan(tables))
+    assert all(f"table&lt;{i}&gt;" in planned for i in range(30)) and "table<0" not in planned
+    assert all(f"rank {rank}: " in planned for rank in range(8)) and "gradients in: " in planned and "optimizer state: " in planned
+    by_hand = render_page(manual_plan(tables, "row_wise", topology))
+    assert "Predicted time" not in by_hand and parse(by_hand).counts["rect"] == 30  # equal neighbours are one rectangle
