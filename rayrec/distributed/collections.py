@@ -120,7 +120,9 @@ class ShardedEmbeddingCollection(nn.Module):
             InputError: a feature is missing, or an id is out of range (names key, row, value).
             CommError: another rank is gone.
         """
-        rows = iter(self._engine.forward(self._index, features))
+        engine = self._engine
+        look_up = engine.forward_distinct if engine.options.dedup_sequences else engine.forward
+        rows = iter(look_up(self._index, features))
         outputs: dict[str, JaggedTensor] = {}
         for config, names in zip(self._configs, self._names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):

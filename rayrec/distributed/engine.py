@@ -23,6 +23,7 @@ from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.combine import CombinePlan, plan_combine
+from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.reshard import move_table
@@ -42,10 +43,12 @@ class EngineOptions:
     Attributes:
         check_ids: check every id against its tables before it is sent; costs one pass over the ids.
         codecs: what pooled rows and gradients look like on the wire.
+        dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
     """
 
     check_ids: bool = True
     codecs: Codecs = field(default_factory=Codecs)
+    dedup_sequences: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class ShardedEmbeddings:
         self._prefetch_exchange = prefetch_exchange
         self._prefetched: list[_Prefetched] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._distinct: tuple[KeyedJaggedTensor, Distinct] | None = None
         self._lr: float | None = None
 
     def shard_states(self) -> list[ShardState]:
@@ -192,6 +196,17 @@ class ShardedEmbeddings:
         self._callers.add(collection)
         self._inbox = self._run(together, kjt)
         return self._inbox.pop(collection)
+
+    def forward_distinct(self, collection: int, kjt: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+        """The output of a sequence collection as `forward` gives it, with every id sent once per feature."""
+        if self._distinct is None or self._distinct[0] is not kjt:  # collections that share a KJT share its distinct ids
+            if self.options.check_ids:
+                check_ids(kjt, self._compile(frozenset([collection])).slots.limits, source=f"rank {self.exchange.rank}")
+            self._distinct = (kjt, distinct_ids(kjt))
+        distinct = self._distinct[1]
+        rows = self.forward(collection, distinct.kjt)
+        uses = self._compile(frozenset([collection])).slots.uses[collection]
+        return tuple(r.index_select(0, distinct.places[use.feature]) for r, use in zip(rows, uses, strict=True))
 
     def _learn(self, collection: int, kjt: KeyedJaggedTensor) -> None:
         for unclaimed in self._inbox:  # a result that nobody fetched: that collection no longer shares this KJT

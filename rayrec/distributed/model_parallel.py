@@ -45,6 +45,7 @@ class DistributedModelParallel(nn.Module):
         check_ids: check every id before it is sent, in one pass over the ids.
         qcomms: precision of pooled rows and their gradients on the wire; float32 when None.
         prefetch: open connections of their own for `prefetch`.
+        dedup_sequences: send every id of a sequence feature once per batch, for data with many repeats.
         sharding_group_size: shard inside groups of so many ranks, which are replicas of each other (2D parallelism); the plan is then
             for one group. All ranks in one group when None.
         sync_every: steps between two averages of the replicas; only read with sharding_group_size.
@@ -70,6 +71,7 @@ class DistributedModelParallel(nn.Module):
         check_ids: bool = True,
         qcomms: QCommsConfig | None = None,
         prefetch: bool = False,
+        dedup_sequences: bool = False,
         sharding_group_size: int | None = None,
         sync_every: int = 1,
     ) -> None:
@@ -85,7 +87,7 @@ class DistributedModelParallel(nn.Module):
         ahead: Exchange | None = None
         if prefetch:
             ahead = exchange_for(sharding_group, own=True) if grouped else LocalExchange()
-        options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms))
+        options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead)
         _materialize(self.module, self.device, seed)

@@ -11,8 +11,18 @@ from rayrec.comm import SimulatedWorld
 from rayrec.comm.codec import CastCodec, Codecs, CommType, Int8Codec, QCommsConfig
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine import EngineOptions
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise, grid_shard, row_wise, table_row_wise
-from rayrec.modules import EmbeddingBagCollection
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    ShardingPlan,
+    TablePlacement,
+    column_wise,
+    grid_shard,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
 from tests.sim.test_runtime import batches_of, check_equals_unsharded, run_sharded, targets_of
@@ -95,6 +105,54 @@ def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType)
     for a, b in zip((o for s in exact for r in s for o in r), (o for s in coded for r in s for o in r), strict=True):
         # up to four ids of values within 1 / sqrt(2), coded to 8 bits of a block's range, twice over
         torch.testing.assert_close(a, b, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sequences_with_distinct_ids_equal_unsharded(seed: int) -> None:
+    world = random_world(9500 + seed, sequences=True, varying=seed % 3 == 2)
+    check_equals_unsharded(world, meta=True, options=EngineOptions(dedup_sequences=True))
+
+
+def test_distinct_ids_cross_once() -> None:
+    table = EmbeddingConfig(64, 32, name="t", feature_names=["f"])
+    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, [0, 1]))})
+    sent = {}
+    for dedup in (False, True):
+        world = SimulatedWorld(2)
+
+        def rank_main(exchange, dedup=dedup):
+            options = EngineOptions(dedup_sequences=dedup)
+            model, _ = shard_embeddings(
+                EmbeddingCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
+            )
+            ids = torch.tensor([1, 40]).repeat(50)
+            model(KeyedJaggedTensor(["f"], ids, lengths=torch.full((10,), 10)))["f"].values().sum().backward()
+
+        world.run(rank_main)
+        sent[dedup] = world.sent_bytes
+    assert sent[True] * 20 < sent[False]
+
+
+def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
+    table = EmbeddingBagConfig(64, 64, name="t", feature_names=["f"])
+    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(table_wise(table, 1))})
+    sent = {}
+    for precision in (CommType.FP32, CommType.INT8):
+        world = SimulatedWorld(2)
+
+        def rank_main(exchange, precision=precision):
+            options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+            model, _ = shard_embeddings(
+                EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
+            )
+            model(KeyedJaggedTensor(["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64))).values().sum().backward()
+
+        world.run(rank_main)
+        sent[precision] = world.sent_bytes
+    rows = 2 * 64 * 64 * 4  # rank 0's 64 bags of 64 columns of float32, forward and backward
+    ids = sent[CommType.FP32] - rows
+    assert ids > 0
+    assert rows / (sent[CommType.INT8] - ids) >= 3.5
 
 
 def test_ids_of_a_feature_cross_once_however_many_column_blocks_read_them() -> None:

@@ -73,11 +73,11 @@ def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptio
     return outputs, [state for _, states in results for state in states], simulated.collectives
 
 
-def check_equals_unsharded(world: World, meta: bool) -> None:
+def check_equals_unsharded(world: World, meta: bool, options: EngineOptions | None = None) -> None:
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
     reference = Reference(world)
-    outputs, states, _ = run_sharded(world, batches, targets, meta=meta)
+    outputs, states, _ = run_sharded(world, batches, targets, meta=meta, options=options)
     for step in range(STEPS):
         wanted = reference.step(batches[step], targets[step])
         for rank in range(world.world_size):
@@ -161,9 +161,7 @@ def test_collections_on_one_kjt_share_one_exchange() -> None:
 def test_a_batch_of_empty_numpy_arrays_is_a_batch() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
     plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),))
-    model, _ = shard_embeddings(
-        EmbeddingBagCollection(tables=[table]), plan, LocalExchange(), SGD(lr=0.1), torch.device("cpu"), 0
-    )
+    model, _ = shard_embeddings(EmbeddingBagCollection(tables=[table]), plan, LocalExchange(), SGD(lr=0.1), torch.device("cpu"), 0)
     ids, lengths = torch.from_numpy(np.empty(0, np.int64)), torch.from_numpy(np.empty(0, np.int32))
     assert model(KeyedJaggedTensor(["f"], ids, lengths=lengths, stride=0)).values().shape == (0, 8)
 
