@@ -1,76 +1,131 @@
 """The systems that the step benchmark runs side by side: each a function that builds a step on this rank.
 
 Every system trains the same tables on the same local batches: forward of all tables, backward of the sum of the outputs, update. A
-builder returns a `step(ids, lengths)` to be called by all ranks together. A system whose package is not importable is left out.
+builder returns `step(i)` for batch i, to be called by all ranks together. A system whose package is not importable is left out.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.workload import Workload
 
-Step = Callable[[Tensor, Tensor], None]
+Step = Callable[[int], None]
+Batches = Sequence[tuple[Tensor, Tensor]]
+
+KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixed")
+VARIANTS = ("prefetch", "fp16", "int8", "sequence", "sequence_dedup")
 
 
-def rayrec_step(work: Workload, rank: int, world_size: int, kind: str = "table_wise") -> Step:
-    """rayrec's DistributedModelParallel over one collection."""
+def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
+    """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise variant."""
+    from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel
-    from rayrec.layout import EmbeddingBagConfig, Topology
-    from rayrec.modules import EmbeddingBagCollection
+    from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
+    from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
     from rayrec.optim import RowWiseAdagrad
-    from rayrec.planner import EmbeddingShardingPlanner
     from rayrec.sparse import KeyedJaggedTensor
 
-    tables = [EmbeddingBagConfig(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)]
-    topology = Topology.local(world_size, memory_bytes=16 << 30)
-    plan = EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[kind]).plan(tables)
+    sequence = variant.startswith("sequence")
+    make_table = EmbeddingConfig if sequence else EmbeddingBagConfig
+    tables = [make_table(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)]
+    collection = EmbeddingCollection(tables, device="meta") if sequence else EmbeddingBagCollection(tables, device="meta")
+    precision = CommType(variant) if variant in ("fp16", "int8") else CommType.FP32
     model = DistributedModelParallel(
-        EmbeddingBagCollection(tables, device="meta"), plan=plan, sparse_optimizer=RowWiseAdagrad(lr=work.lr), seed=0
+        collection,
+        plan=_plan(tables, variant if variant in KINDS else "table_wise", work, world_size),
+        sparse_optimizer=RowWiseAdagrad(lr=work.lr),
+        seed=0,
+        qcomms=QCommsConfig(precision, precision),
+        prefetch=variant == "prefetch",
+        dedup_sequences=variant == "sequence_dedup",
     )
 
-    def step(ids: Tensor, lengths: Tensor) -> None:
-        model(KeyedJaggedTensor(work.keys, ids, lengths=lengths)).values().sum().backward()
+    def kjt_of(i: int) -> KeyedJaggedTensor:
+        ids, lengths = batches[i % len(batches)]
+        return KeyedJaggedTensor(work.keys, ids, lengths=lengths)
 
-    return step
+    def sequence_step(i: int) -> None:
+        torch.cat([jagged.values() for jagged in model(kjt_of(i)).values()]).sum().backward()
+
+    def step(i: int) -> None:
+        model(kjt_of(i)).values().sum().backward()
+
+    ahead: dict[int, KeyedJaggedTensor] = {}
+
+    def prefetch_step(i: int) -> None:
+        kjt = ahead.pop(i, None) or kjt_of(i)
+        ahead[i + 1] = kjt_of(i + 1)
+        model.prefetch(ahead[i + 1])
+        model(kjt).values().sum().backward()
+
+    return sequence_step if sequence else prefetch_step if variant == "prefetch" else step
 
 
-def torchrec_step(work: Workload, rank: int, world_size: int, kind: str = "table_wise") -> Step:
-    """TorchRec's DistributedModelParallel over one collection, with its own planner held to `kind`."""
+def _plan(tables, kind: str, work: Workload, world_size: int):  # type: ignore[no-untyped-def]
+    from rayrec.layout import ShardingPlan, TableLayout, TablePlacement, Topology, even_cuts
+    from rayrec.planner import EmbeddingShardingPlanner
+
+    topology = Topology.local(world_size, memory_bytes=16 << 30)
+    if kind == "grid":  # row blocks x column blocks, both over all ranks
+        layouts = {}
+        for t in tables:
+            rows, cols = even_cuts(t.num_embeddings, world_size), even_cuts(t.embedding_dim, world_size, 4)
+            owners = tuple(tuple((i + j) % world_size for j in range(len(cols) - 1)) for i in range(len(rows) - 1))
+            layouts[t.name] = TablePlacement(TableLayout(rows, cols, owners))
+        return ShardingPlan(world_size=world_size, tables=layouts)
+    if kind != "mixed":
+        return EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[kind]).plan(tables)
+    cycle = ("table_wise", "row_wise", "column_wise", "data_parallel")
+    parts = {k: EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[k]).plan(tables) for k in cycle}
+    small = {t.name: t.num_embeddings < 2000 for t in tables}
+    kinds = {t.name: "data_parallel" if small[t.name] else cycle[i % 3] for i, t in enumerate(tables)}
+    return ShardingPlan(world_size=world_size, tables={name: parts[k].tables[name] for name, k in kinds.items()})
+
+
+def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
+    """TorchRec's DistributedModelParallel over one collection, with its own planner held to one kind."""
     import logging
 
     logging.disable(logging.WARNING)
     import torch.distributed as dist
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingEnv
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+    sequence = variant == "sequence"
+
     class Wrapper(nn.Module):
-        def __init__(self, ebc: EmbeddingBagCollection) -> None:
+        def __init__(self, collection: nn.Module) -> None:
             super().__init__()
-            self.ebc = ebc
+            self.collection = collection
 
         def forward(self, kjt: KeyedJaggedTensor) -> Tensor:
-            return self.ebc(kjt).values()
+            output = self.collection(kjt)
+            return torch.cat([jagged.values() for jagged in output.values()]) if sequence else output.values()
 
+    make_table = EmbeddingConfig if sequence else EmbeddingBagConfig
     tables = [
-        EmbeddingBagConfig(name=f"t{i}", embedding_dim=work.dim, num_embeddings=n, feature_names=[work.keys[i]])
-        for i, n in enumerate(work.rows)
+        make_table(name=f"t{i}", embedding_dim=work.dim, num_embeddings=n, feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)
     ]
-    model = Wrapper(EmbeddingBagCollection(device=torch.device("meta"), tables=tables))
+    device = torch.device("meta")
+    model = Wrapper(EmbeddingCollection(device=device, tables=tables) if sequence else EmbeddingBagCollection(device=device, tables=tables))
     fused = {"learning_rate": work.lr, "eps": 1e-8, "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
-    sharder = EmbeddingBagCollectionSharder(fused_params=fused)
-    wanted = {t.name: ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"]) for t in tables}
+    sharder = (EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder)(fused_params=fused)
+    kind = variant if variant == "data_parallel" else "table_wise"
+    kernel = "dense" if kind == "data_parallel" else "fused"
+    wanted = {t.name: ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel]) for t in tables}
     topology = Topology(world_size=world_size, compute_device="cpu", local_world_size=world_size, hbm_cap=0, ddr_cap=64 << 30)
     planner = EmbeddingShardingPlanner(topology=topology, batch_size=work.batch // world_size, constraints=wanted)
     group = dist.group.WORLD
@@ -78,14 +133,20 @@ def torchrec_step(work: Workload, rank: int, world_size: int, kind: str = "table
     sharded = DistributedModelParallel(
         module=model, env=ShardingEnv.from_process_group(group), device=torch.device("cpu"), plan=plan, sharders=[sharder]
     )
+    dense = torch.optim.Adagrad(sharded.parameters(), lr=work.lr) if kind == "data_parallel" else None
 
-    def step(ids: Tensor, lengths: Tensor) -> None:
+    def step(i: int) -> None:
+        ids, lengths = batches[i % len(batches)]
+        if dense is not None:
+            dense.zero_grad()
         sharded(KeyedJaggedTensor(keys=work.keys, values=ids, lengths=lengths)).sum().backward()
+        if dense is not None:
+            dense.step()
 
     return step
 
 
-def plain_step(work: Workload, rank: int, world_size: int) -> Step:
+def plain_step(work: Workload, rank: int, world_size: int, batches: Batches) -> Step:
     """torch alone: nn.EmbeddingBag(sparse=True) per table under DDP, with sparse SGD (torch has no row-wise Adagrad)."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -101,21 +162,25 @@ def plain_step(work: Workload, rank: int, world_size: int) -> Step:
             return torch.cat([bag(part, offsets) for bag, part in zip(self.bags, parts, strict=True)], 1)
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(Bags(), broadcast_buffers=False)
+    model = DistributedDataParallel(Bags())
     optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
 
-    def step(ids: Tensor, lengths: Tensor) -> None:
+    def step(i: int) -> None:
         optimizer.zero_grad(set_to_none=True)
-        model(ids, lengths).sum().backward()
+        model(*batches[i % len(batches)]).sum().backward()
         optimizer.step()
 
     return step
 
 
-def available() -> dict[str, Callable[..., Step]]:
-    """The systems that can run here, by name."""
-    systems: dict[str, Callable[..., Step]] = {"rayrec": rayrec_step}
-    if importlib.util.find_spec("torchrec") is not None:
-        systems["torchrec"] = torchrec_step
-    systems["plain"] = plain_step
-    return systems
+def build(name: str, work: Workload, rank: int, world_size: int, batches: Batches) -> Step:
+    """The step of "rayrec VARIANT", "torchrec VARIANT" or "plain"."""
+    system, _, variant = name.partition(" ")
+    if system == "plain":
+        return plain_step(work, rank, world_size, batches)
+    return (rayrec_step if system == "rayrec" else torchrec_step)(work, rank, world_size, batches, variant)
+
+
+def available(names: Sequence[str]) -> list[str]:
+    """Those of the named systems that can run here."""
+    return [name for name in names if not name.startswith("torchrec") or importlib.util.find_spec("torchrec") is not None]
