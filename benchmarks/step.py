@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048, help="rows of the global batch")
     parser.add_argument("--cap", type=int, default=1_000_000, help="rows of the largest table")
     parser.add_argument("--malloc", choices=("shipped", "tuned"), default="shipped", help="tuned: as in rayrec's ranks, for all systems")
-    parser.add_argument("--systems", nargs="+", default=DEFAULT, help="'rayrec KIND', 'torchrec KIND' or 'plain'; the first is the reference")
+    parser.add_argument("--systems", nargs="+", default=DEFAULT, help="'SYSTEM KIND'; the first is the reference")
     parser.add_argument("--label", help="name of the results files")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

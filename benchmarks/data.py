@@ -1,0 +1,87 @@
+"""Arrow list columns to a Batch: against one memcpy of the same bytes and against a path through Python lists, interleaved in one run.
+
+    python -m benchmarks.data [--rows 8192] [--columns 26] [--rounds 40]
+
+The batch holds 26 list<int64> columns of 0 to 10 ids, as a Parquet or IPC reader hands them over. The conversion includes its checks: null
+lists, null ids and the range of every id. memcpy copies as many bytes as the batch holds, from one array to a new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from benchmarks import report
+from benchmarks.workload import quartiles
+from rayrec.data import FeatureSchema
+from rayrec.data.convert import to_batch
+from rayrec.sparse import KeyedJaggedTensor
+
+
+def make(rows: int, columns: int) -> tuple[pa.RecordBatch, FeatureSchema]:
+    """A record batch of list columns and its schema."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, pa.Array] = {"label": pa.array(rng.integers(0, 2, rows).astype(np.float32))}
+    features, tables = [], []
+    for i in range(columns):
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 11, rows))]).astype(np.int32)
+        arrays[f"c{i}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(rng.integers(0, 100_000, offsets[-1])))
+        features.append({"name": f"f{i}", "column": f"c{i}"})
+        tables.append({"name": f"t{i}", "num_embeddings": 100_000, "embedding_dim": 16, "pooling": "sum", "features": [f"f{i}"]})
+    schema = json.dumps({"label": "label", "dense": [], "features": features, "tables": tables})
+    return pa.RecordBatch.from_pydict(arrays), FeatureSchema.from_json(schema, "the benchmark's schema")
+
+
+def by_lists(batch: pa.RecordBatch, schema: FeatureSchema) -> KeyedJaggedTensor:
+    """The same through Python lists."""
+    bags = [batch.column(feature.column).to_pylist() for feature in schema.features]
+    ids = torch.tensor([i for column in bags for bag in column for i in bag])
+    lengths = torch.tensor([len(bag) for column in bags for bag in column], dtype=torch.int32)
+    return KeyedJaggedTensor([feature.name for feature in schema.features], ids, lengths=lengths)
+
+
+def main() -> None:
+    """Time, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--columns", type=int, default=26)
+    parser.add_argument("--rounds", type=int, default=60)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    batch, schema = make(args.rows, args.columns)
+    kjt = to_batch(batch, schema).sparse_features
+    size = 8 * kjt.values().numel() + 4 * kjt.lengths().numel()
+    source = np.ones(size // 8, np.int64)
+    systems: dict[str, tuple[Callable[[], object], int]] = {
+        "memcpy of the same bytes": (source.copy, 20),
+        "rayrec, with checks": (lambda: to_batch(batch, schema), 20),
+        "to_pylist": (lambda: by_lists(batch, schema), 1),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(args.rounds):
+        for name, (run, repeats) in systems.items():
+            start = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            seconds[name].append((time.perf_counter() - start) / repeats)
+    base = np.array(seconds["memcpy of the same bytes"])
+    lines = ["| path | ms per batch, median (quartiles) | GB/s | time against memcpy |", "|---|---|---|---|"]
+    results = {}
+    for name, times in seconds.items():
+        ms, ratio = quartiles([1e3 * t for t in times]), quartiles(np.array(times) / base)
+        results[name] = {"ms": ms, "ratio": ratio}
+        spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
+        lines.append(f"| {name} | {spread} | {size / ms['median'] / 1e6:.2f} | {ratio['median']:.2f}x |")
+    lines.append(f"\n{args.rows} rows, {args.columns} columns, {size / 1e6:.1f} MB.")
+    print("\n".join(lines))
+    print("written:", report.write("data", results, "\n".join(lines)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Training through Ray against the same loop without Ray, on the same Parquet files, in turns.
+
+    python -m benchmarks.driver [--ranks 2] [--rounds 3] [--rows 600000]
+
+Both sides run `RankTrainer` with the same spec on planted-truth data: one in Ray actors started by `Driver.fit`, the other in plain
+processes over the same gloo rendezvous. Compared are the rows per second of training alone, without start-up and evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.workload import quartiles
+from jobs.recipe import ModelRecipe, open_data
+
+
+def spec_of(folder: str, args: argparse.Namespace, plan: Any) -> Any:
+    """The run as plain data."""
+    from rayrec.train.config import OptimizerConfig, TrainSpec
+
+    schema = Path(folder, "schema.json").read_text()
+    return TrainSpec(
+        model=ModelRecipe(model="dlrm", schema=schema),
+        data=open_data(f"{folder}/train", schema),
+        plan=plan,
+        global_batch_size=args.batch,
+        steps=args.rows // args.batch,
+        sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
+        dense_optimizer=OptimizerConfig(name="adam", lr=3e-3),
+    )
+
+
+def bare_rank(rank: int, port: Any, folder: str, args: argparse.Namespace, plan: Any, queue: Any) -> None:
+    """One rank without Ray."""
+    from rayrec.train.memory import tune_malloc
+
+    tune_malloc()
+    import torch
+
+    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+    from rayrec.train.loop import RankTrainer
+
+    torch.set_num_threads(1)
+    if rank == 0:
+        store = create_store("127.0.0.1")
+        for _ in range(args.ranks - 1):
+            port.put(store.port)
+    else:
+        store = connect_store("127.0.0.1", port.get())
+    init_process_group(store, rank, args.ranks)
+    trainer = RankTrainer(spec_of(folder, args, plan))
+    trainer.run()
+    queue.put((rank, trainer.rows / trainer.seconds))
+    destroy_process_group()
+
+
+def bare(folder: str, args: argparse.Namespace, plan: Any) -> float:
+    """Rows per second of the loop in plain processes."""
+    context = mp.get_context("spawn")
+    port, queue = context.Queue(), context.Queue()
+    ranks = [context.Process(target=bare_rank, args=(r, port, folder, args, plan, queue)) for r in range(args.ranks)]
+    for process in ranks:
+        process.start()
+    rates = [queue.get(timeout=600)[1] for _ in ranks]
+    for process in ranks:
+        process.join(30)
+    return min(rates)
+
+
+def main() -> None:
+    """Run both sides in turns, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=600_000)
+    parser.add_argument("--batch", type=int, default=4096)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+    from rayrec.driver import Driver, RunConfig, ScalingConfig
+
+    rates: dict[str, list[float]] = {"through Ray": [], "without Ray": []}
+    with tempfile.TemporaryDirectory() as folder:
+        write_synthetic(folder, SyntheticConfig(rows_train=args.rows, rows_eval=1000))
+        for _ in range(args.rounds):
+            spec = spec_of(folder, args, None)
+            run = RunConfig(
+                global_batch_size=args.batch,
+                steps=spec.steps,
+                sparse_optimizer=spec.sparse_optimizer,
+                dense_optimizer=spec.dense_optimizer,
+                progress="off",
+            )
+            result = Driver(spec.model, spec.data, ScalingConfig(num_workers=args.ranks), run).fit()
+            rates["through Ray"].append(result.rows_per_s)
+            rates["without Ray"].append(bare(folder, args, result.plan))
+    ratio = quartiles([a / b for a, b in zip(rates["through Ray"], rates["without Ray"], strict=True)])
+    lines = ["| loop | rows/s, median (min to max) |", "|---|---|"]
+    for name, values in rates.items():
+        q = quartiles(values)
+        lines.append(f"| {name} | {q['median']:,.0f} ({q['min']:,.0f} to {q['max']:,.0f}) |")
+    lines.append(f"\nRay / bare, round by round: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f}), {args.rounds} rounds.")
+    print("\n".join(lines))
+    print("written:", report.write("driver", {"rates": rates, "ratio": ratio}, "\n".join(lines)))
+
+
+if __name__ == "__main__":
+    main()
