@@ -14,7 +14,7 @@ from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Item, Option, join_options, price_options
+from rayrec.planner.options import Item, Option, Routes, join_options, price_options
 from rayrec.planner.work import TableWork, table_work
 
 NO_CONSTRAINTS = ParameterConstraints()
@@ -38,6 +38,7 @@ def make_items(
         PlanError: constraints leave a table, or tables that stay together, nothing to choose from.
         ConfigError: a pin names what does not exist, or two tables must be both together and apart.
     """
+    routes: Routes = {}
     known: dict[frozenset[int] | None, Sites] = {}
     groups: dict[str, list[int]] = {}
     options: list[tuple[Option, ...]] = []
@@ -52,7 +53,7 @@ def make_items(
         candidates = enumerate_candidates(table, known[allowed], kinds_of(limits, kinds), limits.min_partition)
         if not candidates:
             raise PlanError(_no_kind(table, limits, kinds, costs.topology))
-        options.append(price_options(work, candidates, costs))
+        options.append(price_options(work, candidates, costs, routes))
         groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
     items = []
     for group in groups.values():

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Candidate
 from rayrec.planner.costs import CostModel
 from rayrec.planner.memory import home_buffer_bytes, owner_memory
+from rayrec.planner.routes import summed_ranks
 from rayrec.planner.work import TableWork, Traffic, shard_traffic
 
 
@@ -130,18 +132,37 @@ def _option(
     )
 
 
-def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostModel) -> tuple[Option, ...]:
-    """Price every candidate of one table, once for each number of ranks per host."""
+Routes = dict[tuple[tuple[tuple[int, ...], ...], int, int], int]
+
+
+def _summed(candidate: Candidate, topology: Topology, routes: Routes) -> int:
+    """`summed_ranks` of a candidate whose sites leave no choice of ranks; else 1, the dearer route."""
+    template, site = candidate.template, candidate.sites[0]
+    if isinstance(template, Replicated) or template.num_row_blocks < 2 or candidate.num_ranks < len(site) or len(topology.hosts) < 2:
+        return 1
+    key = (candidate.sites, template.num_row_blocks, template.num_col_blocks)
+    if key not in routes:
+        routes[key] = summed_ranks(candidate.place(site), topology.hosts)
+    return routes[key]
+
+
+def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostModel, routes: Routes | None = None) -> tuple[Option, ...]:
+    """Price every candidate of one table, once for each number of ranks per host.
+
+    Args:
+        routes: what other tables' candidates found, filled on.
+    """
+    routes = {} if routes is None else routes
     topology = costs.topology
     example = {len(host): host[0] for host in reversed(topology.hosts)}  # a rank of each locality
-    known: dict[tuple[int, int, bool], tuple[tuple[float, ...], int, float, float]] = {}
+    known: dict[tuple[int, int, bool, int], tuple[tuple[float, ...], int, float, float]] = {}
 
-    def piece(rows: int, cols: int, replicated: bool) -> tuple[tuple[float, ...], int, float, float]:
+    def piece(rows: int, cols: int, replicated: bool, summed: int) -> tuple[tuple[float, ...], int, float, float]:
         """Seconds by locality, owner's bytes, and the traffic of one piece."""
-        key = (rows, cols, replicated)
+        key = (rows, cols, replicated, summed)
         if key not in known:
             shards = [Shard("", range(rows), range(cols), 0)]
-            seconds = tuple(costs.owner_cost(work, shards, rank, replicated).total_s for rank in example.values())
+            seconds = tuple(costs.owner_cost(work, shards, rank, replicated, summed).total_s for rank in example.values())
             traffic = shard_traffic(work, shards)
             total = owner_memory(work, shards, costs.sparse_optimizer).total
             known[key] = (seconds, total, traffic.id_bytes, traffic.row_bytes)
@@ -150,13 +171,14 @@ def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostM
     out = []
     for candidate in candidates:
         template = candidate.template
+        summed = _summed(candidate, topology, routes) if work.pooled else 1
         if isinstance(template, Replicated):
-            pieces = [piece(*template.shape, True)] * candidate.num_ranks
+            pieces = [piece(*template.shape, True, 1)] * candidate.num_ranks
         else:  # every position owns one cell
             heights, widths = _sizes(template.row_cuts), _sizes(template.col_cuts)
             rows = zip(heights, template.owners, strict=True)
             cells = sorted((rank, h, w) for h, row in rows for w, rank in zip(widths, row, strict=True))
-            pieces = [piece(h, w, False) for _, h, w in cells]
+            pieces = [piece(h, w, False, summed) for _, h, w in cells]
         replicated = isinstance(template, Replicated)
         total = Traffic(sum(p[2] for p in pieces), sum(p[3] for p in pieces))
         out.append(
@@ -165,7 +187,7 @@ def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostM
                 {size: tuple(p[0][i] for p in pieces) for i, size in enumerate(example)},
                 tuple(p[1] for p in pieces),
                 home_buffer_bytes(total, replicated) + 1,  # sums in another order may round up
-                costs.home_cost(work, total, len(pieces), replicated).total_s,
+                costs.home_cost(work, total, len(pieces), replicated, summed).total_s,
                 topology.world_size,
             )
         )
