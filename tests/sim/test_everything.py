@@ -3,7 +3,7 @@
 A draw is a function of its seed: 1 to 8 tables 4 to 64 columns wide in pooled and sequence collections, sum and mean pooling, weighted
 bags, features shared by tables, a variable batch per feature, all seven kinds and free grids mixed, each of the seven optimizers with
 its options, one to six ranks on one to three hosts, ranks without rows and bags without ids. Three steps each: every output of every
-step and every final rectangle of weights and optimizer state is compared. 120 seeds run by default, 500 with the slow tier: 0.3 s each.
+step and every final rectangle of weights and optimizer state is compared. 500 draws take 0.1 s each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayrec.optim import SGD, SPARSE_OPTIMIZERS, SparseOptimizer
 from tests.sim.test_optimizers import check, options_of
 from tests.worlds import World, random_layout
 
-BY_DEFAULT, ALL = 120, 500
+DRAWS = 500
 HOSTS = ((1,), (2,), (1, 1), (3,), (1, 1, 1), (4,), (2, 2), (2, 2), (3, 3))  # ranks of each host
 WIDTHS = (4, 8, 12, 16, 20, 32, 48, 64)
 
@@ -70,7 +70,7 @@ def table_of(name: str, sequence_width: int, names: list[str], rng: random.Rando
     return EmbeddingBagConfig(rows, rng.choice(WIDTHS), name=name, feature_names=features, pooling=pooling)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.slow if s >= BY_DEFAULT else ()) for s in range(ALL)])
+@pytest.mark.parametrize("seed", range(DRAWS))
 def test_everything_at_once_equals_unsharded(seed: int) -> None:
     drawn = draw(seed)
     check(drawn.world, drawn.optimizers, meta=seed % 2 == 0)
@@ -95,14 +95,14 @@ def traits(drawn: Draw) -> set[str]:
     return found | {name for name, holds in cases.items() if holds}
 
 
-def test_the_draws_by_default_hold_every_case_several_times() -> None:
+def test_the_draws_hold_every_case_several_times() -> None:
     """Else the property could hold because a case never came."""
     times: dict[str, int] = {}
-    for seed in range(BY_DEFAULT):
+    for seed in range(DRAWS):
         for trait in traits(draw(seed)):
             times[trait] = times.get(trait, 0) + 1
     wanted = {"x".join(map(str, sizes)) for sizes in HOSTS} | {f"{n} tables" for n in range(1, 9)} | {f"width {w}" for w in WIDTHS}
     wanted |= {"data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard"}
     wanted |= {"product_grid", "weighted", "variable batch", "shared feature", "several collections", "optimizers of their own"}
     wanted |= {str(PoolingType.SUM), str(PoolingType.MEAN), "sequence", *SPARSE_OPTIMIZERS}
-    assert {trait: times.get(trait, 0) for trait in wanted if times.get(trait, 0) < 3} == {}
+    assert {trait: times.get(trait, 0) for trait in wanted if times.get(trait, 0) < 20} == {}
