@@ -22,16 +22,17 @@ from rayrec.checkpoint import ShardState
 from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.combine import CombinePlan, plan_combine
+from rayrec.distributed.compile import compile_slots
 from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.reshard import move_table
 from rayrec.distributed.route import RoutedIds, SendPlan, plan_send, route
-from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable, compile_slots, takes_two_hops
+from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable
+from rayrec.distributed.spans import CombinePlan, plan_combine
 from rayrec.distributed.two_hop import Hops
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan
+from rayrec.layout import ShardingPlan, takes_two_hops
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor, check_ids
 

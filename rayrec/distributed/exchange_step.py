@@ -20,7 +20,6 @@ from torch import Tensor
 from rayrec.comm.codec import Codecs, coded_all_to_all
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.combine import (
-    CombinePlan,
     HomeGrads,
     arrive,
     join_pooled,
@@ -33,6 +32,7 @@ from rayrec.distributed.combine import (
 )
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import RankSlots, Sizes
+from rayrec.distributed.spans import CombinePlan
 from rayrec.distributed.two_hop import Hops, HopSizes, send_back, send_home
 
 

@@ -1,4 +1,4 @@
-"""From (plan, uses) every rank compiles the same slot table once; the step loop only follows it.
+"""What every rank looks up and what travels: the vocabulary of the slot table, which `compile` makes once per plan.
 
 A *use* is one feature looked up in one table of one collection. A *slot* is one use looked up in one shard. A *piece* is what travels:
 one feature's bags restricted to one row block; slots of the same feature and row cuts share it, so ids cross the wire once per
@@ -12,12 +12,11 @@ carry no lengths, and its slots have as many rows as ids.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rayrec.layout import BaseEmbeddingConfig, DataType, Layout, Replicated, Shard, ShardingPlan, TableLayout
+from rayrec.layout import BaseEmbeddingConfig, DataType, Shard
 from rayrec.layout.plan import StorageKind
 from rayrec.optim import SparseOptimizer
 
@@ -234,93 +233,3 @@ class SlotTable:
     def weighted(self) -> bool:
         """Whether any collection reads weights."""
         return any(spec.weighted for spec in self.collections.values())
-
-
-def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:
-    """The uses of one collection in output order: tables in order, the features of each in order."""
-    uses: list[Use] = []
-    column = 0
-    for table in tables:
-        for feature in table.feature_names:
-            uses.append(Use(len(uses), collection, table.name, feature, column, table.embedding_dim))
-            column += table.embedding_dim
-    return tuple(uses)
-
-
-def compile_slots(
-    plan: ShardingPlan, specs: Mapping[int, CollectionSpec], optimizers: Mapping[str, SparseOptimizer], world_size: int
-) -> SlotTable:
-    """Compile the slot table of some collections; a pure function, so that every rank gets the same one.
-
-    Args:
-        plan: covers every table.
-        specs: collections by index.
-        optimizers: of every table.
-        world_size: W.
-    """
-    uses = {c: uses_of(c, specs[c].tables) for c in sorted(specs)}
-    configs = {table.name: table for spec in specs.values() for table in spec.tables}
-    builders = [_RankBuilder() for _ in range(world_size)]
-    limits: dict[str, int] = {}
-    for use in (use for c in uses for use in uses[c]):
-        config, spec, placement = configs[use.table], specs[use.collection], plan.tables[use.table]
-        limits[use.feature] = min(limits.get(use.feature, config.num_embeddings), config.num_embeddings)
-        layout = placement.layout
-        cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
-        for shard in layout.shards(use.table):
-            key = GroupKey(
-                collection=use.collection,
-                replicated=isinstance(layout, Replicated),
-                data_type=config.data_type,
-                weighted=spec.weighted,
-                storage=placement.storage.kind,
-                optimizer=optimizers[use.table],
-                sequence=spec.sequence,
-                width=len(shard.cols) if spec.sequence else 0,
-                two_hop=not spec.sequence and takes_two_hops(layout, plan.hosts),
-            )
-            block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0
-            builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted))
-    return SlotTable(tuple(b.build() for b in builders), {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits, plan.hosts)
-
-
-def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
-    """Whether a layout's rows are summed inside hosts first: its row blocks fill hosts, one block of every column block per rank.
-
-    That sends 1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and row_wise over all ranks are such layouts,
-    where hosts have equally many ranks and there is more than one of either.
-    """
-    if isinstance(layout, Replicated) or len(hosts) < 2 or len({len(h) for h in hosts}) != 1 or len(hosts[0]) < 2:
-        return False
-    for column in zip(*layout.owners, strict=True):
-        counts = Counter(column)
-        filled = [host for host in hosts if any(rank in counts for rank in host)]
-        if any(counts[rank] != 1 for host in filled for rank in host):
-            return False
-    return True
-
-
-class _RankBuilder:
-    def __init__(self) -> None:
-        self.pieces: dict[Piece, int] = {}
-        self.groups: dict[GroupKey, list[Slot]] = {}
-
-    def add(self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece) -> None:
-        index = self.pieces.setdefault(piece, len(self.pieces))
-        self.groups.setdefault(key, []).append(Slot(use, shard, block, index))
-
-    def build(self) -> RankSlots:
-        # sharded groups first: their columns lead in the gradient buffer, so that the forward send is a prefix of the same order
-        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.collection, k.width, repr(k)))
-        return RankSlots(tuple(self.pieces), tuple(_group(key, self.groups[key]) for key in keys))
-
-
-def _group(key: GroupKey, slots: list[Slot]) -> LookupGroup:
-    first: dict[Shard, tuple[int, int]] = {}
-    for slot in slots:
-        # on the two-hop route every rank of a host has one block of each column, and all must order them alike
-        first.setdefault(slot.shard, (0 if key.two_hop else slot.block, slot.column))
-    # the kernel wants the slots of one shard side by side
-    shards = tuple(sorted(first, key=lambda s: first[s]))
-    rank_of = {shard: i for i, shard in enumerate(shards)}
-    return LookupGroup(key, shards, tuple(sorted(slots, key=lambda s: (rank_of[s.shard], s.column))))

@@ -14,6 +14,7 @@ from rayrec.layout.kinds import (
     table_column_wise,
     table_row_wise,
     table_wise,
+    takes_two_hops,
 )
 from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, check_tables
@@ -48,4 +49,5 @@ __all__ = [
     "table_column_wise",
     "table_row_wise",
     "table_wise",
+    "takes_two_hops",
 ]

@@ -6,6 +6,7 @@ list own them. `kind_of` names a layout for people; nothing in the runtime asks 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rayrec.errors import PlanError
@@ -89,3 +90,19 @@ def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
     columns = [{host_of.get(row[j]) for row in layout.owners} for j in range(layout.num_col_blocks)]
     per_host = all(len(owners) == 1 for owners in columns) and len({min(c, key=str) for c in columns}) == len(columns)
     return "grid_shard" if per_host else "product_grid"
+
+
+def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
+    """Whether a layout's rows are summed inside hosts first: its row blocks fill hosts, one block of every column block per rank.
+
+    That sends 1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and row_wise over all ranks are such layouts,
+    where hosts have equally many ranks and there is more than one of either.
+    """
+    if isinstance(layout, Replicated) or len(hosts) < 2 or len({len(h) for h in hosts}) != 1 or len(hosts[0]) < 2:
+        return False
+    for column in zip(*layout.owners, strict=True):
+        counts = Counter(column)
+        filled = [host for host in hosts if any(rank in counts for rank in host)]
+        if any(counts[rank] != 1 for host in filled for rank in host):
+            return False
+    return True

@@ -180,33 +180,19 @@ def test_column_blocks_on_one_rank_share_their_ids() -> None:
     assert owner_memory(work, split, "sgd").total == owner_memory(work, [Shard("", range(10**6), range(128), 0)], "sgd").total
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_two_hops_are_priced_where_the_runtime_takes_them(seed: int) -> None:
-    from rayrec.distributed.slots import takes_two_hops  # needs torch, which the planner does not
-
-    rng = random.Random(seed)
-    hosts = rng.choice([((0, 1), (2, 3)), ((0, 1, 2), (3, 4, 5)), ((0,), (1,)), ((0, 1, 2, 3),), ((0,), (1, 2))])
-    world = sum(map(len, hosts))
-    columns = rng.randrange(1, 3)
-    filled = rng.random() < 0.7  # whole hosts, in any order of their ranks
-    if filled:
-        size = len(hosts[0])
-        blocks = [rng.sample(host, size) for host in (rng.choice([h for h in hosts if len(h) == size]) for _ in range(columns))]
-    else:
-        rows = rng.randrange(1, world + 1)
-        blocks = [[rng.randrange(world) for _ in range(rows)] for _ in range(columns)]
-    owners = tuple(zip(*blocks, strict=True))
-    layout = TableLayout(tuple(range(len(owners) + 1)), tuple(range(0, 4 * columns + 1, 4)), owners)
-    assert (summed_ranks(layout, hosts) > 1) == takes_two_hops(layout, hosts)
-
-
-def test_two_hops_send_a_share_of_the_bytes_between_hosts() -> None:
-    topology = Topology.uniform(4, 8, 1, intra_host_bw=1e15, inter_host_bw=1e9)
-    work = TableWork(8000, 64, 4, 1, 512, 32, 1.0, False, True)
-    sequence = TableWork(8000, 64, 4, 1, 512, 32, 1.0, False, False)
-    layout = TableLayout(tuple(range(0, 8001, 1000)), (0, 64), tuple((rank,) for rank in range(8)))
-    model = CostModel(topology)
-    row_bytes = 512 * 64 * 4
-    assert model.price(work, layout)[0].output_s == pytest.approx(3 * row_bytes / 1e9, rel=1e-3)  # not 24 of them
-    assert model.price(sequence, layout)[0].output_s == pytest.approx(24 * row_bytes / 8 / 1e9, rel=1e-3)
-    assert model.layout_home_cost(work, layout).output_s == pytest.approx(2 * row_bytes / topology.memory_bw)
+@pytest.mark.parametrize(
+    "owners, hosts, ranks",
+    [
+        (((0,), (1,)), ((0, 1), (2, 3)), 2),  # one host's rows
+        (((0,), (1,), (2,), (3,)), ((0, 1), (2, 3)), 2),  # rows over all ranks
+        (((1, 2), (0, 3)), ((0, 1), (2, 3)), 2),  # a grid, in any order of a host's ranks
+        (((0,), (2,)), ((0, 1), (2, 3)), 1),  # half of each host
+        (((0,), (0,)), ((0, 1), (2, 3)), 1),  # one rank twice
+        (((0,), (1,)), ((0, 1),), 1),  # one host
+        (((0,), (1,)), ((0,), (1,)), 1),  # hosts of one rank
+        (((0,), (1,)), ((0, 1), (2,)), 1),  # hosts of different sizes
+    ],
+)
+def test_two_hops_sum_over_hosts_that_row_blocks_fill(owners, hosts, ranks) -> None:
+    layout = TableLayout(tuple(range(len(owners) + 1)), tuple(range(0, 4 * len(owners[0]) + 1, 4)), owners)
+    assert summed_ranks(layout, hosts) == ranks

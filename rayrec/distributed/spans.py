@@ -1,0 +1,107 @@
+"""Where every pooled column comes from and goes to, compiled once from the slot table for one home rank.
+
+A span is a run of columns that are neighbours both in a buffer that came home and in a collection's output, so that it moves as one copy.
+Row block 0 is written and later blocks are added, in block order; the partial sums of hosts come in host order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rayrec.distributed.slots import LookupGroup, SlotTable, Use
+
+
+@dataclass(frozen=True)
+class Span:
+    """`width` columns of one buffer that came home that are neighbours in one collection's output, too."""
+
+    owner: int  # rank, or host of a two-hop buffer
+    source: int  # first column in the owner's buffer
+    collection: int
+    column: int  # first output column
+    width: int
+    replicated: bool = False  # behind the exchanged columns: read from this rank's own lookup, sent back to every owner
+    hop: bool = False  # in a two-hop buffer
+
+
+@dataclass(frozen=True)
+class CombinePlan:
+    """Where every pooled column goes, compiled once from the slot table for one home rank.
+
+    Attributes:
+        writes: per pooled collection, spans that tile its output columns in order (row block 0 and replicated tables).
+        adds: spans of later row blocks, in block order.
+        sends_back: per owner, the spans of its gradient buffer in column order; of replicated tables every owner's.
+        hops_back: the same per host, for the two-hop route.
+    """
+
+    slots: SlotTable
+    rank: int
+    writes: dict[int, tuple[Span, ...]]
+    adds: tuple[Span, ...]
+    sends_back: tuple[tuple[Span, ...], ...]
+    hops_back: tuple[tuple[Span, ...], ...]
+
+
+def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
+    """Compile the output step of `rank`."""
+    writes: dict[int, list[Span]] = {c: [] for c in slots.widths}
+    adds: dict[int, list[Span]] = {}
+    back: list[tuple[Span, ...]] = []
+    for owner, mine in enumerate(slots.ranks):
+        spans = _spans(owner, mine.pooled)
+        back.append(_merge([span for _, span in spans]))
+        for block, span in spans:
+            if span.replicated and owner != rank:
+                continue
+            (writes[span.collection] if block == 0 else adds.setdefault(block, [])).append(span)
+    hops_back: list[tuple[Span, ...]] = []
+    tiled = {(s.collection, s.column) for spans in writes.values() for s in spans}
+    for host, ranks in enumerate(slots.hosts):  # all ranks of a host have the same two-hop columns
+        spans = [(0, replace(span, hop=True)) for _, span in _spans(host, slots.ranks[ranks[0]].hops)]
+        hops_back.append(_merge([span for _, span in spans]))
+        for _, span in spans:
+            first = (span.collection, span.column) not in tiled
+            tiled.add((span.collection, span.column))
+            (writes[span.collection] if first else adds.setdefault(host, [])).append(span)
+    ordered = {c: _merge(sorted(spans, key=lambda s: s.column)) for c, spans in writes.items()}
+    assert {c: sum(s.width for s in spans) for c, spans in ordered.items()} == slots.widths, "row blocks 0 must tile the output"
+    added = [span for block in sorted(adds) for span in _merge(adds[block])]
+    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back))
+
+
+def _spans(owner: int, groups: Sequence[LookupGroup]) -> list[tuple[int, Span]]:
+    found = []
+    at = 0
+    for group in groups:
+        for slot in group.slots:
+            found.append((slot.block, Span(owner, at, slot.use.collection, slot.column, slot.width, group.key.replicated)))
+            at += slot.width
+    return found
+
+
+def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
+    merged: list[Span] = []
+    for s in spans:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.owner, last.collection, last.replicated, last.hop) == (s.owner, s.collection, s.replicated, s.hop)
+            and last.source + last.width == s.source
+            and last.column + last.width == s.column
+        ):
+            merged[-1] = replace(last, width=last.width + s.width)
+        else:
+            merged.append(s)
+    return tuple(merged)
+
+
+def cut_spans(spans: Sequence[Span], use: Use) -> list[Span]:
+    """The parts of spans that lie in the columns of one use."""
+    found = []
+    for s in spans:
+        start, stop = max(s.column, use.column), min(s.column + s.width, use.column + use.width)
+        if start < stop:
+            found.append(replace(s, source=s.source + start - s.column, column=start, width=stop - start))
+    return found
