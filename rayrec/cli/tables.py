@@ -15,10 +15,16 @@ from rayrec.layout.jsonfields import Fields, parse_object
 
 @dataclass(frozen=True, slots=True)
 class SchemaTables:
-    """Tables of a schema, and the names of those whose ids carry weights: all or none, as a batch's do."""
+    """Tables of a schema.
+
+    Attributes:
+        weighted: whether ids carry weights: all or none, as a batch's do.
+        columns: feature name -> column of the data.
+    """
 
     tables: tuple[EmbeddingBagConfig, ...]
     weighted: bool
+    columns: dict[str, str]
 
 
 def load_tables(path: str | Path) -> SchemaTables:
@@ -34,10 +40,12 @@ def load_tables(path: str | Path) -> SchemaTables:
     try:
         root = parse_object(text, str(path))
         tables = tuple(_table(entry) for entry in root.children("tables"))
-        weighted = any(entry.has("weights") for entry in root.children("features"))
+        features = root.children("features")
+        weighted = any(entry.has("weights") for entry in features)
+        columns = {entry.text("name"): entry.text("column") for entry in features}
     except PlanError as error:
         raise ConfigError(str(error)) from None
-    return SchemaTables(tables, weighted)
+    return SchemaTables(tables, weighted, columns)
 
 
 def _table(entry: Fields) -> EmbeddingBagConfig:

@@ -186,3 +186,27 @@ def test_a_page_shows_every_table_rank_and_part() -> None:
     assert all(f"rank {rank}: " in planned for rank in range(8)) and "gradients in: " in planned and "optimizer state: " in planned
     by_hand = render_page(manual_plan(tables, "row_wise", topology))
     assert "Predicted time" not in by_hand and parse(by_hand).counts["rect"] == 30  # equal neighbours are one rectangle
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_pooling_factors_are_counted_from_the_data(schema: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow as pa
+    from pyarrow import feather, parquet
+
+    from rayrec.cli.profile import pooling_factors
+
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = pa.table({"user": [1, 2, None, 4], "item": [7, 8, 9, 9], "seen": [[1, 2, 3], None, [], [4, 5]], "clicked": [0.0] * 4})
+    path = data / f"part-0.{suffix}"
+    parquet.write_table(rows, path) if suffix == "parquet" else feather.write_feather(rows, path, compression="uncompressed")
+    tables = load_tables(schema)
+    for where in (data, path):
+        assert pooling_factors(tables, where) == {"user": 0.75, "item": (1 + 5 / 4) / 2}
+    out = tmp_path / "plan.json"
+    argv = ["plan", "--schema", str(schema), "--topology", "cpu", "--ranks", "2", "--out", str(out)]
+    assert main([*argv, "--profile", str(data)]) == 0
+    limits = {"user": ParameterConstraints(pooling_factor=0.75), "item": ParameterConstraints(pooling_factor=1.125)}
+    wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(tables.tables)
+    assert ShardingPlan.load(out).estimates == wanted.estimates
+    assert main([*argv, "--profile", str(tmp_path / "nowhere")]) == 1 and "cannot profile" in capsys.readouterr().err
