@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rayrec.checkpoint import Placer, ShardState
+from rayrec.checkpoint import ShardState
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.state import TableShards
+from rayrec.distributed.state import TableShards, whole_table
 from rayrec.errors import InputError, ShapeError
-from rayrec.layout import Shard
 
 
 @torch.no_grad()
@@ -115,14 +114,7 @@ def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | No
         else:
             gathered = [local]
         if rank == 0:
-            result[key] = _whole([state for part in gathered for state in part], model, tables[key].name)
+            name = tables[key].name
+            parts = [state for part in gathered for state in part]
+            result[key] = whole_table(name, model.plan.tables[name].layout.shape, parts)
     return result if rank == 0 else None
-
-
-def _whole(parts: list[ShardState], model: DistributedModelParallel, name: str) -> Tensor:
-    rows, cols = model.plan.tables[name].layout.shape
-    whole = ShardState(Shard(name, range(rows), range(cols), 0), torch.empty(rows, cols, dtype=parts[0].weight.dtype))
-    placer = Placer()
-    for part in parts:
-        placer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
-    return whole.weight

@@ -10,6 +10,7 @@ which overlaps the backward pass. The exchange has connections of its own, so th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -104,11 +105,11 @@ class DistributedModelParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's module. Under 2D parallelism, replicas are averaged before a training step when that is due."""
-        if self._replicas is not None and self.training and torch.is_grad_enabled():
+        if self._replicas is not None and torch.is_grad_enabled():
             if self._stepped and self._replicas.due():
                 self.sync()
             self._stepped = True
-        return (self._ddp[0] if self._ddp and self.training else self.module)(*args, **kwargs)
+        return (self._ddp[0] if self._ddp and torch.is_grad_enabled() else self.module)(*args, **kwargs)
 
     def sync(self) -> None:
         """Average the tables of the replicas now, as before a checkpoint; does nothing without 2D parallelism. Every rank calls it."""
@@ -167,6 +168,14 @@ class DistributedModelParallel(nn.Module):
             ConfigError: the model was built without prefetch=True.
         """
         return self._engine.prefetch(kjt)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, dense gradients are not averaged over ranks but kept for a later step; tables update in every backward all the same."""
+        with ExitStack() as stack:
+            for ddp in self._ddp:
+                stack.enter_context(ddp.no_sync())
+            yield
 
     def fused_optimizer(self) -> FusedOptimizer:
         """The tables' optimizers as a torch optimizer, for schedules; make it anew after `reshard`.

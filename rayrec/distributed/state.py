@@ -7,6 +7,7 @@ rectangles out of it) or a ShardedTensor of the same layout. A state_dict holds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard as TorchShard
 from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
 
-from rayrec.checkpoint import ShardState
+from rayrec.checkpoint import Placer, ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.errors import CommError, ShapeError
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
@@ -42,15 +43,17 @@ class TableShards(nn.Module):
         destination[prefix + "weight"] = self.as_tensor()
 
     def as_tensor(self) -> Tensor | ShardedTensor:
-        """The table as one tensor: the live rows when this rank has them all, else a ShardedTensor.
+        """The table as one tensor: the live rows when this rank has them in one piece, a copy when in several, else a ShardedTensor.
 
         Raises:
             CommError: the table is spread over ranks and there is no process group (a simulated world).
         """
         shape = (self._config.num_embeddings, self._config.embedding_dim)
         layout, local = self._engine.plan.tables[self._config.name].layout, self.local()
-        if isinstance(layout, Replicated) or (self._engine.exchange.world_size == 1 and len(local) == 1):
+        if isinstance(layout, Replicated):
             return local[0].weight
+        if self._engine.exchange.world_size == 1:
+            return whole_table(self._config.name, shape, local)
         if not dist.is_initialized():
             raise CommError(f"the state_dict of sharded table {self._config.name!r} needs a process group; read shard_states() instead.")
         shards = layout.shards(self._config.name)
@@ -84,6 +87,18 @@ class TableShards(nn.Module):
                 state.weight.detach().copy_(_rectangle(value, state.shard))
             except ShapeError as error:
                 error_msgs.append(f"{prefix}weight: {error}")
+
+
+def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
+    """(rows, columns) of a table from rectangles that cover it; the rectangle itself when there is one."""
+    if len(parts) == 1:
+        return parts[0].weight
+    first = parts[0].weight
+    whole = ShardState(Shard(name, range(shape[0]), range(shape[1]), 0), first.new_empty(shape))
+    placer = Placer()
+    for part in parts:
+        placer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
+    return whole.weight
 
 
 def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:

@@ -253,7 +253,6 @@ class EvalPipelineSparseDist(EvalPipeline):
 def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:
     """Within it, backward passes leave dense gradients on their ranks."""
     for module in model.modules():
-        for wrapped in (module, *getattr(module, "_ddp", ())):  # DistributedModelParallel keeps its own beside the module tree
-            if isinstance(wrapped, DistributedDataParallel):
-                return wrapped.no_sync()
+        if isinstance(module, (DistributedDataParallel, DistributedModelParallel)):
+            return module.no_sync()
     return nullcontext()

@@ -7,7 +7,7 @@ import torch
 
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import PlanError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, Topology, data_parallel, row_wise, table_wise
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, Topology, column_wise, data_parallel, row_wise, table_wise
 from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, sparse_optimizer
@@ -139,3 +139,33 @@ def test_without_a_process_group_the_world_is_one_rank() -> None:
     before = [s.weight.clone() for s in model.shard_states()]
     train_step(model, None, parts(0, 0, 1), 1)
     assert any(not torch.equal(a, s.weight) for a, s in zip(before, model.shard_states(), strict=True))
+
+
+def test_one_rank_with_several_rectangles_of_a_table_has_one_state() -> None:
+    tables = table_configs(build())
+    layouts = {t.name: TablePlacement(column_wise(t, [0, 0])) for t in tables}
+    model = DistributedModelParallel(build(), plan=ShardingPlan(world_size=1, tables=layouts))
+    wanted = build("cpu").state_dict()
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in wanted.items())
+    changed = {name: value + 1 for name, value in wanted.items()}
+    model.load_state_dict(changed)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in changed.items())
+
+
+def train_in_eval_mode(rank: int, world_size: int):
+    """Dense gradients after a backward in eval mode and inside no_sync: (averaged, own)."""
+    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    model.eval()
+    batch = parts(0, rank, world_size)
+    model(batch)[0].backward()
+    averaged = next(p for _, p in model.dense_parameters()).grad.clone()
+    model.zero_grad()
+    with model.no_sync():
+        model(batch)[0].backward()
+    return averaged, next(p for _, p in model.dense_parameters()).grad.clone()
+
+
+def test_gradients_are_averaged_in_eval_mode_too_but_not_inside_no_sync(ranks: RankPool) -> None:
+    (first, own_first), (second, own_second) = ranks.run(2, train_in_eval_mode)
+    assert torch.equal(first, second)
+    assert not torch.equal(own_first, own_second)
