@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
 from rayrec.train.ahead import Prefetcher, Reader
 
