@@ -1,7 +1,7 @@
 """One training step of 26 Criteo-like tables on local gloo ranks: rayrec against TorchRec and plain torch, interleaved in one run.
 
     python -m benchmarks.step [--ranks 2] [--rounds 9] [--steps 6] [--pooling 1 10] [--dim 64] [--batch 2048]
-    python -m benchmarks.step --systems "rayrec table_wise" "rayrec prefetch" "torchrec table_wise" --malloc tuned
+    python -m benchmarks.step --systems "rayrec table_wise" "rayrec pipeline" "torchrec table_wise" --malloc tuned
 
 Every rank process holds all systems of a case; a round runs a few steps of each in turn, so that a drift of the machine hits all alike.
 A step is timed on every rank and the slowest rank counts. The figure is the median over all steps of all rounds; the ratio is taken per
@@ -28,7 +28,7 @@ DEFAULT = (
     "rayrec column_wise",
     "rayrec grid",
     "rayrec mixed",
-    "rayrec prefetch",
+    "rayrec pipeline",
     "rayrec fp16",
     "rayrec int8",
     "torchrec table_wise",

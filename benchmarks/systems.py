@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ Step = Callable[[int], None]
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixed")
-VARIANTS = ("prefetch", "fp16", "int8", "sequence", "sequence_dedup")
+VARIANTS = ("pipeline", "fp16", "int8", "sequence", "sequence_dedup")
 
 
 def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
@@ -36,12 +38,12 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     collection = EmbeddingCollection(tables, device="meta") if sequence else EmbeddingBagCollection(tables, device="meta")
     precision = CommType(variant) if variant in ("fp16", "int8") else CommType.FP32
     model = DistributedModelParallel(
-        collection,
+        _WithLoss(collection) if variant == "pipeline" else collection,
         plan=_plan(tables, variant if variant in KINDS else "table_wise", work, world_size),
         sparse_optimizer=RowWiseAdagrad(lr=work.lr),
         seed=0,
         qcomms=QCommsConfig(precision, precision),
-        prefetch=variant == "prefetch",
+        prefetch=variant == "pipeline",
         dedup_sequences=variant == "sequence_dedup",
     )
 
@@ -55,15 +57,25 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     def step(i: int) -> None:
         model(kjt_of(i)).values().sum().backward()
 
-    ahead: dict[int, KeyedJaggedTensor] = {}
+    if variant == "pipeline":
+        from rayrec.train import TrainPipelineSparseDist
 
-    def prefetch_step(i: int) -> None:
-        kjt = ahead.pop(i, None) or kjt_of(i)
-        ahead[i + 1] = kjt_of(i + 1)
-        model.prefetch(ahead[i + 1])
-        model(kjt).values().sum().backward()
+        pipeline = TrainPipelineSparseDist(model, None, "cpu")
+        stream = (kjt_of(i) for i in count())
+        return lambda i: pipeline.progress(stream)
+    return sequence_step if sequence else step
 
-    return sequence_step if sequence else prefetch_step if variant == "prefetch" else step
+
+class _WithLoss(nn.Module):
+    """A collection whose forward gives (loss, output), as pipelines want."""
+
+    def __init__(self, collection: nn.Module) -> None:
+        super().__init__()
+        self.collection = collection
+
+    def forward(self, kjt: Any) -> tuple[Tensor, Tensor]:
+        values = self.collection(kjt).values()
+        return values.sum(), values
 
 
 def _plan(tables, kind: str, work: Workload, world_size: int):  # type: ignore[no-untyped-def]
