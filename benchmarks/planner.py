@@ -184,9 +184,8 @@ def main() -> None:
     lines += [f"Within 1.10x of the lower bound: {near} of {len(outcomes)}; of the simple bound: {simple}."]
     lines += ["", "| set | CPU s | step ms | step / simple bound | step / bound | step / long search |", "|---|---|---|---|---|---|"]
     for o in outcomes:
-        lines.append(
-            f"| {o.name} | {o.cpu_s:.2f} | {o.step_ms:.3f} | {o.over_bound:.3f} | {f'{o.over_long:.3f}' if o.over_long else '-'} |"
-        )
+        long = f"{o.over_long:.3f}" if o.over_long else "-"
+        lines.append(f"| {o.name} | {o.cpu_s:.2f} | {o.step_ms:.3f} | {o.over_simple:.3f} | {o.over_bound:.3f} | {long} |")
 
     ratios = []
     for problem in small_problems(options.small):

@@ -47,6 +47,8 @@ class Packing:
         self.used = [0] * world
         self.home_bytes = 0
         self.home_s = 0.0
+        self.least_home = [min(option.home_bytes for option in item.options) for item in items]
+        self.reserve = sum(self.least_home)  # on every rank, for the buffers of items that have no place yet
         self.choices: dict[int, Choice] = {}
         self.on_rank: list[set[int]] = [set() for _ in range(world)]
         self.locality = [len(topology.hosts[host]) for host in topology.host_of]
@@ -76,6 +78,7 @@ class Packing:
             self.on_rank[rank].add(item)
         self.home_bytes += option.home_bytes
         self.home_s += option.home_s
+        self.reserve -= self.least_home[item]
         self.choices[item] = choice
         self._changed()
 
@@ -89,6 +92,7 @@ class Packing:
             self.on_rank[rank].discard(item)
         self.home_bytes -= option.home_bytes
         self.home_s -= option.home_s
+        self.reserve += self.least_home[item]
         self._changed()
         return choice
 
@@ -118,25 +122,31 @@ class Packing:
         rivals = self.items[item].rivals
         return {rank for other in rivals if other in self.choices for rank in self.choices[other].ranks} if rivals else NOBODY
 
-    def find(self, option: Option, ceiling: float = INFINITE, banned: Set[int] = NOBODY) -> Choice | None:
-        """Ranks with room for an option, the least loaded first, that it lifts to `ceiling` seconds at most; None if there are none."""
+    def find(self, item: int, option: Option, ceiling: float = INFINITE) -> Choice | None:
+        """Ranks for an option of an item that has no place, the least loaded first: with room, and at most `ceiling` seconds then.
+
+        Returns:
+            None if there are none.
+        """
         if self._tight is None:
             self._tight = min(map(sub, self.limits, self.used))
-        if self._tight < self.home_bytes + option.home_bytes:
+        home = self.home_bytes + self.reserve - self.least_home[item] + option.home_bytes
+        if self._tight < home:
             return None  # some rank has no room for buffers of its own batch
+        banned = self.banned(item)
         count, sites = option.num_ranks, option.sites
         for site in sites if len(sites) == 1 else self._hosts(sites):
-            ranks = site if count == len(site) else self._pick(option, site, count, banned)
+            ranks = site if count == len(site) else self._pick(option, site, home, banned)
             if ranks is None or (banned and not banned.isdisjoint(ranks)):
                 continue
-            if self._fits(option, ranks, ceiling):
+            if self._fits(option, ranks, home, ceiling):
                 return Choice(option, ranks)
         return None
 
-    def _pick(self, option: Option, site: tuple[int, ...], count: int, banned: Set[int]) -> tuple[int, ...] | None:
-        """The `count` least loaded ranks of a site that have room for the largest piece."""
+    def _pick(self, option: Option, site: tuple[int, ...], home: int, banned: Set[int]) -> tuple[int, ...] | None:
+        """The least loaded ranks of a site that have room for the largest piece."""
         loads, limits, used = self.loads, self.limits, self.used
-        need = option.most_bytes + self.home_bytes
+        count, need = option.num_ranks, option.most_bytes - option.home_bytes + home
         order = self.order() if len(site) == len(loads) else sorted(site, key=loads.__getitem__)
         ranks = []
         for rank in order:
@@ -146,14 +156,13 @@ class Packing:
                     return tuple(sorted(ranks))
         return None
 
-    def _fits(self, option: Option, ranks: tuple[int, ...], ceiling: float) -> bool:
+    def _fits(self, option: Option, ranks: tuple[int, ...], home: int, ceiling: float) -> bool:
         loads, limits, used = self.loads, self.limits, self.used
         if ceiling < INFINITE:
             for rank, load in zip(ranks, self.seconds_of(option, ranks), strict=True):
                 if loads[rank] + load > ceiling:
                     return False
         if len(ranks) == len(option.sites[0]):  # `_pick` has not looked
-            home = self.home_bytes + option.home_bytes
             for rank, num_bytes in zip(ranks, option.num_bytes, strict=True):
                 if limits[rank] - used[rank] < num_bytes + home:
                     return False

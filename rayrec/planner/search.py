@@ -171,13 +171,12 @@ def _place_all(packing: Packing, order: Sequence[int], ceiling: float) -> int | 
 
 
 def _under(packing: Packing, item: int, ceiling: float) -> Choice | None:
-    banned = packing.banned(item)
     lowest = packing.loads[packing.order()[0]]
     for option in packing.items[item].options:
         top = ceiling - option.home_s
         if lowest + option.work_s / option.num_ranks > top * 1.000001:
             continue
-        choice = packing.find(option, top, banned)
+        choice = packing.find(item, option, top)
         if choice is not None:
             return choice
     return None
@@ -185,10 +184,9 @@ def _under(packing: Packing, item: int, ceiling: float) -> Choice | None:
 
 def _least_harm(packing: Packing, item: int) -> Choice | None:
     """The choice whose slowest rank is fastest."""
-    banned = packing.banned(item)
     best, best_key = None, (INFINITE, INFINITE)
     for option in packing.items[item].options:
-        choice = packing.find(option, INFINITE, banned)
+        choice = packing.find(item, option)
         if choice is not None:
             key = (packing.lifted(choice), option.mean_s)
             if key < best_key:
@@ -229,9 +227,8 @@ def _relieve(packing: Packing, rank: int) -> bool:
         old = packing.take(item)
         goal = (had + old.option.home_s) * (1 - 1e-6)
         best, best_key = None, (goal, INFINITE)
-        banned = packing.banned(item)
         for option in packing.items[item].options:
-            choice = packing.find(option, goal - option.home_s, banned)
+            choice = packing.find(item, option, goal - option.home_s)
             if choice is not None:
                 key = (max(packing.lifted(choice), packing.loads[rank] + option.home_s), option.mean_s)
                 if key < best_key:
@@ -264,9 +261,10 @@ def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
 def _swap(packing: Packing, item: int, partner: int, ceiling: float) -> bool:
     old = {item: packing.take(item), partner: packing.take(partner)}
     wanted = {item: Choice(old[item].option, old[partner].ranks), partner: Choice(old[partner].option, old[item].ranks)}
+    home = packing.home_bytes + sum(choice.option.home_bytes for choice in wanted.values())
     for one, choice in wanted.items():
         (rank,) = choice.ranks
-        room = packing.limits[rank] - packing.used[rank] - packing.home_bytes >= choice.option.most_bytes
+        room = packing.limits[rank] - packing.used[rank] >= choice.option.num_bytes[0] + home
         allowed = any(rank in site for site in choice.option.sites) and rank not in packing.banned(one)
         if not (room and allowed and packing.loads[rank] + packing.seconds_of(choice.option, choice.ranks)[0] < ceiling):
             break

@@ -13,7 +13,7 @@ from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, price_options
 from rayrec.planner.packing import Choice, Packing
-from rayrec.planner.search import _least_harm, _tidy
+from rayrec.planner.search import _least_harm, _place_all, _tidy
 from rayrec.planner.work import table_work
 
 
@@ -68,11 +68,13 @@ def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> Non
 def test_an_option_takes_the_least_loaded_ranks_that_have_room() -> None:
     topology = Topology(hosts=((0, 1, 2),), memory_bytes=(10**9, 10**6, 10**9))
     (whole,) = [option for option in priced(topology, 100_000) if option.num_ranks == 1]
-    packing = Packing(topology, [Item((0,), (whole,))] * 2, topology.memory_bytes)
+    packing = Packing(topology, [Item((0,), (whole,))] * 3, topology.memory_bytes)
     packing.put(0, Choice(whole, (0,)))
-    choice = packing.find(whole)  # rank 1 is idle but has no room, rank 0 is busy
+    choice = packing.find(1, whole)  # rank 1 is idle but has no room, rank 0 is busy
     assert choice is not None and choice.ranks == (2,)
-    assert packing.find(whole, ceiling=whole.peak_s * 0.9) is None and packing.find(whole, banned={2}) == Choice(whole, (0,))
+    assert packing.find(1, whole, ceiling=whole.peak_s * 0.9) is None
+    packing.put(1, choice)
+    assert packing.find(2, whole) in (Choice(whole, (0,)), Choice(whole, (2,)))  # both are as busy
 
 
 @pytest.mark.parametrize("hosts", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])
@@ -86,3 +88,14 @@ def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(hosts: tuple[tup
         kept, every = (_least_harm(packing, 0) for packing in packings)
         assert kept is not None and every is not None and len(item.options) <= len(options)
         assert packings[0].lifted(kept) == packings[1].lifted(every)
+
+
+def test_a_table_that_fills_a_rank_leaves_room_for_the_buffers_of_those_that_follow() -> None:
+    """Every rank holds buffers of all tables, so the large one must be split although it alone would fit a rank."""
+    topology = Topology.local(4, memory_bytes=12_500_000)
+    items = [Item.of((i,), priced(topology, rows, pooling_factor=5.0)) for i, rows in enumerate([30_000, *[10] * 20])]
+    packing = Packing(topology, items, topology.memory_bytes)
+    alone = Packing(topology, items[:1], topology.memory_bytes)
+    whole = next(option for option in items[0].options if option.num_ranks == 1)
+    assert alone.find(0, whole) is not None and packing.find(0, whole) is None
+    assert _place_all(packing, range(21), 1.0) is None and min(packing.free_bytes()) >= 0 and packing.reserve == 0
