@@ -1,4 +1,4 @@
-"""Fixtures that several tiers share: one thread per process, a pool of real ranks, the folder of real data, GPU gating."""
+"""What several tiers share: one thread per process, a pool of real ranks, the folder of real data, GPU gating, nothing left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+from tests.leftovers import left_behind, mark_session, shared_memory
 from tests.ranks import RankPool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fails at the end of the session when a process or shared memory of it is left; the first fixture is the last to end."""
+    before, mark = shared_memory(), mark_session()
+    yield
+    left = left_behind(mark, before)
+    assert not left, "left behind by this session:\n" + "\n".join(left)
 
 
 @pytest.fixture(scope="session")

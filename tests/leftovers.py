@@ -1,0 +1,83 @@
+"""What a test session leaves on the machine: processes that it started, near or far, and shared memory that nobody holds.
+
+Every process started after `mark_session` has the mark in the environment it was born with, also when its parent is gone; nothing else of
+the machine is looked at. Shared memory has no such mark, so a new name in /dev/shm counts when it is of this user and no process has it
+open or mapped. Linux only: elsewhere both lists are empty.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "RAYREC_TEST_SESSION"
+SHM = Path("/dev/shm")
+
+
+def mark_session() -> str:
+    """Mark every process that will be started from here on; returns the mark."""
+    os.environ[VARIABLE] = uuid.uuid4().hex
+    return os.environ[VARIABLE]
+
+
+def processes_of(mark: str) -> dict[int, str]:
+    """Process id -> command line of those with the mark.
+
+    Python's own resource tracker is left out: it ends with the process that spawned it, which is this one.
+    """
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            born_with, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # gone, or of another user
+            continue
+        if (
+            f"{VARIABLE}={mark}".encode() in born_with
+            and int(entry.name) != os.getpid()
+            and "multiprocessing.resource_tracker" not in command
+        ):
+            found[int(entry.name)] = command[:200]
+    return found
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm that belong to this user."""
+    names = set()
+    for path in SHM.glob("*"):
+        try:
+            if path.stat().st_uid == os.getuid():
+                names.add(path.name)
+        except OSError:
+            continue
+    return names
+
+
+def unheld(names: set[str]) -> set[str]:
+    """Those names that no process has open or mapped."""
+    held = {Path(line.removesuffix(" (deleted)")).name for line in _open_paths() if line.startswith(f"{SHM}/")}
+    return names - held
+
+
+def left_behind(mark: str, shared_before: set[str], timeout_s: float = 20.0) -> list[str]:
+    """What is still there after at most `timeout_s`, one line each; processes may take a moment to end."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        lines = [f"process {pid}: {command}" for pid, command in processes_of(mark).items()]
+        lines += [f"shared memory {SHM / name}" for name in sorted(unheld(shared_memory() - shared_before))]
+        if not lines or time.monotonic() > deadline:
+            return lines
+        time.sleep(0.2)
+
+
+def _open_paths() -> Iterator[str]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            for line in (entry / "maps").read_text().splitlines():
+                yield line.split(maxsplit=5)[-1]
+            for link in (entry / "fd").iterdir():
+                yield os.readlink(link)
+        except OSError:
+            continue
