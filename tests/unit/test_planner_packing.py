@@ -92,7 +92,7 @@ def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(hosts: tuple[tup
 
 def test_a_table_that_fills_a_rank_leaves_room_for_the_buffers_of_those_that_follow() -> None:
     """Every rank holds buffers of all tables, so the large one must be split although it alone would fit a rank."""
-    topology = Topology.local(4, memory_bytes=12_500_000)
+    topology = Topology.local(4, memory_bytes=15_000_000)
     items = [Item.of((i,), priced(topology, rows, pooling_factor=5.0)) for i, rows in enumerate([30_000, *[10] * 20])]
     packing = Packing(topology, items, topology.memory_bytes)
     alone = Packing(topology, items[:1], topology.memory_bytes)
