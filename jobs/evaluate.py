@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", required=True, help="checkpoint directory or URI")
     parser.add_argument("--eval", required=True, help="folder or file of Parquet or Arrow files")
     parser.add_argument("--schema", help="JSON file that says which columns are what; by default the checkpoint's")
-    parser.add_argument("--global-batch", type=int, default=16_384, help="rows scored at a time over all ranks (default 16384)")
+    parser.add_argument(
+        "--global-batch-size", dest="global_batch", type=int, default=16_384, help="rows scored at a time over all ranks (default 16384)"
+    )
     parser.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     parser.add_argument("--result", help="JSON file for the scores")
     add_scaling_options(parser)

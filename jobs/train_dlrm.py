@@ -56,7 +56,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument("--over-layers", type=_sizes, default=(64, 32), help="the one logit follows by itself (default 64,32)")
     run = parser.add_argument_group("run")
     add_scaling_options(run)  # type: ignore[arg-type]
-    run.add_argument("--global-batch", type=int, default=4096, help="rows of a step over all ranks (default 4096)")
+    run.add_argument(
+        "--global-batch-size", dest="global_batch", type=int, default=4096, help="rows of a step over all ranks (default 4096)"
+    )
     run.add_argument("--steps", type=int, help="global steps")
     run.add_argument("--epochs", type=int, help="passes over the data (default 1 when --steps is not given)")
     run.add_argument("--optimizer", choices=SPARSE_OPTIMIZERS, default="rowwise_adagrad", help="of the tables")

@@ -48,7 +48,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run = parser.add_argument_group("run")
     add_scaling_options(run)  # type: ignore[arg-type]
     run.add_argument("--local", action="store_true", help="one rank in this process, without Ray")
-    run.add_argument("--global-batch", type=int, default=1024, help="rows of a step over all ranks (default 1024)")
+    run.add_argument(
+        "--global-batch-size", dest="global_batch", type=int, default=1024, help="rows of a step over all ranks (default 1024)"
+    )
     run.add_argument("--epochs", type=int, default=20, help="passes over the positive rows (default 20)")
     run.add_argument("--sparse-lr", type=float, default=0.05)
     run.add_argument("--dense-lr", type=float, default=1e-3)
