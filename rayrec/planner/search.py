@@ -20,6 +20,8 @@ from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
 
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
+FINE = tuple(1.0 + i / 32 for i in range(32))  # where the ladder ended far from the bound, on problems of at most SMALL
+FAR = 1.05
 POLISHED = 2  # the best packings of the ladder
 LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)  # memory ladder, times the bytes of a perfectly even packing
 SMALL = 4000  # items x ranks up to which the whole memory ladder is always searched
@@ -127,22 +129,38 @@ def _quality(packing: Packing) -> tuple[float, float]:
 def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bound: float) -> Packing | None:
     """The best packing under some limits, or None when the greedy order finds no room."""
     order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
+    best = _climb(items, topology, limits, order, bound, CEILINGS, POLISHED)
+    if best is None:
+        return None
+    if best.slowest > bound * FAR and len(items) * topology.world_size <= SMALL:
+        finer = _climb(items, topology, limits, order, bound, FINE, 2 * POLISHED)
+        best = min((p for p in (best, finer) if p is not None), key=_quality)
+    _tidy(best, order)
+    return _rebuilt(best)
+
+
+def _climb(
+    items: Sequence[Item],
+    topology: Topology,
+    limits: Sequence[int],
+    order: Sequence[int],
+    bound: float,
+    ceilings: Sequence[float],
+    polished: int,
+) -> Packing | None:
+    """Pack under every ceiling, polish the best few, take the best."""
     ladder: list[Packing] = []
-    for factor in CEILINGS:
+    for factor in ceilings:
         packing = _first(items, topology, limits, order, bound * factor)
         if packing is None:
             continue
         ladder.append(packing)
         if packing.slowest <= bound * 1.001:
             break
-    if not ladder:
-        return None
     ladder.sort(key=_quality)
-    for packing in ladder[:POLISHED]:
+    for packing in ladder[:polished]:
         _polish(packing, bound)
-    best = min(ladder[:POLISHED], key=_quality)
-    _tidy(best, order)
-    return _rebuilt(best)
+    return min(ladder[:polished], key=_quality, default=None)
 
 
 def _first(items: Sequence[Item], topology: Topology, limits: Sequence[int], order: Sequence[int], ceiling: float) -> Packing | None:
