@@ -121,12 +121,18 @@ class Codecs:
         return Codecs(_CODECS[config.forward_precision], _CODECS[config.backward_precision])
 
 
-def coded_all_to_all(
-    exchange: Exchange, codec: Codec | None, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-) -> Tensor:
-    """`Exchange.all_to_all` of float32 values, coded on the wire, waited for. A world of one rank codes nothing."""
+Sections = Sequence[Sequence[int]]
+
+
+def coded_all_to_all(exchange: Exchange, codec: Codec | None, send: Tensor, send_sections: Sections, recv_sections: Sections) -> Tensor:
+    """`Exchange.all_to_all` of float32 values, coded on the wire, waited for. A world of one rank codes nothing.
+
+    Args:
+        send_sections, recv_sections: per rank, the sizes of the sections of its message; each is coded by itself.
+    """
     if codec is None or exchange.world_size == 1:
-        return exchange.all_to_all(send, send_splits, recv_splits).wait()
-    wire = codec.encode(send, send_splits)
-    received = exchange.all_to_all(wire, [codec.size(n) for n in send_splits], [codec.size(n) for n in recv_splits]).wait()
-    return codec.decode(received, recv_splits)
+        return exchange.all_to_all(send, [sum(s) for s in send_sections], [sum(s) for s in recv_sections]).wait()
+    wire = codec.encode(send, [n for sections in send_sections for n in sections])
+    out, into = ([sum(codec.size(n) for n in sections) for sections in each] for each in (send_sections, recv_sections))
+    received = exchange.all_to_all(wire, out, into).wait()
+    return codec.decode(received, [n for sections in recv_sections for n in sections])

@@ -90,9 +90,9 @@ class _SimulatedExchange:
         assert got == list(recv_splits), f"rank {self.rank} was promised {list(recv_splits)} elements and got {got}"
         received = torch.cat(parts)
         self.world.meet()
-        if self.rank == 0:
-            self.world.collectives += 1
-            self.world.sent_bytes += sum(p.numel() * p.element_size() for (s, d), p in self.world.mailbox.items() if s != d)
+        with self.world.lock:
+            self.world.collectives += self.rank == 0
+            self.world.sent_bytes += send.element_size() * (send.numel() - send_splits[self.rank])
         return Pending.ready(received)
 
     def split(self, groups: Sequence[Sequence[int]]) -> _SimulatedExchange:

@@ -14,7 +14,7 @@ kernel's output is sent as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -192,12 +192,16 @@ class HomeGrads:
 def pack_grads(plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor) -> Tensor:
     """What leaves in the backward pass, flat, per owner: the gradient of all columns it pooled, then of its sequence rows."""
     sizes = [mine.grads_in(s) for mine, s in zip(plan.slots.ranks, routed.sent, strict=True)]
-    flat = like.new_empty(sum(sizes))
-    for owner, (mine, sent, buffer) in enumerate(zip(plan.slots.ranks, routed.sent, flat.split(sizes), strict=True)):
-        head = sent.rows * mine.pooled_width
-        if head:
-            _write_grads(plan, plan.sends_back[owner], grads, buffer[:head].view(sent.rows, mine.pooled_width))
-        at = head
+    flat = like.new_empty(sum(map(sum, sizes)))
+    buffers = flat.split([sum(s) for s in sizes])
+    for owner, (mine, sent, buffer, size) in enumerate(zip(plan.slots.ranks, routed.sent, buffers, sizes, strict=True)):
+        at = 0
+        for replicated, count in zip((False, True), size, strict=False):
+            if count:
+                first = mine.exchanged_width if replicated else 0
+                spans = [replace(s, source=s.source - first) for s in plan.sends_back[owner] if s.replicated == replicated]
+                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1))
+            at += count
         for group in mine.sequences:
             for slot in group.slots:
                 count = sent.ids[slot.piece] * slot.width
@@ -235,15 +239,19 @@ def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, mat
 def split_grads(mine: RankSlots, received: Tensor, got: Sequence[Sizes]) -> list[Tensor]:
     """Per group of this rank, the gradient of its kernel's output, from what arrived in the backward pass."""
     sizes = [mine.grads_in(s) for s in got]
-    messages = received.split(sizes)
+    messages = received.split([sum(size) for size in sizes])
     grads: list[Tensor] = []
-    if mine.pooled:
-        if mine.sequences:
-            heads = [m[: s.rows * mine.pooled_width].view(s.rows, mine.pooled_width) for m, s in zip(messages, got, strict=True)]
-            matrix = torch.cat(heads)
+    for replicated in (False, True):
+        groups = [group for group in mine.pooled if group.key.replicated == replicated]
+        if not groups:
+            continue
+        width = sum(group.width for group in groups)
+        if width == mine.pooled_width and not mine.sequences:
+            matrix = received.view(-1, width)
         else:
-            matrix = received.view(-1, mine.pooled_width)
-        grads.extend(matrix.split([group.width for group in mine.pooled], 1))
+            spans = [(size[0], size[0] + size[1]) if replicated else (0, size[0]) for size in sizes]
+            matrix = torch.cat([message[a:b].view(-1, width) for message, (a, b) in zip(messages, spans, strict=True)])
+        grads.extend(matrix.split([group.width for group in groups], 1))
     ats = [s.rows * mine.pooled_width for s in got]
     for group in mine.sequences:
         parts = []

@@ -76,8 +76,8 @@ class Combine(torch.autograd.Function):
         """Send rows home; see `combine`."""
         ctx.step = step
         plan, routed, ranks = step.plan, step.routed, step.plan.slots.ranks
-        out_sizes = [step.mine.rows_out(sizes) for sizes in routed.got]
-        in_sizes = [owner.rows_out(sizes) for owner, sizes in zip(ranks, routed.sent, strict=True)]
+        out_sizes = [[step.mine.rows_out(sizes)] for sizes in routed.got]
+        in_sizes = [[owner.rows_out(sizes)] for owner, sizes in zip(ranks, routed.sent, strict=True)]
         send = pack_rows(step.mine, rows, routed.got) if rows else anchor.new_empty(0)
         received = coded_all_to_all(step.exchange, step.codecs.forward, send, out_sizes, in_sizes)
         hops: list[Tensor] = []

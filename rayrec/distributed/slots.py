@@ -188,14 +188,18 @@ class RankSlots:
 
     def rows_out(self, sizes: Sizes) -> int:
         """Values that leave for the sender of a message in the forward pass."""
-        return sizes.rows * self.exchanged_width + self._sequence_values(sizes, with_replicas=False)
+        return sizes.rows * self.exchanged_width + self._sequence_values(sizes, replicated=False)
 
-    def grads_in(self, sizes: Sizes) -> int:
-        """Values that arrive from the sender of a message in the backward pass."""
-        return sizes.rows * self.pooled_width + self._sequence_values(sizes, with_replicas=True)
+    def grads_in(self, sizes: Sizes) -> tuple[int, int, int, int]:
+        """Values that arrive from the sender of a message in the backward pass: pooled sharded, pooled replicated, then sequences alike.
 
-    def _sequence_values(self, sizes: Sizes, with_replicas: bool) -> int:
-        groups = (g for g in self.sequences if with_replicas or not g.key.replicated)
+        Sections apart, so that a codec with blocks gives every replica the same values.
+        """
+        pooled = sizes.rows * self.exchanged_width, sizes.rows * (self.pooled_width - self.exchanged_width)
+        return *pooled, self._sequence_values(sizes, replicated=False), self._sequence_values(sizes, replicated=True)
+
+    def _sequence_values(self, sizes: Sizes, replicated: bool) -> int:
+        groups = (g for g in self.sequences if g.key.replicated == replicated)
         return sum(sizes.ids[slot.piece] * slot.width for group in groups for slot in group.slots)
 
 

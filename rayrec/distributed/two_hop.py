@@ -81,7 +81,7 @@ def send_home(hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], padded: Seque
             summed += part
     to_hosts = [sizes.rows[r] * width for r in sizes.local[local]]
     from_hosts = [count * columns for count, columns in sizes.home]
-    arrived = coded_all_to_all(hops.peers, codec, summed, to_hosts, from_hosts)
+    arrived = coded_all_to_all(hops.peers, codec, summed, [[n] for n in to_hosts], [[n] for n in from_hosts])
     return [part.view(shape) for part, shape in zip(arrived.split(from_hosts), sizes.home, strict=True)]
 
 
@@ -94,7 +94,7 @@ def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], padded: Sequ
     width, local = sizes.width, hops.host.rank
     from_hosts = [sizes.rows[r] * width for r in sizes.local[local]]
     out = torch.cat([grad.reshape(-1) for grad in grads])
-    arrived = coded_all_to_all(hops.peers, codec, out, [count * columns for count, columns in sizes.home], from_hosts)
+    arrived = coded_all_to_all(hops.peers, codec, out, [[count * columns] for count, columns in sizes.home], [[n] for n in from_hosts])
     result = arrived.new_zeros(sum(padded), width)
     if not width:
         return result
