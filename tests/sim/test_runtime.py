@@ -241,3 +241,22 @@ def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
     for rank in range(world.world_size):
         for i, module in enumerate(modules):
             torch.testing.assert_close(outputs[0][rank][i], output_of(module, batches[0][rank]).detach(), **TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(6100, 6140))
+def test_half_precision_tables_train_as_unsharded(seed: int) -> None:
+    world = random_world(seed, sequences=True, varying=seed % 3 == 0)
+    for table in world.tables:
+        table.data_type = DataType.FP16
+    batches = batches_of(world, STEPS)
+    targets = targets_of(world, batches)
+    reference = Reference(world)
+    _, states, _ = run_sharded(world, batches, targets, meta=True)
+    for step in range(STEPS):
+        reference.step(batches[step], targets[step])
+    weights = reference.weights()
+    for shard, weight, _ in states:
+        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
+        # float16 keeps 11 bits: rows are rounded after every update and the reference rounds its gradients, too, which Adagrad's
+        # first steps of size lr = 0.1 then carry on; an update that is missing or doubled is ten times larger
+        torch.testing.assert_close(weight, weights[shard.table].detach()[rows, cols], rtol=5e-3, atol=1e-2)
