@@ -48,6 +48,16 @@ def test_shuffled_labels_stay_at_chance(tmp_path: Path) -> None:
     assert result["train_loss"] > entropy - 0.03, (result, entropy)
 
 
+def test_the_int8_exchange_costs_less_than_0002_of_auc(tmp_path: Path) -> None:
+    """Row-wise for every table, so that every pooled row and every gradient is coded; both runs see the same rows in the same order."""
+    made = write_synthetic(tmp_path / "data", SyntheticConfig(rows_train=400_000, rows_eval=50_000))
+    options = ("--plan", "row_wise", "--epochs", "1")
+    exact = train(made, tmp_path, *options)["eval"]
+    coded = train(made, tmp_path, *options, "--qcomms-forward", "int8", "--qcomms-backward", "int8")["eval"]
+    assert exact["auc"] > 0.75 and coded["logloss"] != exact["logloss"]
+    assert abs(coded["regret"] - exact["regret"]) < 0.002, (coded, exact)
+
+
 LEARNING_RATES = {
     "rowwise_adagrad": "0.1",
     "adagrad": "0.1",
