@@ -26,8 +26,9 @@ from rayrec.distributed.compile import compile_slots
 from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.peers import look_up_with_peers
 from rayrec.distributed.reshard import move_table
-from rayrec.distributed.route import RoutedIds, SendPlan, plan_send, route
+from rayrec.distributed.route import GroupIds, RoutedIds, SendPlan, plan_send, route
 from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable
 from rayrec.distributed.spans import CombinePlan, plan_combine
 from rayrec.distributed.two_hop import Hops
@@ -77,6 +78,7 @@ class ShardedEmbeddings:
         device: where this rank's shards live.
         options: see `EngineOptions`.
         prefetch_exchange: the same ranks over other connections; without it `prefetch` raises.
+        peers: the ranks of other sharding groups that hold the same shards, when all are to make the same updates; see `peers`.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
     """
@@ -90,8 +92,10 @@ class ShardedEmbeddings:
         device: torch.device,
         options: EngineOptions | None = None,
         prefetch_exchange: Exchange | None = None,
+        peers: Exchange | None = None,
     ) -> None:
         self.collections, self.plan, self.exchange, self.device = tuple(collections), plan, exchange, device
+        self.peers = peers
         self.optimizers, self.options = dict(optimizers), options or EngineOptions()
         plan.check([table for c in collections for table in c.tables], exchange.world_size)
         self._compiled: dict[frozenset[int], _Compiled] = {}
@@ -226,14 +230,14 @@ class ShardedEmbeddings:
         """Start the input exchange of a KJT that a later forward will be given; every rank calls it in the same order.
 
         Returns:
-            Whether it was started: the engine must have seen a forward with the same keys before.
+            Whether it was started: the engine must have seen a forward with the same keys before, and sends distinct ids in their step.
         Raises:
             ConfigError: the engine has no connections for it.
         """
         if self._prefetch_exchange is None:
             raise ConfigError("prefetch needs an exchange of its own; build the model with DistributedModelParallel(prefetch=True).")
         together = self._first_calls.get(tuple(kjt.keys()))
-        if together is None or (kjt.weights_or_none() is not None and kjt.weights().requires_grad):
+        if together is None or self.options.dedup_sequences or (kjt.weights_or_none() is not None and kjt.weights().requires_grad):
             return False
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -267,20 +271,34 @@ class ShardedEmbeddings:
         routed = self._take_prefetched(collections, kjt) or self._route(collections, kjt, self.exchange, learned)
         bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
         hops = self._hops if compiled.slots.two_hop else None
-        step = Step(compiled.combine, self._send_plan(compiled, kjt), routed, self.exchange, self.options.codecs, bags, hops)
+        step = Step(
+            compiled.combine,
+            self._send_plan(compiled, kjt),
+            routed,
+            self.exchange,
+            self.options.codecs,
+            bags,
+            hops,
+            1 if self.peers is None else self.peers.world_size,
+        )
         groups, anchor = dict(routed.groups), self._anchor
         if learned:
             assert weights is not None
             anchor, *found = RouteWeights.apply(step, weights)
             weighted = [g.key for g in step.mine.groups if g.key.weighted]
             groups.update({key: replace(groups[key], weights=w) for key, w in zip(weighted, found, strict=True)})
-        rows = [self.lookups[group.key](groups[group.key]) for group in step.mine.groups]
+        rows = [self._look_up(group.key, groups[group.key]) for group in step.mine.groups]
         outputs = iter(Combine.apply(step, anchor, *rows))
         found_outputs = {}
         for c in compiled.slots.collections:
             count = len(compiled.slots.uses[c]) if step.by_use(c) else 1
             found_outputs[c] = tuple(next(outputs) for _ in range(count))
         return found_outputs
+
+    def _look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
+        if self.peers is None or not torch.is_grad_enabled():
+            return self.lookups[key](ids)
+        return look_up_with_peers(self.lookups[key], ids, self.peers)
 
     def _compile(self, collections: frozenset[int]) -> _Compiled:
         if collections not in self._compiled:

@@ -43,6 +43,7 @@ class Step:
     Attributes:
         bags: feature -> bags, when they differ by feature; empty when all have the same.
         hops: the exchanges of the two-hop route, where any table takes it.
+        replicas: sharding groups that make the same updates, each with the gradients of all.
     """
 
     plan: CombinePlan
@@ -52,6 +53,7 @@ class Step:
     codecs: Codecs
     bags: Mapping[str, int]
     hops: Hops | None
+    replicas: int
 
     @property
     def mine(self) -> RankSlots:
@@ -164,7 +166,7 @@ class RouteWeights(torch.autograd.Function):
                 if piece.weighted:
                     _add_home(total, step, row, received[at : at + count])
                     at += count
-        return None, total.mul_(len(ranks))
+        return None, total.mul_(len(ranks) * step.replicas)
 
 
 def _weighted_ids(rank: RankSlots, sizes: Sizes) -> int:

@@ -49,7 +49,8 @@ class DistributedModelParallel(nn.Module):
         dedup_sequences: send every id of a sequence feature once per batch, for data with many repeats.
         sharding_group_size: shard inside groups of so many ranks, which are replicas of each other (2D parallelism); the plan is then
             for one group. All ranks in one group when None.
-        sync_every: steps between two averages of the replicas; only read with sharding_group_size.
+        sync_every: with sharding_group_size: 1 trains exactly as one world, since replicas exchange ids and gradients; more is the number
+            of steps between two averages of the replicas.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
@@ -88,9 +89,10 @@ class DistributedModelParallel(nn.Module):
         ahead: Exchange | None = None
         if prefetch:
             ahead = exchange_for(sharding_group, own=True) if grouped else LocalExchange()
+        peers = None if self._replicas is None else self._replicas.peers
         options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
-        self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead)
+        self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead, peers)
         _materialize(self.module, self.device, seed)
         self.module.to(self.device)
         world_size = dist.get_world_size(process_group) if grouped else 1

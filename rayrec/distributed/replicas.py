@@ -1,9 +1,9 @@
 """2D parallelism: tables are sharded inside groups of ranks, and the groups are replicas of each other.
 
 With W ranks and groups of S, ranks 0 .. S - 1 are the first group; the same plan for S ranks holds in every group, and the ids of a rank
-never leave its group. Replicas drift apart as their groups see other rows, so every k steps the rows and optimizer state of equal shards
-are averaged over the groups. With k = 1 and SGD that is exactly one world of W ranks; stateful optimizers accumulate the squares of each
-group's own mean gradient, which differs from one world's. The dense part is averaged over all ranks in every step, as ever.
+never leave its group. With k = 1 replicas exchange ids and gradients instead (`peers`) and train exactly as one world of W ranks. With a
+larger k they drift apart as their groups see other rows, and every k steps the rows and optimizer state of equal shards are averaged over
+the groups. The dense part is averaged over all ranks in every step, as ever.
 
 Source: the 2D sparse parallelism of TorchRec (Zhang et al. 2025), whose DMPCollection averages weights and optimizer state alike.
 """
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import ShardState
-from rayrec.comm.process_group import new_group
+from rayrec.comm.process_group import ProcessGroupExchange, new_group
 from rayrec.errors import ConfigError
 
 _CHUNK = 1 << 22  # values averaged at a time
@@ -27,7 +27,7 @@ class Replicas:
 
     Args:
         group_size: S, ranks of one sharding group.
-        sync_every: k, steps between two averages.
+        sync_every: k; 1 keeps replicas exactly equal, more is the number of steps between two averages.
     Raises:
         ConfigError: the world is no multiple of S, or there is only one group.
     """
@@ -48,8 +48,15 @@ class Replicas:
         peers = [new_group([ranks[i] for ranks in groups]) for i in range(group_size)]
         self._peers = peers[rank % group_size]
 
+    @property
+    def peers(self) -> ProcessGroupExchange | None:
+        """The ranks with the same shards, when replicas are to be exactly equal."""
+        return ProcessGroupExchange(self._peers) if self.sync_every == 1 else None
+
     def due(self) -> bool:
         """Count one step; whether an average is due before the next."""
+        if self.sync_every == 1:
+            return False
         self._steps += 1
         return self._steps % self.sync_every == 0
 

@@ -66,6 +66,7 @@ def shard_embeddings(
     seed: int,
     options: EngineOptions | None = None,
     prefetch_exchange: Exchange | None = None,
+    peers: Exchange | None = None,
 ) -> tuple[nn.Module, ShardedEmbeddings]:
     """Replace every collection of `module`, in place.
 
@@ -76,7 +77,7 @@ def shard_embeddings(
         optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table name; applied in the backward pass.
         device: where this rank's shards live.
         seed: of initial values; the same on every rank.
-        options, prefetch_exchange: see `ShardedEmbeddings`.
+        options, prefetch_exchange, peers: see `ShardedEmbeddings`.
     Returns:
         The module (the sharded collection itself when `module` is a collection) and its engine.
     Raises:
@@ -90,7 +91,7 @@ def shard_embeddings(
         CollectionSpec(path, tables_of(child), isinstance(child, EmbeddingBagCollection) and child.is_weighted(), _is_sequence(child))
         for path, child in found.items()
     ]
-    engine = ShardedEmbeddings(specs, plan, exchange, optimizers, device, options, prefetch_exchange)
+    engine = ShardedEmbeddings(specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers)
     for state in engine.shard_states():
         table, child = configs[state.shard.table]
         _fill(state, table, weight_of(child, table.name), seed)

@@ -1,4 +1,4 @@
-"""2D parallelism: replicas stay equal, and averaging after every step with SGD is one world of all ranks."""
+"""2D parallelism: with sync in every step two groups are one world; with fewer they drift apart and are averaged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan, TablePlacement, column_wise, row_wise, table_wise
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise, row_wise, table_wise
+from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.step import train_step
 from tests.gloo.test_model_parallel import build, parts, table_configs
 from tests.ranks import RankPool
@@ -61,11 +63,47 @@ def whole(results) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_averaging_every_step_with_sgd_is_one_world(ranks: RankPool) -> None:
-    one = whole(ranks.run(4, train, None, 1, False))
-    grid = whole(ranks.run(4, train, 2, 1, False))
-    for name, weight in one.items():
-        torch.testing.assert_close(grid[name], weight, rtol=1e-5, atol=1e-6)  # float32 sums in another order
+@pytest.mark.parametrize("adagrad", [False, True])
+def test_two_groups_with_sync_in_every_step_are_one_world(ranks: RankPool, adagrad: bool) -> None:
+    # of one group the plan of two ranks: row-wise Adagrad keeps one value per column block, so both sides need the same cuts
+    one = whole(ranks.run(2, train, None, 1, adagrad))
+    results = ranks.run(4, train, 2, 1, adagrad)
+    for name, weight in whole(results).items():
+        torch.testing.assert_close(weight, one[name], rtol=1e-4, atol=1e-5)  # float32 sums in another order
+    for rank in (0, 1):
+        for a, b in zip(results[rank][1], results[rank + 2][1], strict=True):
+            assert torch.equal(a, b)
+
+
+def learned(rank: int, world_size: int, group_size: int | None):
+    """Gradient of per-id weights that a model learns, for this rank's quarter of the batch, and the final rows."""
+    torch.manual_seed(0)
+    table = EmbeddingBagConfig(12, 8, name="t", feature_names=["f"])
+    plan = ShardingPlan(world_size=group_size or world_size, tables={"t": TablePlacement(row_wise(table, range(group_size or world_size)))})
+    model = DistributedModelParallel(
+        EmbeddingBagCollection([table], is_weighted=True, device="meta"),
+        plan=plan,
+        sparse_optimizer=RowWiseAdagrad(lr=0.1),
+        sharding_group_size=group_size,
+        seed=3,
+    )
+    weights = torch.full((6,), 0.5 + rank % 4).requires_grad_()
+    kjt = KeyedJaggedTensor(["f"], torch.arange(6) + rank, weights, lengths=torch.tensor([2, 1, 3]))
+    (model(kjt).values() * (1 + rank)).sum().backward()
+    return weights.grad, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
+
+
+def test_learned_weights_have_one_worlds_gradient_in_groups(ranks: RankPool) -> None:
+    one, grid = ranks.run(4, learned, None), ranks.run(4, learned, 2)
+    for (a, _), (b, _) in zip(one, grid, strict=True):
+        torch.testing.assert_close(a, b)
+    rows = torch.zeros(12, 8)
+    for _, states in one:
+        for shard, weight in states:
+            rows[shard.rows.start : shard.rows.stop] = weight
+    for _, states in grid:
+        for shard, weight in states:
+            torch.testing.assert_close(weight, rows[shard.rows.start : shard.rows.stop])
 
 
 def test_replicas_drift_and_meet_again(ranks: RankPool) -> None:
