@@ -1,9 +1,7 @@
 """The sharded embeddings of one model on one rank: route, lookup and combine behind all of its collections.
 
-All collections share one input and one output exchange per step. A model calls them one after the other, so the engine learns from the
-calls which collections are given the same KJT object: the first of them to be called in a later step runs the exchange for all, and
-the others find their result in the inbox. Every rank runs the same model code, so every rank learns the same. A collection that stops
-claiming its share goes back to exchanges of its own.
+All collections share one input and one output exchange per step: the first to be called with a KJT runs them for all, and the others find
+their result in the `Inbox`.
 
 `prefetch` starts the input exchange of a KJT in a thread, over connections of its own; the forward that is given this very KJT uses it.
 Slot tables, send plans and combine plans are compiled once per set of collections and key list.
@@ -26,6 +24,7 @@ from rayrec.distributed.compile import compile_slots
 from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.inbox import Inbox
 from rayrec.distributed.peers import look_up_with_peers
 from rayrec.distributed.reshard import move_table
 from rayrec.distributed.route import GroupIds, RoutedIds, SendPlan, plan_send, route
@@ -105,11 +104,7 @@ class ShardedEmbeddings:
             for group in self._compile(frozenset([index])).slots.ranks[exchange.rank].groups:
                 self.lookups[group.key] = GroupLookup(group, device)
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
-        self._partners: dict[int, frozenset[int]] = {i: frozenset([i]) for i in range(len(collections))}
-        self._seen: KeyedJaggedTensor | None = None
-        self._callers: set[int] = set()
-        self._inbox: dict[int, tuple[Tensor, ...]] = {}
-        self._first_calls: dict[tuple[str, ...], frozenset[int]] = {}
+        self._inbox = Inbox(len(collections))
         self._prefetch_exchange = prefetch_exchange
         self._prefetched: list[_Prefetched] = []
         self._pool: ThreadPoolExecutor | None = None
@@ -163,7 +158,7 @@ class ShardedEmbeddings:
         if plan.hosts != old_plan.hosts or self._hops is None:
             self._hops = self._split(plan)
         self.plan, self.lookups, self._compiled = plan, lookups, compiled
-        self._seen, self._inbox = None, {}
+        self._inbox.clear()
         return sent
 
     def _common_iteration(self) -> int:
@@ -191,16 +186,12 @@ class ShardedEmbeddings:
             InputError: a feature is missing, an id is out of range, or weights are missing.
             CommError: a peer is gone.
         """
-        if kjt is self._seen and collection in self._inbox:
-            self._callers.add(collection)
-            return self._inbox.pop(collection)
-        self._learn(collection, kjt)
-        together = self._partners[collection] - self._callers | {collection}
-        if not self._callers:
-            self._first_calls[tuple(kjt.keys())] = together
-        self._callers.add(collection)
-        self._inbox = self._run(together, kjt)
-        return self._inbox.pop(collection)
+        found = self._inbox.take(collection, kjt)
+        if found is None:
+            results = self._run(self._inbox.together(collection, kjt), kjt)
+            found = results.pop(collection)
+            self._inbox.put(results)
+        return found
 
     def forward_distinct(self, collection: int, kjt: KeyedJaggedTensor) -> tuple[Tensor, ...]:
         """The output of a sequence collection as `forward` gives it, with every id sent once per feature."""
@@ -213,19 +204,6 @@ class ShardedEmbeddings:
         uses = self._compile(frozenset([collection])).slots.uses[collection]
         return tuple(r.index_select(0, distinct.places[use.feature]) for r, use in zip(rows, uses, strict=True))
 
-    def _learn(self, collection: int, kjt: KeyedJaggedTensor) -> None:
-        for unclaimed in self._inbox:  # a result that nobody fetched: that collection no longer shares this KJT
-            former = self._partners[unclaimed]
-            for member in former:
-                self._partners[member] = former - {unclaimed} if member != unclaimed else frozenset([unclaimed])
-        self._inbox = {}
-        if kjt is not self._seen:
-            self._seen, self._callers = kjt, set()
-        elif collection not in self._callers:  # a second collection on the same object: share from the next step on
-            joined = self._partners[collection].union(*(self._partners[c] for c in self._callers))
-            for member in joined:
-                self._partners[member] = joined
-
     def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
         """Start the input exchange of a KJT that a later forward will be given; every rank calls it in the same order.
 
@@ -236,7 +214,7 @@ class ShardedEmbeddings:
         """
         if self._prefetch_exchange is None:
             raise ConfigError("prefetch needs an exchange of its own; build the model with DistributedModelParallel(prefetch=True).")
-        together = self._first_calls.get(tuple(kjt.keys()))
+        together = self._inbox.first_call(kjt)
         if together is None or self.options.dedup_sequences or (kjt.weights_or_none() is not None and kjt.weights().requires_grad):
             return False
         if self._pool is None:
