@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 VARIABLE = "RAYREC_TEST_SESSION"
@@ -24,21 +25,15 @@ def mark_session() -> str:
 
 
 def processes_of(mark: str) -> dict[int, str]:
-    """Process id -> command line of those with the mark.
-
-    Python's own resource tracker is left out: it ends with the process that spawned it, which is this one.
-    """
+    """Process id -> command line of those with the mark, but for Python's own helpers of this process, which end with it."""
+    helpers = {os.getpid(), resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             born_with, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # gone, or of another user
             continue
-        if (
-            f"{VARIABLE}={mark}".encode() in born_with
-            and int(entry.name) != os.getpid()
-            and "multiprocessing.resource_tracker" not in command
-        ):
+        if f"{VARIABLE}={mark}".encode() in born_with and int(entry.name) not in helpers:
             found[int(entry.name)] = command[:200]
     return found
 
