@@ -20,7 +20,7 @@ SMALL = ["--dense-layers", "16", "--over-layers", "16", "--global-batch", "512"]
 
 
 def job(home: Path, name: str, *options: str, mark: str = "", **env: str) -> subprocess.Popen[str]:
-    """Start a job."""
+    """Start a job that hears Ctrl-C, also where the test session was started in the background and does not."""
     variables = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", **env}
     if mark:
         key, _, value = mark.partition("=")
@@ -28,7 +28,15 @@ def job(home: Path, name: str, *options: str, mark: str = "", **env: str) -> sub
     for key in ("RAY_ADDRESS", *(key for key in ("RAY_AUTH_MODE",) if key not in env)):
         variables.pop(key, None)
     command = [sys.executable, "-m", f"jobs.{name}", *options]
-    return subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def expect_gone(mark: str, timeout_s: float = 20.0) -> None:
@@ -98,7 +106,10 @@ def test_ctrl_c_ends_everything(private_home: Path, data: list[str], mark: str) 
         if line.startswith("step "):
             break
     train.send_signal(signal.SIGINT)
-    _, err = train.communicate(timeout=60)
+    try:
+        _, err = train.communicate(timeout=60)
+    finally:
+        train.kill()
     assert train.returncode == 130 and "interrupted" in err
     expect_gone(mark)
 
