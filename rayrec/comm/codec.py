@@ -124,15 +124,18 @@ class Codecs:
 Sections = Sequence[Sequence[int]]
 
 
-def coded_all_to_all(exchange: Exchange, codec: Codec | None, send: Tensor, send_sections: Sections, recv_sections: Sections) -> Tensor:
-    """`Exchange.all_to_all` of float32 values, coded on the wire, waited for. A world of one rank codes nothing.
+def coded_all_to_all(
+    exchange: Exchange, codec: Codec | None, send: Tensor, send_sections: Sections, recv_sections: Sections
+) -> list[Tensor]:
+    """`Exchange.views` of float32 values, coded on the wire, waited for. A world of one rank codes nothing.
 
     Args:
         send_sections, recv_sections: per rank, the sizes of the sections of its message; each is coded by itself.
     """
     if codec is None or exchange.world_size == 1:
-        return exchange.all_to_all(send, [sum(s) for s in send_sections], [sum(s) for s in recv_sections]).wait()
+        return exchange.views(send, [sum(s) for s in send_sections], [sum(s) for s in recv_sections]).wait()
     wire = codec.encode(send, [n for sections in send_sections for n in sections])
     out, into = ([sum(codec.size(n) for n in sections) for sections in each] for each in (send_sections, recv_sections))
     received = exchange.all_to_all(wire, out, into).wait()
-    return codec.decode(received, [n for sections in recv_sections for n in sections])
+    values = codec.decode(received, [n for sections in recv_sections for n in sections])
+    return list(values.split([sum(sections) for sections in recv_sections]))

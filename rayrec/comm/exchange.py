@@ -1,8 +1,8 @@
 """The seam between the sharded runtime and the wire.
 
-`route` and `combine` speak to an `Exchange` and to nothing else, so that a simulated world, gloo, NCCL (and later shared memory) run
-the same code. An exchange moves flat tensors of one dtype; it knows neither features nor tables. `Pending` is a launched collective:
-the only future type of the library.
+`route` and `combine` speak to an `Exchange` and to nothing else, so that a simulated world, gloo, NCCL and shared memory run the same
+code. An exchange moves flat tensors of one dtype; it knows neither features nor tables. `Pending` is a launched collective: the only
+future type of the library. `FlatExchange` gives what follows from `all_to_all` alone; shared memory overrides it to save copies and waits.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+SplitsOf = Callable[[list[list[int]]], list[int]]
+Headed = tuple[list[list[int]], list[Tensor]]
 
 
 class Pending(Generic[T]):
@@ -46,10 +50,12 @@ class Exchange(Protocol):
     Attributes:
         rank: index of this rank in the group.
         world_size: number of ranks.
+        keeps_own: whether it is cheaper not to send a rank's message to itself.
     """
 
     rank: int
     world_size: int
+    keeps_own: bool
 
     def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
         """Send `send_splits[r]` elements to every rank r, in rank order, and receive `recv_splits[r]` from each.
@@ -64,6 +70,35 @@ class Exchange(Protocol):
         """
         ...
 
+    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+        """As `all_to_all`, but a tensor per source. They are only valid until the next collective on this exchange is started."""
+        ...
+
+    def headed(
+        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+    ) -> Pending[Headed]:
+        """As `views` where a receiver learns the sizes from headers that are sent along.
+
+        Args:
+            headers: per destination, integers of at most 63 bits.
+            head: integers in every header that this rank receives.
+            splits_of: the `recv_splits` that follow from the headers of all sources.
+        Returns:
+            Pending of the headers and the tensors per source, with the lifetime of `views`.
+        """
+        ...
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """Send all of `send` to every rank; `sizes[r]` elements come from rank r, with the lifetime of `views`."""
+        ...
+
+    def buffer(self, size: int, like: Tensor) -> Tensor:
+        """(size,) uninitialized, of like's dtype and device, to be filled and sent by the next collective; views end here.
+
+        In shared memory it lies where the others read, which saves a copy.
+        """
+        ...
+
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call it together.
 
@@ -72,7 +107,42 @@ class Exchange(Protocol):
         ...
 
 
-class LocalExchange:
+class FlatExchange:
+    """All of `Exchange` from `all_to_all`."""
+
+    rank: int
+    world_size: int
+    keeps_own = False
+
+    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+        """See `Exchange.all_to_all`."""
+        raise NotImplementedError
+
+    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Exchange.views`."""
+        pending = self.all_to_all(send, send_splits, recv_splits)
+        return Pending(lambda: list(pending.wait().split(list(recv_splits))))
+
+    def headed(
+        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+    ) -> Pending[Headed]:
+        """See `Exchange.headed`; two collectives, of which this waits for the first."""
+        flat = torch.tensor([value for header in headers for value in header], dtype=torch.int64, device=send.device)
+        values = self.all_to_all(flat, [len(header) for header in headers], [head] * self.world_size).wait().tolist()
+        received = [values[i * head : (i + 1) * head] for i in range(self.world_size)]
+        pending = self.views(send, send_splits, splits_of(received))
+        return Pending(lambda: (received, pending.wait()))
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Exchange.all_gather`."""
+        return self.views(send.repeat(self.world_size), [send.numel()] * self.world_size, sizes)
+
+    def buffer(self, size: int, like: Tensor) -> Tensor:
+        """See `Exchange.buffer`."""
+        return like.new_empty(size)
+
+
+class LocalExchange(FlatExchange):
     """The exchange of a world of one rank: everything stays where it is."""
 
     rank = 0

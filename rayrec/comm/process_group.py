@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rayrec.comm.exchange import Pending
+from rayrec.comm.exchange import FlatExchange, Pending
+from rayrec.comm.shared_memory import abort_all, close_all
 from rayrec.errors import CommError
 
 DEFAULT_TIMEOUT_S = 300.0  # torch's own default is 30 minutes
@@ -90,17 +91,19 @@ def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) ->
 
 
 def destroy_process_group() -> None:
-    """Leave all groups of this process; a no-op when there is none."""
+    """Leave all groups of this process, and what its ranks share; a no-op when there is none."""
+    close_all()
     _sockets.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def shutdown_sockets() -> int:
-    """Shut down this process's gloo connections so that pending collectives raise at once; returns how many were open.
+    """Shut down this process's gloo connections, and what its ranks share, so that pending collectives raise at once.
 
-    Safe to call from any thread; the groups are unusable afterwards and must be destroyed.
+    Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns how many connections were open.
     """
+    abort_all()
     closed = 0
     for fd, inode in list(_sockets.items()):
         try:
@@ -133,11 +136,16 @@ def _remember_sockets(before: dict[int, int]) -> None:
     _sockets.update({fd: inode for fd, inode in _socket_fds().items() if before.get(fd) != inode})
 
 
+def timeout_s() -> float:
+    """The bound on collectives of the default group, in seconds."""
+    return _timeout_s
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-class ProcessGroupExchange:
+class ProcessGroupExchange(FlatExchange):
     """An exchange over a torch process group.
 
     Args:
@@ -178,24 +186,6 @@ class ProcessGroupExchange:
             raise CommError(
                 f"rank {self.rank} of {self.world_size}: all_to_all failed, most likely because another rank is gone: {_first_line(error)}"
             ) from error
-
-
-def exchange_for(group: dist.ProcessGroup | None, own: bool = False) -> ProcessGroupExchange:
-    """An exchange over the ranks of `group`; the default group is never used itself, but one with connections of its own.
-
-    Args:
-        own: also make new connections for any other group.
-
-    Raises:
-        CommError: no process group exists.
-    """
-    if not dist.is_initialized():
-        raise CommError("no process group: call torch.distributed.init_process_group first, or train through rayrec.Driver.")
-    if group is None or group is dist.group.WORLD:
-        return ProcessGroupExchange(new_group())
-    if own:
-        return ProcessGroupExchange(new_group(dist.get_process_group_ranks(group), members_only=True))
-    return ProcessGroupExchange(group)
 
 
 def broadcast_seed(seed: int, group: dist.ProcessGroup | None, device: torch.device) -> int:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rayrec.comm.exchange import Exchange, Pending
+from rayrec.comm.exchange import Exchange, FlatExchange, Pending
 from rayrec.errors import CommError
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class SimulatedWorld:
             raise CommError("a simulated rank failed or did not reach the collective; see the error of that rank.") from None
 
 
-class _SimulatedExchange:
+class _SimulatedExchange(FlatExchange):
     def __init__(self, world: SimulatedWorld, rank: int) -> None:
         self.world, self.rank, self.world_size = world, rank, world.world_size
 

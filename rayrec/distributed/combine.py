@@ -5,8 +5,8 @@ written to its output columns and later blocks are added, in block order, so the
 copy. Sequence. Rows return slot by slot in the order their ids were sent and are scattered to the home positions of those ids.
 
 A replicated table's rows are taken from this rank's own lookup and cross no wire; its gradient goes to every replica, in the same order
-everywhere, so that all make the same update. Costs one copy on either side; with a single pooled sharded group and no sequences the
-kernel's output is sent as it is.
+everywhere, so that all make the same update. Costs one copy on either side. Where a rank's message to itself is kept apart, it crosses
+no wire either.
 """
 
 # B rows of the home batch, D columns of a collection
@@ -14,40 +14,53 @@ kernel's output is sent as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rayrec.comm.exchange import Exchange
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import LookupGroup, RankSlots, Sizes, Slot
 from rayrec.distributed.spans import CombinePlan, Span, cut_spans
-from rayrec.errors import ShapeError
 
 
-def pack_rows(mine: RankSlots, rows: Sequence[Tensor], got: Sequence[Sizes]) -> Tensor:
+def pack_rows(
+    mine: RankSlots, rows: Sequence[Tensor], got: Sequence[Sizes], exchange: Exchange, own: int | None
+) -> tuple[Tensor, Tensor | None]:
     """What leaves in the forward pass, flat, per destination: its pooled rows, then the rows of its sequence ids.
 
     Args:
         rows: per group of this rank, the kernel's output: (bags of all ranks, width), sequences (ids of all ranks, width).
+        own: this rank, where its message to itself is kept apart.
+    Returns:
+        The messages one after the other, and the one kept apart.
     """
     outputs = list(zip(mine.groups, rows, strict=True))
     pooled = [r for group, r in outputs if not group.key.sequence and not group.key.replicated and not group.key.two_hop]
     sequences = [(group, r) for group, r in outputs if group.key.sequence and not group.key.replicated]
-    matrix = (pooled[0] if len(pooled) == 1 else torch.cat(pooled, 1)).contiguous() if pooled else None
-    if not sequences:
-        return matrix.view(-1) if matrix is not None else torch.empty(0, device=rows[0].device if rows else None)
-    views: list[Tensor] = []
+    if own is None and not sequences and len(pooled) == 1:
+        return pooled[0].contiguous().view(-1), None
+    matrix = pooled[0].contiguous() if len(pooled) == 1 else torch.cat(pooled, 1) if pooled else None
+    messages: list[list[Tensor]] = []
     at, ats = 0, [0] * len(sequences)
     for sizes in got:
+        views = []
         if matrix is not None:
-            views.append(matrix[at : at + sizes.rows].reshape(-1))
+            views.append(matrix[at : at + sizes.rows].view(-1))
             at += sizes.rows
         for i, (group, r) in enumerate(sequences):
             count = sum(sizes.ids[slot.piece] for slot in group.slots)
             views.append(r[ats[i] : ats[i] + count].reshape(-1))
             ats[i] += count
-    return torch.cat(views)
+        messages.append(views)
+    kept = None if own is None else messages.pop(own)
+    flat = [view for views in messages for view in views]
+    like = matrix if matrix is not None else rows[0] if rows else torch.empty(0)
+    send = exchange.buffer(sum(v.numel() for v in flat), like)
+    if flat:
+        torch.cat(flat, out=send)
+    return send, None if kept is None else kept[0] if len(kept) == 1 else torch.cat(kept) if kept else like.new_empty(0)
 
 
 @dataclass(frozen=True)
@@ -67,19 +80,14 @@ class Arrived:
     hops: list[Tensor]
 
 
-def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequence[Tensor], hops: list[Tensor]) -> Arrived:
+def arrive(plan: CombinePlan, routed: RoutedIds, received: Sequence[Tensor], rows: Sequence[Tensor], hops: list[Tensor]) -> Arrived:
     """Sort what arrived in the forward pass, with this rank's own replicated rows.
 
     Args:
-        received: flat, from every owner its message for this rank, in rank order.
+        received: from every owner its message for this rank, flat.
         rows: per group of this rank, the kernel's output.
         hops: what arrived by the two-hop route, per host.
-    Raises:
-        ShapeError: the sizes do not fit the slot table: the ranks compiled different plans.
     """
-    wanted = [owner.rows_out(sizes) for owner, sizes in zip(plan.slots.ranks, routed.sent, strict=True)]
-    if received.numel() != sum(wanted):
-        raise ShapeError(f"rank {plan.rank} received {received.numel()} values instead of {sum(wanted)}: the ranks do not share one plan.")
     pooled: list[Tensor] = []
     sequences: dict[tuple[int, int], list[tuple[Slot, int, Tensor]]] = {}
 
@@ -91,7 +99,7 @@ def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequenc
                 sequences.setdefault((slot.use.collection, slot.use.index), []).append((slot, owner, part))
                 at += count
 
-    for owner, (theirs, sizes, part) in enumerate(zip(plan.slots.ranks, routed.sent, received.split(wanted), strict=True)):
+    for owner, (theirs, sizes, part) in enumerate(zip(plan.slots.ranks, routed.sent, received, strict=True)):
         head = sizes.rows * theirs.exchanged_width
         pooled.append(part[:head].view(sizes.rows, theirs.exchanged_width))
         keep(owner, [g for g in theirs.sequences if not g.key.replicated], sizes, part, head)
@@ -103,7 +111,7 @@ def arrive(plan: CombinePlan, routed: RoutedIds, received: Tensor, rows: Sequenc
         if group.key.replicated and group.key.sequence:
             before = sum(sizes.ids[slot.piece] for sizes in routed.got[: plan.rank] for slot in group.slots)
             keep(plan.rank, [group], own, r.reshape(-1), before * group.key.width)
-    replicated = torch.cat(replicas, 1) if replicas else received.new_empty(own.rows, 0)
+    replicated = torch.cat(replicas, 1) if replicas else received[0].new_empty(own.rows, 0)
     return Arrived(pooled, replicated, sequences, hops)
 
 
@@ -189,18 +197,29 @@ class HomeGrads:
     bags: Mapping[str, int]
 
 
-def pack_grads(plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor) -> Tensor:
-    """What leaves in the backward pass, flat, per owner: the gradient of all columns it pooled, then of its sequence rows."""
-    sizes = [mine.grads_in(s) for mine, s in zip(plan.slots.ranks, routed.sent, strict=True)]
-    flat = like.new_empty(sum(map(sum, sizes)))
-    buffers = flat.split([sum(s) for s in sizes])
-    for owner, (mine, sent, buffer, size) in enumerate(zip(plan.slots.ranks, routed.sent, buffers, sizes, strict=True)):
+def pack_grads(
+    plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor, exchange: Exchange, own: int | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """What leaves in the backward pass, flat, per owner: the gradient of all columns it pooled, then of its sequence rows, times `scale`.
+
+    Args:
+        own: this rank, where its message to itself is kept apart.
+    Returns:
+        The messages one after the other, and the one kept apart.
+    """
+    ranks = plan.slots.ranks
+    sizes = [mine.grads_in(s) for mine, s in zip(ranks, routed.sent, strict=True)]
+    counts = [0 if owner == own else sum(size) for owner, size in enumerate(sizes)]
+    flat = exchange.buffer(sum(counts), like)
+    buffers = list(flat.split(counts))
+    kept = None
+    if own is not None:
+        kept = buffers[own] = like.new_empty(sum(sizes[own]))
+    for owner, (mine, sent, buffer, size) in enumerate(zip(ranks, routed.sent, buffers, sizes, strict=True)):
         at = 0
-        for replicated, count in zip((False, True), size, strict=False):
+        for spans, count in zip(plan.sends_back[owner], size, strict=False):
             if count:
-                first = mine.exchanged_width if replicated else 0
-                spans = [replace(s, source=s.source - first) for s in plan.sends_back[owner] if s.replicated == replicated]
-                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1))
+                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1), scale)
             at += count
         for group in mine.sequences:
             for slot in group.slots:
@@ -209,9 +228,9 @@ def pack_grads(plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: Home
                 home = sequence_home(routed, send, owner, slot)
                 if home is not None:
                     grad = grad[home - routed.source.kjt_offsets[send.keys.index(slot.use.feature)]]
-                buffer[at : at + count].view(-1, slot.width).copy_(grad)
+                torch.mul(grad, scale, out=buffer[at : at + count].view(-1, slot.width))
                 at += count
-    return flat
+    return flat, kept
 
 
 def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: HomeGrads, like: Tensor) -> list[Tensor]:
@@ -223,9 +242,15 @@ def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: 
     return found
 
 
-def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor) -> None:
+def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor, scale: float = 1.0) -> None:
+    """Fill the (rows, columns of all spans) matrix with the gradient of its columns, times `scale`."""
     if len(grads.pooled) == len(plan.slots.widths):
-        torch.cat([grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans], 1, out=matrix)
+        parts = [grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans]
+        if scale == 1.0:
+            torch.cat(parts, 1, out=matrix)
+            return
+        for span, part in zip(spans, parts, strict=True):
+            torch.mul(part, scale, out=matrix[:, span.source : span.source + span.width])
         return
     matrix.zero_()  # padded bags have no gradient
     for span in spans:
@@ -233,31 +258,36 @@ def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, mat
             for cut in cut_spans([span], use):
                 grad = grads.uses[span.collection, use.index]
                 at = cut.column - use.column
-                matrix[: grad.shape[0], cut.source : cut.source + cut.width] = grad[:, at : at + cut.width]
+                torch.mul(grad[:, at : at + cut.width], scale, out=matrix[: grad.shape[0], cut.source : cut.source + cut.width])
 
 
-def split_grads(mine: RankSlots, received: Tensor, got: Sequence[Sizes]) -> list[Tensor]:
-    """Per group of this rank, the gradient of its kernel's output, from what arrived in the backward pass."""
+def split_grads(mine: RankSlots, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float) -> list[Tensor]:
+    """Per group of this rank, the gradient of its kernel's output times `scale`, from what each rank sent in the backward pass."""
     sizes = [mine.grads_in(s) for s in got]
-    messages = received.split([sum(size) for size in sizes])
     grads: list[Tensor] = []
     for replicated in (False, True):
         groups = [group for group in mine.pooled if group.key.replicated == replicated]
         if not groups:
             continue
-        width = sum(group.width for group in groups)
-        if width == mine.pooled_width and not mine.sequences:
-            matrix = received.view(-1, width)
-        else:
-            spans = [(size[0], size[0] + size[1]) if replicated else (0, size[0]) for size in sizes]
-            matrix = torch.cat([message[a:b].view(-1, width) for message, (a, b) in zip(messages, spans, strict=True)])
-        grads.extend(matrix.split([group.width for group in groups], 1))
+        spans = [(size[0], size[0] + size[1]) if replicated else (0, size[0]) for size in sizes]
+        parts = [message[a:b] for message, (a, b) in zip(messages, spans, strict=True)]
+        grads.extend(_stack(parts, sum(group.width for group in groups), scale).split([group.width for group in groups], 1))
     ats = [s.rows * mine.pooled_width for s in got]
     for group in mine.sequences:
         parts = []
         for i, (message, s) in enumerate(zip(messages, got, strict=True)):
             count = sum(s.ids[slot.piece] for slot in group.slots) * group.key.width
-            parts.append(message[ats[i] : ats[i] + count].view(-1, group.key.width))
+            parts.append(message[ats[i] : ats[i] + count])
             ats[i] += count
-        grads.append(torch.cat(parts))
+        grads.append(_stack(parts, group.key.width, scale))
     return grads
+
+
+def _stack(parts: Sequence[Tensor], width: int, scale: float) -> Tensor:
+    """(rows of all parts, width): flat parts below each other, times `scale`, in one pass."""
+    if len(parts) == 1 and scale == 1.0:
+        return parts[0].view(-1, width)
+    stacked = parts[0].new_empty(sum(part.numel() for part in parts))
+    for part, into in zip(parts, stacked.split([part.numel() for part in parts]), strict=True):
+        torch.mul(part, scale, out=into)
+    return stacked.view(-1, width)

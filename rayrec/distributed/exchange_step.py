@@ -2,7 +2,8 @@
 
 `Combine` sends looked-up rows home and gradients back to the owners; `RouteWeights` sends the gradients of per-id weights, where a
 model learns them, back to the rank that read the ids. Gradients arrive summed over ranks, while dense gradients are averaged by DDP:
-the one division by the number of ranks is `_scale`, and `RouteWeights` takes it back, since the weights belong to the dense part.
+the one division by the number of ranks is in `Combine.backward`, and `RouteWeights` takes it back, since the weights belong to the dense
+part.
 
 Every rank calls both in every step, also one without slots: all must enter the collectives of the backward pass, so an anchor tensor
 keeps them in the graph.
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayrec.comm.codec import Codecs, coded_all_to_all
+from rayrec.comm.codec import Codec, Codecs, Sections, coded_all_to_all
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.combine import (
     HomeGrads,
@@ -60,14 +61,24 @@ class Step:
         """The slots of this rank."""
         return self.plan.slots.ranks[self.plan.rank]
 
+    def apart(self, codec: Codec | None) -> int | None:
+        """This rank, where its message to itself stays out of the exchange; a codec must see it, so that replicas get equal values."""
+        return self.plan.rank if codec is None and self.exchange.keeps_own else None
+
     def by_use(self, collection: int) -> bool:
         """Whether a collection's output is one tensor per use instead of one matrix."""
         return bool(self.bags) or self.plan.slots.collections[collection].sequence
 
 
-def _scale(grads: Tensor, world_size: int) -> Tensor:
-    """The one division by the number of ranks: with it, summed sparse gradients match DDP's averaged dense ones."""
-    return grads.mul_(1.0 / world_size) if world_size > 1 else grads
+def _swap(step: Step, codec: Codec | None, send: Tensor, kept: Tensor | None, out: Sections, into: Sections) -> list[Tensor]:
+    """What arrived from every rank, with the message that this rank kept in its place."""
+    if kept is None:
+        return coded_all_to_all(step.exchange, codec, send, out, into)
+    rank = step.plan.rank
+    splits_out, splits_in = ([0 if r == rank else sum(part) for r, part in enumerate(sections)] for sections in (out, into))
+    received = step.exchange.views(send, splits_out, splits_in).wait()
+    received[rank] = kept
+    return received
 
 
 class Combine(torch.autograd.Function):
@@ -80,8 +91,8 @@ class Combine(torch.autograd.Function):
         plan, routed, ranks = step.plan, step.routed, step.plan.slots.ranks
         out_sizes = [[step.mine.rows_out(sizes)] for sizes in routed.got]
         in_sizes = [[owner.rows_out(sizes)] for owner, sizes in zip(ranks, routed.sent, strict=True)]
-        send = pack_rows(step.mine, rows, routed.got) if rows else anchor.new_empty(0)
-        received = coded_all_to_all(step.exchange, step.codecs.forward, send, out_sizes, in_sizes)
+        send, kept = pack_rows(step.mine, rows, routed.got, step.exchange, step.apart(step.codecs.forward))
+        received = _swap(step, step.codecs.forward, send, kept, out_sizes, in_sizes)
         hops: list[Tensor] = []
         if step.hops is not None:
             summed = [r for group, r in zip(step.mine.groups, rows, strict=True) if group.key.two_hop]
@@ -112,16 +123,18 @@ class Combine(torch.autograd.Function):
             else:
                 pooled[collection] = next(flow)
         home = HomeGrads(pooled, uses, step.bags)
-        send = pack_grads(step.plan, routed, step.send, home, grads[0])
+        codec, world = step.codecs.backward, len(routed.got)
+        early = 1.0 / world if codec is None else 1.0  # before the wire, unless it would lose bits there
+        send, kept = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec), early)
         out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
         in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
-        received = coded_all_to_all(step.exchange, step.codecs.backward, send, out_sizes, in_sizes)
-        found = split_grads(step.mine, _scale(received, len(routed.got)), routed.got)
+        received = _swap(step, codec, send, kept, out_sizes, in_sizes)
+        found = split_grads(step.mine, received, routed.got, 1.0 / world / early)
         if step.hops is not None:
             sizes = HopSizes.of(slots, step.plan.rank, routed)
             back = pack_hop_grads(step.plan, sizes.home, home, grads[0])
             summed = send_back(step.hops, sizes, back, [s.rows for s in routed.got], step.codecs.backward)
-            found += _scale(summed, len(routed.got)).split([g.width for g in step.mine.hops], 1)
+            found += summed.mul_(1.0 / world).split([g.width for g in step.mine.hops], 1)
         by_group = dict(zip((*step.mine.pooled, *step.mine.sequences, *step.mine.hops), found, strict=True))
         return None, grads[0].new_empty(0), *(by_group[group] for group in step.mine.groups)
 

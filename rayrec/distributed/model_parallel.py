@@ -19,9 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
-from rayrec.comm.process_group import broadcast_seed, exchange_for
+from rayrec.comm.process_group import broadcast_seed
 from rayrec.distributed.engine import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
@@ -51,6 +52,8 @@ class DistributedModelParallel(nn.Module):
             for one group. All ranks in one group when None.
         sync_every: with sharding_group_size: 1 trains exactly as one world, since replicas exchange ids and gradients; more is the number
             of steps between two averages of the replicas.
+        transport: "auto" exchanges through shared memory between CPU ranks of one host and through the process group otherwise;
+            "process_group" and "shared_memory" insist.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
@@ -76,6 +79,7 @@ class DistributedModelParallel(nn.Module):
         dedup_sequences: bool = False,
         sharding_group_size: int | None = None,
         sync_every: int = 1,
+        transport: Transport | str = Transport.AUTO,
     ) -> None:
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
@@ -83,13 +87,14 @@ class DistributedModelParallel(nn.Module):
         self.device = torch.device(device) if device is not None else _default_device(process_group if grouped else None)
         self._replicas = Replicas(sharding_group_size, sync_every) if sharding_group_size is not None and grouped else None
         sharding_group = process_group if self._replicas is None else self._replicas.group
-        exchange: Exchange = exchange_for(sharding_group) if grouped else LocalExchange()
+        transport = Transport(transport)
+        exchange: Exchange = exchange_for(sharding_group, self.device, transport) if grouped else LocalExchange()
         if seed is None:
             seed = broadcast_seed(torch.initial_seed(), process_group, self.device) if grouped else torch.initial_seed()
         ahead: Exchange | None = None
         if prefetch:
-            ahead = exchange_for(sharding_group, own=True) if grouped else LocalExchange()
-        peers = None if self._replicas is None else self._replicas.peers
+            ahead = exchange_for(sharding_group, self.device, transport, own=True) if grouped else LocalExchange()
+        peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead, peers)

@@ -32,7 +32,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
     bags = _gather(lengths, peers, [n for _, n in counts])
     weights = None
     if own.weights is not None:
-        weights = list(_gather(own.weights.detach(), peers, [n for n, _ in counts]))
+        weights = _gather(own.weights.detach(), peers, [n for n, _ in counts])
         weights[peers.rank] = own.weights  # in the graph, where they are learned
     per_slot = [part.view(slots, -1) for part in bags]  # [replica] (S, bags)
     cuts = [offsets_of(part.sum(1).tolist()) for part in per_slot]
@@ -48,10 +48,9 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
     return _OwnRows.apply(lookup(merged), peers, [part.shape[1] for part in per_slot])
 
 
-def _gather(values: Tensor, peers: Exchange, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def _gather(values: Tensor, peers: Exchange, sizes: Sequence[int]) -> list[Tensor]:
     """Every replica's values, in replica order."""
-    received = peers.all_to_all(values.repeat(peers.world_size), [values.numel()] * peers.world_size, sizes).wait()
-    return received.split(list(sizes))
+    return [part.clone() for part in peers.all_gather(values, sizes).wait()]
 
 
 class _OwnRows(torch.autograd.Function):

@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import ShardState
-from rayrec.comm.process_group import ProcessGroupExchange, new_group
+from rayrec.comm.choose import Transport, exchange_for
+from rayrec.comm.exchange import Exchange
+from rayrec.comm.process_group import new_group
 from rayrec.errors import ConfigError
 
 _CHUNK = 1 << 22  # values averaged at a time
@@ -48,10 +50,9 @@ class Replicas:
         peers = [new_group([ranks[i] for ranks in groups]) for i in range(group_size)]
         self._peers = peers[rank % group_size]
 
-    @property
-    def peers(self) -> ProcessGroupExchange | None:
-        """The ranks with the same shards, when replicas are to be exactly equal."""
-        return ProcessGroupExchange(self._peers) if self.sync_every == 1 else None
+    def peers(self, device: torch.device, transport: Transport) -> Exchange | None:
+        """An exchange of the ranks with the same shards, when replicas are to be exactly equal."""
+        return exchange_for(self._peers, device, transport) if self.sync_every == 1 else None
 
     def due(self) -> bool:
         """Count one step; whether an average is due before the next."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -143,8 +142,8 @@ def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
     return words + words % 2
 
 
-def pack_payload(rows: SourceRows, send: SendPlan) -> Tensor:
-    """(words,) int32: per destination rank its ids, lengths, weights and padding, in one copy."""
+def pack_payload(rows: SourceRows, send: SendPlan, out: Tensor) -> Tensor:
+    """Fill `out`, (words,) int32, with each destination rank's ids, lengths, weights and padding, in one copy."""
     pad = torch.zeros(1, dtype=_WORD, device=rows.parts[0].ids.device)
     first_rows = offsets_of(len(part.counts) for part in rows.parts)
     id_bounds = [offsets_of(part.counts) for part in rows.parts]
@@ -166,26 +165,24 @@ def pack_payload(rows: SourceRows, send: SendPlan) -> Tensor:
         if sum(part.numel() for part in parts) % 2:
             parts.append(pad)
         buffer.extend(parts)
-    return torch.cat(buffer) if buffer else pad[:0]
+    return torch.cat(buffer, out=out) if buffer else out
 
 
-def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], payload: Tensor) -> dict[GroupKey, GroupIds]:
+def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence[Tensor]) -> dict[GroupKey, GroupIds]:
     """Sort what arrived, for each lookup group; see `GroupIds`.
 
     Args:
         got: per source rank, the sizes of its message.
-        payload: (words,) int32, the messages of all ranks in rank order.
+        messages: per source rank (words,) int32.
     """
     mine = slots.ranks[rank]
     ids: list[Sequence[Tensor]] = []  # [source][piece]
     lengths: list[list[Tensor]] = []
     weights: list[dict[int, Tensor]] = []
-    at = 0
-    for sizes in got:
+    for sizes, message in zip(got, messages, strict=True):
         weighted = {i: sizes.ids[i] for i, piece in enumerate(mine.pieces) if piece.weighted}
         words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
-        a, b, c = payload[at : at + sum(words)].split(words)
-        at += payload_words(mine.pieces, sizes)
+        a, b, c = message[: sum(words)].split(words)
         ids.append(a.view(torch.int64).split(list(sizes.ids)))
         lengths.append(_padded(b, mine.pieces, sizes))
         weights.append(dict(zip(weighted, c.view(torch.float32).split(list(weighted.values())), strict=True)))
@@ -227,7 +224,7 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange, track: bool = False) -> RoutedIds:
-    """The input exchange of one KJT: two collectives, the headers and the payload.
+    """The input exchange of one KJT: a header and a payload for every rank.
 
     Args:
         track: remember where weighted ids came from, for the gradient of their weights.
@@ -237,17 +234,18 @@ def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Ex
         CommError: a peer is gone.
     """
     rows = bucketize(kjt, send.bucketings, slots.weighted, track)
-    pieces, world = [rank.pieces for rank in slots.ranks], exchange.world_size
+    pieces = [rank.pieces for rank in slots.ranks]
     mine = pieces[exchange.rank]
     headers = pack_header(rows, slots, send)
-    header = torch.tensor([value for h in headers for value in h], dtype=torch.int64, device=rows.parts[0].ids.device)
-    received = exchange.all_to_all(header, [len(h) for h in headers], [2 * len(mine)] * world).wait().tolist()
-    if any(value < 0 for value in received):
-        raise ShapeError(f"rank {exchange.rank} received a negative count in a header: the ranks do not share one plan.")
     sent = tuple(Sizes.of(h) for h in headers)
-    got = tuple(Sizes.of(received[a:b]) for a, b in pairwise(range(0, 2 * len(mine) * (world + 1), 2 * len(mine)))) if mine else ()
-    got = got or tuple(Sizes((), ()) for _ in range(world))
     words_out = [payload_words(p, s) for p, s in zip(pieces, sent, strict=True)]
-    words_in = [payload_words(mine, s) for s in got]
-    payload = exchange.all_to_all(pack_payload(rows, send), words_out, words_in).wait()
-    return RoutedIds(unpack(slots, exchange.rank, got, payload), sent, got, rows)
+
+    def words_in(received: list[list[int]]) -> list[int]:
+        if any(value < 0 for h in received for value in h):
+            raise ShapeError(f"rank {exchange.rank} received a negative count in a header: the ranks do not share one plan.")
+        return [payload_words(mine, Sizes.of(h)) for h in received]
+
+    payload = pack_payload(rows, send, exchange.buffer(sum(words_out), rows.parts[0].lengths))
+    received, messages = exchange.headed(headers, payload, words_out, 2 * len(mine), words_in).wait()
+    got = tuple(Sizes.of(h) for h in received)
+    return RoutedIds(unpack(slots, exchange.rank, got, messages), sent, got, rows)

@@ -32,7 +32,7 @@ class CombinePlan:
     Attributes:
         writes: per pooled collection, spans that tile its output columns in order (row block 0 and replicated tables).
         adds: spans of later row blocks, in block order.
-        sends_back: per owner, the spans of its gradient buffer in column order; of replicated tables every owner's.
+        sends_back: per owner, the spans of its gradient matrices in column order: of sharded and of replicated tables.
         hops_back: the same per host, for the two-hop route.
     """
 
@@ -40,7 +40,7 @@ class CombinePlan:
     rank: int
     writes: dict[int, tuple[Span, ...]]
     adds: tuple[Span, ...]
-    sends_back: tuple[tuple[Span, ...], ...]
+    sends_back: tuple[tuple[tuple[Span, ...], tuple[Span, ...]], ...]
     hops_back: tuple[tuple[Span, ...], ...]
 
 
@@ -48,10 +48,12 @@ def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
     """Compile the output step of `rank`."""
     writes: dict[int, list[Span]] = {c: [] for c in slots.widths}
     adds: dict[int, list[Span]] = {}
-    back: list[tuple[Span, ...]] = []
+    back: list[tuple[tuple[Span, ...], tuple[Span, ...]]] = []
     for owner, mine in enumerate(slots.ranks):
         spans = _spans(owner, mine.pooled)
-        back.append(_merge([span for _, span in spans]))
+        merged = _merge([span for _, span in spans])
+        replicated = [replace(span, source=span.source - mine.exchanged_width) for span in merged if span.replicated]
+        back.append((tuple(span for span in merged if not span.replicated), tuple(replicated)))
         for block, span in spans:
             if span.replicated and owner != rank:
                 continue

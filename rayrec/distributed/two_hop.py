@@ -74,15 +74,14 @@ def send_home(hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], padded: Seque
         homes = [part[:count] for part, count in zip(matrix.split(list(padded)), sizes.rows, strict=True)]
         out = torch.cat([homes[r].reshape(-1) for group in sizes.local for r in group])
         out_sizes = [sum(sizes.rows[r] for r in group) * width for group in sizes.local]
-        received = hops.host.all_to_all(out, out_sizes, [mine * width] * hops.host.world_size).wait()
-        parts = received.view(hops.host.world_size, mine * width)
+        parts = hops.host.views(out, out_sizes, [mine * width] * hops.host.world_size).wait()
         summed = parts[0].clone()
         for part in parts[1:]:
             summed += part
     to_hosts = [sizes.rows[r] * width for r in sizes.local[local]]
     from_hosts = [count * columns for count, columns in sizes.home]
     arrived = coded_all_to_all(hops.peers, codec, summed, [[n] for n in to_hosts], [[n] for n in from_hosts])
-    return [part.view(shape) for part, shape in zip(arrived.split(from_hosts), sizes.home, strict=True)]
+    return [part.view(shape) for part, shape in zip(arrived, sizes.home, strict=True)]
 
 
 def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], padded: Sequence[int], codec: Codec | None) -> Tensor:
@@ -94,17 +93,15 @@ def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], padded: Sequ
     width, local = sizes.width, hops.host.rank
     from_hosts = [sizes.rows[r] * width for r in sizes.local[local]]
     out = torch.cat([grad.reshape(-1) for grad in grads])
-    arrived = coded_all_to_all(hops.peers, codec, out, [[count * columns] for count, columns in sizes.home], [[n] for n in from_hosts])
+    parts = coded_all_to_all(hops.peers, codec, out, [[count * columns] for count, columns in sizes.home], [[n] for n in from_hosts])
+    arrived = torch.cat(parts)
     result = arrived.new_zeros(sum(padded), width)
     if not width:
         return result
     per_local = [sum(sizes.rows[r] for r in group) * width for group in sizes.local]
-    gathered = hops.host.all_to_all(arrived.repeat(hops.host.world_size), [arrived.numel()] * hops.host.world_size, per_local).wait()
+    gathered = hops.host.all_gather(arrived, per_local).wait()
     homes = result.split(list(padded))
-    at = 0
-    for group in sizes.local:
-        for r in group:
-            count = sizes.rows[r]
-            homes[r][:count] = gathered[at : at + count * width].view(count, width)
-            at += count * width
+    for group, part in zip(sizes.local, gathered, strict=True):
+        for r, rows in zip(group, part.split([sizes.rows[r] * width for r in group]), strict=True):
+            homes[r][: sizes.rows[r]] = rows.view(-1, width)
     return result

@@ -1,0 +1,73 @@
+"""Which exchange a group of ranks uses: chosen from where the ranks are, or as the caller says.
+
+CPU ranks of one host share memory; where a job spans hosts, those of each host do, and a process group joins the hosts; GPU ranks, and
+ranks that cannot share memory, use the process group alone.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rayrec.comm.exchange import Exchange
+from rayrec.comm.joined import share_hosts
+from rayrec.comm.process_group import ProcessGroupExchange, new_group, timeout_s
+from rayrec.errors import CommError
+
+
+class Transport(Enum):
+    """How ranks exchange ids, rows and gradients."""
+
+    AUTO = "auto"
+    PROCESS_GROUP = "process_group"
+    SHARED_MEMORY = "shared_memory"
+
+
+def exchange_for(
+    group: dist.ProcessGroup | None, device: torch.device, transport: Transport = Transport.AUTO, own: bool = False, host: str | None = None
+) -> Exchange:
+    """An exchange over the ranks of `group`; every rank of it calls, in the same order as other collectives.
+
+    Args:
+        group: the default group when None, which itself is never used for the exchange, but one with connections of its own.
+        device: where the tensors will lie.
+        transport: AUTO chooses as the module says; PROCESS_GROUP never shares memory; SHARED_MEMORY raises where AUTO would not share
+            memory among any ranks.
+        own: also make new connections for any other group.
+        host: what tells this rank's host from others; by default the running kernel and its process namespace.
+    Raises:
+        CommError: no process group exists, or SHARED_MEMORY is not possible.
+    """
+    if not dist.is_initialized():
+        raise CommError("no process group: call torch.distributed.init_process_group first, or train through rayrec.Driver.")
+    whole = _process_group_exchange(group, own)
+    if transport is Transport.PROCESS_GROUP or device.type != "cpu" or whole.world_size == 1:
+        if transport is Transport.SHARED_MEMORY and whole.world_size > 1:
+            raise CommError(f"transport 'shared_memory' is for CPU ranks, these are on {device.type}; use 'auto'.")
+        return whole
+    name = int.from_bytes(blake2b((host or host_identity()).encode(), digest_size=7).digest(), "big")
+    found = share_hosts(whole, name, timeout_s())
+    if found is whole and transport is Transport.SHARED_MEMORY:
+        raise CommError("transport 'shared_memory': no two ranks share a host and can share memory there; use 'auto'.")
+    return found
+
+
+def _process_group_exchange(group: dist.ProcessGroup | None, own: bool) -> ProcessGroupExchange:
+    if group is None or group is dist.group.WORLD:
+        return ProcessGroupExchange(new_group())
+    if own:
+        return ProcessGroupExchange(new_group(dist.get_process_group_ranks(group), members_only=True))
+    return ProcessGroupExchange(group)
+
+
+def host_identity() -> str:
+    """What two processes have in common exactly when they can share memory: the boot of the kernel, the process namespace, the user."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename
+    return f"{kernel}/{os.readlink(namespace) if namespace.exists() else ''}/{os.getuid()}"

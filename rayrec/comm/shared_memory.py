@@ -1,0 +1,362 @@
+"""Shared memory as an exchange: CPU ranks of one host read each other's messages where they were written.
+
+Every rank owns an outbox and a page of words: how many collectives it has started, how many it has finished reading, and where in the
+outbox each rank's message lies. A collective is one copy into the outbox (none if `buffer` was filled), one store that publishes it,
+and one wait for the stores of the others, who then read in place. The outbox is double: collective k + 2 overwrites k, which every rank
+has read by the time it starts k + 1, so no second wait is needed. Outboxes grow to the largest message and are used again.
+
+A wait ends at once when a peer ends or leaves, when `abort_all` is called in this process, and at the latest after the timeout.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
+from rayrec.comm.shared_segment import OwnSegment, PeerLife, Segment, futex_wait, futex_wake, unsupported
+from rayrec.errors import CommError, ShapeError
+
+# words of the page: collectives started, those of all ranks that this one has mapped, those it has finished reading, whether it has left;
+# then per half of the outbox: fd, size, and a table of 4 words per rank
+_STARTED, _MAPPED, _READ, _LEFT = 0, 1, 2, 3
+_TABLES = 4
+_SPIN_S = 100e-6  # a sleeping wait costs about as much to wake up
+_SLICE_S = 0.05
+_LEAVE_S = 10.0
+_LEAST_BYTES = 1 << 20
+
+_alive: weakref.WeakSet[SharedMemoryExchange] = weakref.WeakSet()
+
+
+class Gathers(Protocol):
+    """What `SharedMemoryExchange.open` needs of the ranks that shall share memory."""
+
+    rank: int
+    world_size: int
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Exchange.all_gather`."""
+        ...
+
+
+class SharedMemoryExchange(FlatExchange):
+    """The ranks of `over`, all on this host, by shared memory. Make it with `open`.
+
+    Attributes:
+        collectives: started so far.
+        waited_s: seconds spent waiting for peers so far.
+    """
+
+    keeps_own = True
+
+    def __init__(self, over: Gathers, timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = over.rank, over.world_size, timeout_s
+        self.collectives, self.waited_s = 0, 0.0
+        self._stride = 2 + 4 * self.world_size
+        self._page = OwnSegment(8 * (_TABLES + 2 * self._stride))
+        self._outbox: list[OwnSegment | None] = [None, None]
+        self._attached: list[list[tuple[int, int, Segment] | None]] = [[None, None] for _ in range(self.world_size)]
+        self._others = [r for r in range(self.world_size) if r != self.rank]
+        self._pages: dict[int, Segment] = {}
+        self._lives: dict[int, PeerLife] = {}
+        self._pids: list[int] = []
+        self._unfinished: list[_Collective] = []
+        self._aborted = self._closed = False
+        self._owner = os.getpid()
+        self._spin_s = _SPIN_S if self.world_size <= len(os.sched_getaffinity(0)) else 0.0
+
+    @staticmethod
+    def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
+        """Share memory between the ranks of `over`; None on all of them where one cannot. All ranks call it.
+
+        Args:
+            timeout_s: bound on every wait.
+        """
+        reason = unsupported()
+        made = None if reason else SharedMemoryExchange(over, timeout_s)
+        mine = [os.getpid(), made._page.fd, made._page.size] if made is not None else [0, -1, 0]
+        everyone = [part.tolist() for part in over.all_gather(torch.tensor(mine), [3] * over.world_size).wait()]
+        fine = made is not None and made._attach(everyone)
+        agreed = [int(part) for part in over.all_gather(torch.tensor([int(fine)]), [1] * over.world_size).wait()]
+        if made is None or not all(agreed):
+            return None
+        made._page.close()  # all have attached
+        _alive.add(made)
+        return made
+
+    def _attach(self, everyone: Sequence[Sequence[int]]) -> bool:
+        self._pids = [pid for pid, _, _ in everyone]
+        try:
+            for rank in self._others:
+                pid, fd, size = everyone[rank]
+                self._lives[rank] = PeerLife(pid)
+                self._pages[rank] = Segment.attach(pid, fd, size)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+        """See `Exchange.all_to_all`."""
+        collective = self._start(send, send_splits, None)
+
+        def finish() -> Tensor:
+            received = torch.cat(collective.finish(recv_splits)[1])
+            self._release()
+            return received
+
+        return Pending(finish)
+
+    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Exchange.views`."""
+        collective = self._start(send, send_splits, None)
+        return Pending(lambda: collective.finish(recv_splits)[1])
+
+    def headed(
+        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+    ) -> Pending[Headed]:
+        """See `Exchange.headed`; one collective."""
+        collective = self._start(send, send_splits, headers)
+        return Pending(lambda: collective.finish(splits_of))
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Exchange.all_gather`; written once."""
+        collective = self._start(send, None, None)
+        return Pending(lambda: collective.finish(sizes)[1])
+
+    def buffer(self, size: int, like: Tensor) -> Tensor:
+        """See `Exchange.buffer`."""
+        outbox = self._prepare(self.collectives + 1, size * like.element_size())
+        return outbox.bytes[: size * like.element_size()].view(like.dtype)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
+        """See `Exchange.split`."""
+        mine = next(tuple(group) for group in groups if self.rank in group)
+        part = SharedMemoryExchange.open(Members(self, mine), self.timeout_s)
+        if part is None:
+            raise CommError(f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in the small one.")
+        return part
+
+    def abort(self) -> None:
+        """End this process's waits with CommError, now and later; from any thread."""
+        self._aborted = True
+        for page in self._pages.values():
+            futex_wake(page.address)
+
+    def close(self) -> None:
+        """Leave: peers that wait for this rank raise. Waits some seconds at most, for peers to map what was sent to them."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        deadline = time.monotonic() + (0.0 if self._aborted else _LEAVE_S)
+        for rank in self._others:
+            words = self._pages[rank].words
+            while words[_MAPPED] < self.collectives and not words[_LEFT] and not self._lives[rank].ended() and time.monotonic() < deadline:
+                time.sleep(0.0005)
+        self._page.words[_LEFT] = 1
+        futex_wake(self._page.address)
+
+    def __del__(self) -> None:
+        if self._pages:
+            self.close()
+
+    # -- one collective ------------------------------------------------------------------------------------------------------------
+
+    def _start(self, send: Tensor, splits: Sequence[int] | None, headers: Sequence[Sequence[int]] | None) -> _Collective:
+        """Write and publish one message per rank; all of `send` to everyone when `splits` is None."""
+        assert send.is_contiguous() and send.device.type == "cpu", "shared memory moves contiguous CPU tensors"
+        number, width = self.collectives + 1, send.element_size()
+        total = send.numel() * width
+        head_at = -(-total // 8) * 8
+        flat = array("q", (value for header in headers for value in header)) if headers else array("q")
+        outbox = self._prepare(number, head_at + 8 * len(flat))
+        if send.data_ptr() != outbox.address:
+            self._write(outbox, send, splits)
+        if flat:
+            outbox.words[head_at // 8 : head_at // 8 + len(flat)] = memoryview(flat)
+        table = array("q", (outbox.fd, outbox.size))
+        at, begin = head_at, 0
+        for rank in range(self.world_size):
+            count = send.numel() if splits is None else splits[rank]
+            size = 8 * len(headers[rank]) if headers else 0
+            table.extend((begin * width, (begin + count) * width, at, at + size))
+            at += size
+            begin += 0 if splits is None else count
+        assert splits is None or begin == send.numel(), f"rank {self.rank} sends {send.numel()} elements in splits {splits}"
+        first = _TABLES + number % 2 * self._stride
+        words = self._page.words
+        words[first : first + self._stride] = memoryview(table)
+        self.collectives = number
+        words[_STARTED] = number
+        futex_wake(self._page.address)
+        own = send if splits is None else send[sum(splits[: self.rank]) :][: splits[self.rank]]
+        collective = _Collective(self, number, own, list(headers[self.rank]) if headers else [])
+        self._unfinished.append(collective)
+        return collective
+
+    def _write(self, outbox: Segment, send: Tensor, splits: Sequence[int] | None) -> None:
+        width = send.element_size()
+        into = outbox.bytes[: send.numel() * width].view(send.dtype)
+        if splits is None:
+            into.copy_(send)
+            return
+        own = sum(splits[: self.rank])  # this rank's own part is read from `send`
+        after = own + splits[self.rank]
+        if own:
+            into[:own].copy_(send[:own])
+        if after < send.numel():
+            into[after:].copy_(send[after:])
+
+    def _prepare(self, number: int, size: int) -> OwnSegment:
+        """The half of the outbox for collective `number`, free and large enough."""
+        if self._closed:
+            raise CommError(f"rank {self.rank}: this exchange has been closed.")
+        for collective in list(self._unfinished):
+            if collective.number <= number - 2:
+                collective.own()
+        self._release()
+        half = number % 2
+        for rank in self._others:
+            self.await_word(rank, _READ, number - 2)
+        outbox = self._outbox[half]
+        if outbox is None or outbox.size < size:
+            if outbox is not None:
+                outbox.close()  # every peer that needed it has attached
+            self._outbox[half] = outbox = OwnSegment(max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
+        return outbox
+
+    def _release(self) -> None:
+        """Tell peers what this rank has finished reading; views handed out are dead from here."""
+        self._page.words[_READ] = self._finished()
+
+    def _finished(self) -> int:
+        return self._unfinished[0].number - 1 if self._unfinished else self.collectives
+
+    def done(self, collective: _Collective) -> None:
+        """A collective of this rank has been mapped."""
+        self._unfinished.remove(collective)
+        self._page.words[_MAPPED] = self._finished()
+
+    def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
+        """The outbox of a peer and its table entry for this rank, once the peer has started collective `number`."""
+        self.await_word(rank, _STARTED, number)
+        half = number % 2
+        words = self._pages[rank].words
+        first = _TABLES + half * self._stride
+        fd, size = words[first], words[first + 1]
+        known = self._attached[rank][half]
+        if known is None or known[:2] != (fd, size):
+            try:
+                known = (fd, size, Segment.attach(self._pids[rank], fd, size))
+            except OSError as error:
+                raise self._gone(rank, f"its memory cannot be attached ({error})") from error
+            self._attached[rank][half] = known
+        entry = first + 2 + 4 * self.rank
+        return known[2], words[entry : entry + 4]
+
+    def await_word(self, rank: int, index: int, least: int) -> None:
+        """Wait until a word of a peer's page is at least `least`.
+
+        Raises:
+            CommError: see the module.
+        """
+        words = self._pages[rank].words
+        if words[index] >= least:
+            return
+        start = time.perf_counter()
+        spun = start + self._spin_s
+        while time.perf_counter() < spun:
+            for _ in range(16):
+                if words[index] >= least:
+                    self.waited_s += time.perf_counter() - start
+                    return
+        page = self._pages[rank]
+        deadline = start + self.timeout_s
+        while True:
+            seen = words[_STARTED]
+            ended, left = self._lives[rank].ended(), words[_LEFT]  # asked before the word, so that a last message is not missed
+            if words[index] >= least:
+                break
+            if self._aborted:
+                raise CommError(f"rank {self.rank} of {self.world_size}: the exchange was aborted while it waited for rank {rank}.")
+            if ended or left:
+                raise self._gone(rank, "its process has ended" if ended else "it has left the exchange")
+            if time.perf_counter() > deadline:
+                raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
+            futex_wait(page.address, seen, _SLICE_S if index == _STARTED else 0.002)
+        self.waited_s += time.perf_counter() - start
+
+    def _gone(self, rank: int, why: str) -> CommError:
+        return CommError(f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is gone: {why}.")
+
+
+class _Collective:
+    """One collective of this rank, started."""
+
+    def __init__(self, exchange: SharedMemoryExchange, number: int, own: Tensor, header: list[int]) -> None:
+        self.exchange, self.number, self._own, self._header = exchange, number, own, header
+        self._arrived: list[tuple[list[int], Tensor]] | None = None
+
+    def _parts(self) -> list[tuple[list[int], Tensor]]:
+        """Per source its header and its message, a view."""
+        if self._arrived is None:
+            self._arrived = []
+            for rank in range(self.exchange.world_size):
+                if rank == self.exchange.rank:
+                    self._arrived.append((self._header, self._own))
+                    continue
+                outbox, (begin, end, head, tail) = self.exchange.read(rank, self.number)
+                self._arrived.append((outbox.words[head // 8 : tail // 8].tolist(), outbox.bytes[begin:end].view(self._own.dtype)))
+            self.exchange.done(self)
+        return self._arrived
+
+    def own(self) -> None:
+        """Finish by copying what arrived, so that the peers may write again."""
+        self._arrived = [(header, part.clone()) for header, part in self._parts()]
+
+    def finish(self, expected: Sequence[int] | SplitsOf) -> Headed:
+        """Headers and messages, checked against the sizes that this rank expects."""
+        parts = self._parts()
+        headers, messages = [header for header, _ in parts], [part for _, part in parts]
+        wanted = expected(headers) if callable(expected) else expected
+        for rank, (message, size) in enumerate(zip(messages, wanted, strict=True)):
+            if message.numel() != size:
+                raise ShapeError(
+                    f"rank {self.exchange.rank} expected {size} elements from rank {rank}, which sent {message.numel()}: "
+                    "the ranks do not share one plan."
+                )
+        return headers, messages
+
+
+class Members:
+    """Some ranks of an exchange as `Gathers`; all ranks of the exchange call together, and each takes what concerns it."""
+
+    def __init__(self, whole: Gathers, ranks: Sequence[int]) -> None:
+        self._whole, self._ranks = whole, ranks
+        self.rank, self.world_size = ranks.index(whole.rank), len(ranks)
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        pending = self._whole.all_gather(send, [sizes[0]] * self._whole.world_size)
+        return Pending(lambda: [pending.wait()[rank] for rank in self._ranks])
+
+
+def abort_all() -> None:
+    """`SharedMemoryExchange.abort` of all exchanges of this process."""
+    for exchange in list(_alive):
+        exchange.abort()
+
+
+@atexit.register
+def close_all() -> None:
+    """`SharedMemoryExchange.close` of all exchanges of this process."""
+    for exchange in list(_alive):
+        exchange.close()
+        _alive.discard(exchange)

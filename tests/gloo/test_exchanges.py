@@ -1,0 +1,186 @@
+"""Every transport carries the same messages: process group, shared memory, and the two joined as if the ranks lay on two hosts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from rayrec.comm import choose
+from rayrec.comm.choose import Transport, exchange_for
+from rayrec.comm.exchange import Exchange
+from rayrec.comm.joined import JoinedExchange
+from rayrec.comm.process_group import ProcessGroupExchange
+from rayrec.comm.shared_memory import SharedMemoryExchange
+from rayrec.errors import CommError, ShapeError
+from tests.ranks import RankPool
+
+KINDS = {"process_group": ProcessGroupExchange, "shared_memory": SharedMemoryExchange, "joined": JoinedExchange}
+
+
+def open_exchange(kind: str, rank: int) -> Exchange:
+    """An exchange over all ranks; joined: ranks 0, 1 and 2, 3 are told to be on two hosts."""
+    host = f"host{rank // 2}" if kind == "joined" else None
+    transport = Transport.PROCESS_GROUP if kind == "process_group" else Transport.AUTO
+    exchange = exchange_for(None, torch.device("cpu"), transport, host=host)
+    assert type(exchange) is KINDS[kind]
+    return exchange
+
+
+def message(step: int, source: int, dest: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """What `source` sends to `dest` in a step."""
+    return (torch.arange(size) * 7 + 1000 * source + 100 * dest + step).to(dtype)
+
+
+def carry(rank: int, world: int, kind: str) -> str:
+    exchange = open_exchange(kind, rank)
+    rng = random.Random(5)  # the same on every rank
+    for step in range(60):
+        dtype = rng.choice([torch.float32, torch.int64, torch.uint8, torch.float16])
+        most = rng.choice([0, 3, 50, 3000, 1 << 19 if step % 20 == 7 else 5])
+        sizes = [[rng.randint(0, most) for _ in range(world)] for _ in range(world)]  # [source][dest]
+        into = [sizes[source][rank] for source in range(world)]
+        parts = [message(step, rank, dest, sizes[rank][dest], dtype) for dest in range(world)]
+        want = [message(step, source, rank, into[source], dtype) for source in range(world)]
+        what = rng.choice(["all_to_all", "views", "headed", "gather", "two"])
+        send = torch.cat(parts)
+        if rng.random() < 0.5 and what != "gather":
+            buffer = exchange.buffer(send.numel(), send)
+            send = buffer.copy_(send)
+        if what == "all_to_all":
+            got = list(exchange.all_to_all(send, sizes[rank], into).wait().split(into))
+        elif what == "headed":
+            headers = [[step, rank * 10 + dest, sizes[rank][dest]] for dest in range(world)]
+            heads, got = exchange.headed(headers, send, sizes[rank], 3, lambda found: [h[2] for h in found]).wait()
+            assert heads == [[step, source * 10 + rank, into[source]] for source in range(world)]
+        elif what == "gather":
+            alike = [sizes[source][0] for source in range(world)]
+            got = exchange.all_gather(message(step, rank, 0, alike[rank], dtype), alike).wait()
+            want = [message(step, source, 0, alike[source], dtype) for source in range(world)]
+        elif what == "two":  # the next starts before the last was waited for
+            first = exchange.views(send, sizes[rank], into)
+            second = exchange.all_to_all(send.clone(), sizes[rank], into)
+            third = exchange.all_to_all(send.clone(), sizes[rank], into)
+            got = first.wait()
+            assert torch.equal(second.wait(), torch.cat(want))
+            assert torch.equal(third.wait(), torch.cat(want))
+        else:
+            got = exchange.views(send, sizes[rank], into).wait()
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), (step, what, dtype)
+    part = exchange.split([[r for r in range(world) if r % 2 == odd] for odd in (0, 1)])
+    assert (part.rank, part.world_size) == (rank // 2, len(range(rank % 2, world, 2)))
+    got = part.all_gather(torch.tensor([rank]), [1] * part.world_size).wait()
+    assert [int(v) for v in got] == list(range(rank % 2, world, 2))
+    return type(part).__name__
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["process_group", "shared_memory"])
+def test_messages_arrive(ranks: RankPool, kind: str, world: int) -> None:
+    ranks.run(world, carry, kind)
+
+
+def test_messages_arrive_between_and_inside_hosts(ranks: RankPool) -> None:
+    assert set(ranks.run(4, carry, "joined")) == {"ProcessGroupExchange"}  # ranks 0, 2 and 1, 3 are on different hosts
+
+
+def disagree(rank: int, world: int) -> None:
+    exchange = open_exchange("shared_memory", rank)
+    with pytest.raises(ShapeError, match=f"rank {rank} expected 3 elements from rank {1 - rank}, which sent 2"):
+        exchange.all_to_all(torch.zeros(4), [2, 2], [2 if r == rank else 3 for r in range(2)]).wait()
+
+
+def test_sizes_that_differ_are_named(ranks: RankPool) -> None:
+    ranks.run(2, disagree)
+
+
+def leave(rank: int, world: int) -> float:
+    exchange = open_exchange("shared_memory", rank)
+    assert isinstance(exchange, SharedMemoryExchange)
+    exchange.all_to_all(torch.zeros(2), [1, 1], [1, 1]).wait()
+    if rank == 1:
+        exchange.close()
+        with pytest.raises(CommError, match="has been closed"):
+            exchange.all_to_all(torch.zeros(2), [1, 1], [1, 1])
+        return 0.0
+    start = time.monotonic()
+    with pytest.raises(CommError, match="rank 1 is gone: it has left"):
+        exchange.all_to_all(torch.zeros(2), [1, 1], [1, 1]).wait()
+    return time.monotonic() - start
+
+
+def test_a_rank_that_leaves_is_noticed(ranks: RankPool) -> None:
+    assert max(ranks.run(2, leave)) < 2
+
+
+def outwait(rank: int, world: int) -> None:
+    exchange = open_exchange("shared_memory", rank)
+    assert isinstance(exchange, SharedMemoryExchange)
+    exchange.timeout_s = 0.3
+    if rank == 0:
+        with pytest.raises(CommError, match=r"rank 1 is gone: it did not come within 0\.3 s"):
+            exchange.all_to_all(torch.zeros(2), [1, 1], [1, 1]).wait()
+    else:
+        time.sleep(1)
+
+
+def test_a_rank_that_never_comes_is_named(ranks: RankPool) -> None:
+    ranks.run(2, outwait)
+
+
+def abort(rank: int, world: int) -> float:
+    import threading
+
+    from rayrec.comm.process_group import shutdown_sockets
+
+    exchange = open_exchange("shared_memory", rank)
+    if rank == 1:
+        time.sleep(1)
+        return 0.0
+    timer = threading.Timer(0.2, shutdown_sockets)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(CommError, match="aborted while it waited for rank 1"):
+        exchange.all_to_all(torch.zeros(2), [1, 1], [1, 1]).wait()
+    timer.join()
+    return time.monotonic() - start
+
+
+def test_another_thread_ends_a_wait(ranks: RankPool) -> None:
+    assert ranks.run(2, abort)[0] < 1
+
+
+def die(rank: int, world: int, seed: int, victim: int) -> float:
+    exchange = open_exchange("shared_memory", rank)
+    rng = random.Random(seed)
+    last = rng.randint(3, 40)
+    late = rng.random() * 0.003
+    for step in range(10_000):
+        if rank == victim and step == last:
+            time.sleep(late)
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        try:
+            exchange.all_to_all(torch.zeros(4000 * world), [4000] * world, [4000] * world).wait()
+        except CommError:
+            assert step >= last
+            return time.monotonic() - started
+    raise AssertionError("the victim lives")
+
+
+def test_the_transport_is_the_users_choice(ranks: RankPool) -> None:
+    ranks.run(2, insist)
+
+
+def insist(rank: int, world: int) -> None:
+    assert isinstance(exchange_for(None, torch.device("cpu"), Transport.SHARED_MEMORY), SharedMemoryExchange)
+    assert isinstance(exchange_for(None, torch.device("cpu"), Transport.AUTO, host=f"h{rank}"), ProcessGroupExchange)
+    with pytest.raises(CommError, match="no two ranks share a host"):
+        exchange_for(None, torch.device("cpu"), Transport.SHARED_MEMORY, host=f"h{rank}")
+    with pytest.raises(CommError, match="is for CPU ranks"):
+        exchange_for(None, torch.device("cuda"), Transport.SHARED_MEMORY)
+    assert choose.host_identity() == choose.host_identity()
