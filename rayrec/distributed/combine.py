@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
+from rayrec.distributed.gather import BlockGather
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import LookupGroup, RankSlots, Sizes, Slot
 from rayrec.distributed.spans import CombinePlan, Span, cut_spans
@@ -126,6 +127,8 @@ def _view(plan: CombinePlan, arrived: Arrived, span: Span) -> Tensor:
 
 def join_pooled(plan: CombinePlan, arrived: Arrived, collection: int) -> Tensor:
     """(B, D): sum row blocks and join column blocks of a batch whose keys all have B bags."""
+    if collection in plan.joins:
+        return plan.joins[collection](torch.cat(arrived.pooled, 1))
     output = torch.cat([_view(plan, arrived, span) for span in plan.writes[collection]], 1)
     for span in plan.adds:
         if span.collection == collection:
@@ -197,29 +200,49 @@ class HomeGrads:
     bags: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class SentGrads:
+    """What leaves in the backward pass.
+
+    Attributes:
+        flat: per owner one message: the gradient of all columns it pooled, then of its sequence rows.
+        kept: this rank's message to itself, where that is kept apart.
+        matrix: (bags of all ranks, pooled width), where all messages are rows of it; `kept` is already in its place.
+    """
+
+    flat: Tensor
+    kept: Tensor | None
+    matrix: Tensor | None
+
+
 def pack_grads(
-    plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor, exchange: Exchange, own: int | None, scale: float
-) -> tuple[Tensor, Tensor | None]:
-    """What leaves in the backward pass, flat, per owner: the gradient of all columns it pooled, then of its sequence rows, times `scale`.
+    plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor, exchange: Exchange, own: int | None
+) -> SentGrads:
+    """Sort the gradients of this rank's outputs by owner.
 
     Args:
         own: this rank, where its message to itself is kept apart.
-    Returns:
-        The messages one after the other, and the one kept apart.
     """
     ranks = plan.slots.ranks
     sizes = [mine.grads_in(s) for mine, s in zip(ranks, routed.sent, strict=True)]
     counts = [0 if owner == own else sum(size) for owner, size in enumerate(sizes)]
     flat = exchange.buffer(sum(counts), like)
     buffers = list(flat.split(counts))
-    kept = None
+    kept = matrix = None
     if own is not None:
-        kept = buffers[own] = like.new_empty(sum(sizes[own]))
+        mine = ranks[own]
+        if mine.pooled and mine.pooled_width == mine.exchanged_width and not mine.sequences:
+            matrix = like.new_empty(sum(s.rows for s in routed.got), mine.pooled_width)
+            before = sum(s.rows for s in routed.got[:own])
+            kept = matrix[before : before + routed.got[own].rows].view(-1)
+        else:
+            kept = like.new_empty(sum(sizes[own]))
+        buffers[own] = kept
     for owner, (mine, sent, buffer, size) in enumerate(zip(ranks, routed.sent, buffers, sizes, strict=True)):
         at = 0
-        for spans, count in zip(plan.sends_back[owner], size, strict=False):
+        for i, (spans, count) in enumerate(zip(plan.sends_back[owner], size, strict=False)):
             if count:
-                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1), scale)
+                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1), plan.cuts[owner] if i == 0 else None)
             at += count
         for group in mine.sequences:
             for slot in group.slots:
@@ -228,9 +251,9 @@ def pack_grads(
                 home = sequence_home(routed, send, owner, slot)
                 if home is not None:
                     grad = grad[home - routed.source.kjt_offsets[send.keys.index(slot.use.feature)]]
-                torch.mul(grad, scale, out=buffer[at : at + count].view(-1, slot.width))
+                buffer[at : at + count].view(-1, slot.width).copy_(grad)
                 at += count
-    return flat, kept
+    return SentGrads(flat, kept, matrix)
 
 
 def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: HomeGrads, like: Tensor) -> list[Tensor]:
@@ -242,15 +265,13 @@ def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: 
     return found
 
 
-def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor, scale: float = 1.0) -> None:
-    """Fill the (rows, columns of all spans) matrix with the gradient of its columns, times `scale`."""
+def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor, gather: BlockGather | None = None) -> None:
+    """Fill the (rows, columns of all spans) matrix with the gradient of its columns."""
     if len(grads.pooled) == len(plan.slots.widths):
-        parts = [grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans]
-        if scale == 1.0:
-            torch.cat(parts, 1, out=matrix)
-            return
-        for span, part in zip(spans, parts, strict=True):
-            torch.mul(part, scale, out=matrix[:, span.source : span.source + span.width])
+        if gather is not None:
+            gather(grads.pooled[spans[0].collection], matrix)
+        else:
+            torch.cat([grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans], 1, out=matrix)
         return
     matrix.zero_()  # padded bags have no gradient
     for span in spans:
@@ -258,11 +279,17 @@ def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, mat
             for cut in cut_spans([span], use):
                 grad = grads.uses[span.collection, use.index]
                 at = cut.column - use.column
-                torch.mul(grad[:, at : at + cut.width], scale, out=matrix[: grad.shape[0], cut.source : cut.source + cut.width])
+                matrix[: grad.shape[0], cut.source : cut.source + cut.width] = grad[:, at : at + cut.width]
 
 
-def split_grads(mine: RankSlots, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float) -> list[Tensor]:
-    """Per group of this rank, the gradient of its kernel's output times `scale`, from what each rank sent in the backward pass."""
+def split_grads(
+    mine: RankSlots, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, matrix: Tensor | None = None
+) -> list[Tensor]:
+    """Per group of this rank, the gradient of its kernel's output times `scale`, from what each rank sent in the backward pass.
+
+    Args:
+        matrix: see `SentGrads`.
+    """
     sizes = [mine.grads_in(s) for s in got]
     grads: list[Tensor] = []
     for replicated in (False, True):
@@ -271,7 +298,8 @@ def split_grads(mine: RankSlots, messages: Sequence[Tensor], got: Sequence[Sizes
             continue
         spans = [(size[0], size[0] + size[1]) if replicated else (0, size[0]) for size in sizes]
         parts = [message[a:b] for message, (a, b) in zip(messages, spans, strict=True)]
-        grads.extend(_stack(parts, sum(group.width for group in groups), scale).split([group.width for group in groups], 1))
+        stacked = _stack(parts, sum(group.width for group in groups), scale, matrix)
+        grads.extend(stacked.split([group.width for group in groups], 1))
     ats = [s.rows * mine.pooled_width for s in got]
     for group in mine.sequences:
         parts = []
@@ -283,11 +311,12 @@ def split_grads(mine: RankSlots, messages: Sequence[Tensor], got: Sequence[Sizes
     return grads
 
 
-def _stack(parts: Sequence[Tensor], width: int, scale: float) -> Tensor:
+def _stack(parts: Sequence[Tensor], width: int, scale: float, into: Tensor | None = None) -> Tensor:
     """(rows of all parts, width): flat parts below each other, times `scale`, in one pass."""
     if len(parts) == 1 and scale == 1.0:
         return parts[0].view(-1, width)
-    stacked = parts[0].new_empty(sum(part.numel() for part in parts))
-    for part, into in zip(parts, stacked.split([part.numel() for part in parts]), strict=True):
-        torch.mul(part, scale, out=into)
+    sizes = [part.numel() for part in parts]
+    stacked = parts[0].new_empty(sum(sizes)) if into is None else into.view(-1)
+    for part, place in zip(parts, stacked.split(sizes), strict=True):
+        torch.mul(part, scale, out=place)
     return stacked.view(-1, width)

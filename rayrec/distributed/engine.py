@@ -292,4 +292,4 @@ class ShardedEmbeddings:
     def _compile_for(self, plan: ShardingPlan, collections: frozenset[int]) -> _Compiled:
         specs = {c: self.collections[c] for c in collections}
         slots = compile_slots(plan, specs, self.optimizers, self.exchange.world_size)
-        return _Compiled(slots, plan_combine(slots, self.exchange.rank))
+        return _Compiled(slots, plan_combine(slots, self.exchange.rank, self.device))

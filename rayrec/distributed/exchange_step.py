@@ -121,20 +121,19 @@ class Combine(torch.autograd.Function):
             if step.by_use(collection):
                 uses.update({(collection, use.index): next(flow) for use in slots.uses[collection]})
             else:
-                pooled[collection] = next(flow)
+                pooled[collection] = next(flow).contiguous() if any(step.plan.cuts) else next(flow)
         home = HomeGrads(pooled, uses, step.bags)
-        codec, world = step.codecs.backward, len(routed.got)
-        early = 1.0 / world if codec is None else 1.0  # before the wire, unless it would lose bits there
-        send, kept = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec), early)
+        codec, scale = step.codecs.backward, 1.0 / len(routed.got)  # the one division by the number of ranks
+        packed = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec))
         out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
         in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
-        received = _swap(step, codec, send, kept, out_sizes, in_sizes)
-        found = split_grads(step.mine, received, routed.got, 1.0 / world / early)
+        received = _swap(step, codec, packed.flat, packed.kept, out_sizes, in_sizes)
+        found = split_grads(step.mine, received, routed.got, scale, packed.matrix)
         if step.hops is not None:
             sizes = HopSizes.of(slots, step.plan.rank, routed)
             back = pack_hop_grads(step.plan, sizes.home, home, grads[0])
             summed = send_back(step.hops, sizes, back, [s.rows for s in routed.got], step.codecs.backward)
-            found += summed.mul_(1.0 / world).split([g.width for g in step.mine.hops], 1)
+            found += summed.mul_(scale).split([g.width for g in step.mine.hops], 1)
         by_group = dict(zip((*step.mine.pooled, *step.mine.sequences, *step.mine.hops), found, strict=True))
         return None, grads[0].new_empty(0), *(by_group[group] for group in step.mine.groups)
 

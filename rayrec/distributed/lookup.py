@@ -24,6 +24,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.torch_lookup import TorchLookup
@@ -50,12 +51,15 @@ class Lookup(Protocol):
     """One kernel over the shards of one `LookupGroup` of this rank.
 
     Attributes:
-        optimizer: the update that the backward pass applies.
         iteration: updates so far, where the optimizer corrects its bias by it; a checkpoint carries it.
     """
 
-    optimizer: SparseOptimizer
     iteration: int
+
+    @property
+    def optimizer(self) -> SparseOptimizer:
+        """The update that the backward pass applies."""
+        ...
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward updates the rows."""
@@ -80,6 +84,8 @@ def make_lookup(group: LookupGroup, optimizer: SparseOptimizer, device: torch.de
     Raises:
         ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
     """
+    if device.type == "cpu" and isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
+        return RowWiseAdagradLookup(group, optimizer)
     kernel = FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup
     return kernel(group, optimizer, device)
 

@@ -80,6 +80,13 @@ class GroupKey:
     width: int = 0
     two_hop: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.collection, self.replicated, self.data_type, self.weighted, self.optimizer, self.sequence, self.width))
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from rayrec.distributed.gather import BlockGather
 from rayrec.distributed.slots import LookupGroup, SlotTable, Use
+from rayrec.sparse.ops import offsets_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class CombinePlan:
         adds: spans of later row blocks, in block order.
         sends_back: per owner, the spans of its gradient matrices in column order: of sharded and of replicated tables.
         hops_back: the same per host, for the two-hop route.
+        joins: pooled collection -> how its output is gathered from all that came home, side by side, where that is quicker.
+        cuts: per owner, how its first gradient matrix is gathered from the only collection's, where that is quicker.
     """
 
     slots: SlotTable
@@ -42,10 +48,12 @@ class CombinePlan:
     adds: tuple[Span, ...]
     sends_back: tuple[tuple[tuple[Span, ...], tuple[Span, ...]], ...]
     hops_back: tuple[tuple[Span, ...], ...]
+    joins: dict[int, BlockGather]
+    cuts: tuple[BlockGather | None, ...]
 
 
-def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
-    """Compile the output step of `rank`."""
+def plan_combine(slots: SlotTable, rank: int, device: torch.device) -> CombinePlan:
+    """Compile the output step of `rank`, whose matrices lie on `device`."""
     writes: dict[int, list[Span]] = {c: [] for c in slots.widths}
     adds: dict[int, list[Span]] = {}
     back: list[tuple[tuple[Span, ...], tuple[Span, ...]]] = []
@@ -70,7 +78,26 @@ def plan_combine(slots: SlotTable, rank: int) -> CombinePlan:
     ordered = {c: _merge(sorted(spans, key=lambda s: s.column)) for c, spans in writes.items()}
     assert {c: sum(s.width for s in spans) for c, spans in ordered.items()} == slots.widths, "row blocks 0 must tile the output"
     added = [span for block in sorted(adds) for span in _merge(adds[block])]
-    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back))
+    joins = _joins(slots, ordered, {span.collection for span in added}, device)
+    columns = next(iter(slots.widths.values())) if len(slots.widths) == 1 else 0
+    cuts = [BlockGather.of([(s.column, s.width) for s in spans], columns, 3, device) if columns else None for spans, _ in back]
+    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back), joins, tuple(cuts))
+
+
+def _joins(slots: SlotTable, writes: dict[int, tuple[Span, ...]], with_adds: set[int], device: torch.device) -> dict[int, BlockGather]:
+    """Where all of a collection comes from the pooled matrices of the owners, side by side, in many pieces."""
+    widths = [mine.exchanged_width for mine in slots.ranks]
+    firsts = offsets_of(widths)
+    found = {}
+    for collection, spans in writes.items():
+        if collection in with_adds or any(s.replicated or s.hop for s in spans):
+            continue
+        pieces = [(firsts[s.owner] + s.source, s.width) for s in spans]
+        least = 3 * sum(width > 0 for width in widths)
+        gather = BlockGather.of(pieces, firsts[-1], least, device) if sum(widths) == slots.widths[collection] else None
+        if gather is not None:
+            found[collection] = gather
+    return found
 
 
 def _spans(owner: int, groups: Sequence[LookupGroup]) -> list[tuple[int, Span]]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rayrec.distributed import torch_lookup
+from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
@@ -288,7 +289,8 @@ def test_iteration_restored_gives_the_bias_correction_of_the_run_it_came_from() 
 def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: SparseOptimizer, cpu: bool, cuda: bool) -> None:
     assert has_fused_kernel(optimizer, "cpu") is cpu and has_fused_kernel(optimizer, "cuda") is cuda
     work = random_work(0, optimizer)
-    assert isinstance(make_lookup(work.group, optimizer, CPU), FusedLookup if cpu else TorchLookup)
+    kernels = (FusedLookup, RowWiseAdagradLookup) if cpu else TorchLookup
+    assert isinstance(make_lookup(work.group, optimizer, CPU), kernels)
     if not cpu:
         with pytest.raises(ConfigError, match="cpu kernel does not train"):
             FusedLookup(work.group, optimizer, CPU)
