@@ -19,6 +19,7 @@ from rayrec.planner.constraints import ParameterConstraints, check_kinds
 from rayrec.planner.costs import CostModel, StepCost
 from rayrec.planner.items import NO_CONSTRAINTS, table_works
 from rayrec.planner.memory import RankMemory, layout_memory_parts
+from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice
 from rayrec.planner.remedies import NoPlan, find_changes
@@ -94,7 +95,7 @@ def plan_request(request: PlanRequest) -> ShardingPlan:
     """The plan of a request. Raises as `EmbeddingShardingPlanner.plan`."""
     items = request.items()
     try:
-        choices = pack(items, request.topology)
+        choices = seat_neighbours(items, pack(items, request.topology), request.topology)
     except NoRoom as problem:
         raise _no_plan(request, items[problem.item], problem.free_bytes) from None
     placed: dict[int, TablePlacement] = {}
