@@ -4,7 +4,8 @@ The forward signature and the names in the state_dict are those of the user's mo
 parameters are those of `parameters()`: tables are updated inside the backward pass and are not among them.
 
 Costs per step: one input and one output exchange for all collections, one backward exchange, and DDP's all-reduce of dense gradients,
-which overlaps the backward pass. The exchange has connections of its own, so the two need no common order.
+which overlaps the backward pass; between CPU ranks of one host all of it goes through shared memory. The exchange has connections of its
+own, so the two need no common order.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from rayrec.checkpoint import ShardState
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
+from rayrec.comm.dense import average_gradients
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
+from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.distributed.engine import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
@@ -101,14 +104,18 @@ class DistributedModelParallel(nn.Module):
         _materialize(self.module, self.device, seed)
         self.module.to(self.device)
         world_size = dist.get_world_size(process_group) if grouped else 1
-        self._ddp = [self._wrap(process_group)] if world_size > 1 and any(True for _ in self.dense_parameters()) else []
+        self._ddp = [self._wrap(process_group, transport)] if world_size > 1 and any(True for _ in self.dense_parameters()) else []
 
-    def _wrap(self, process_group: dist.ProcessGroup | None) -> DistributedDataParallel:
+    def _wrap(self, process_group: dist.ProcessGroup | None, transport: Transport) -> DistributedDataParallel:
         # kept in a list, so that nn.Module does not register it and names keep no prefix
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(
+        ddp = DistributedDataParallel(
             self.module, device_ids=devices, process_group=process_group, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
+        exchange = exchange_for(process_group, self.device, transport, own=True)
+        if isinstance(exchange, SharedMemoryExchange):
+            ddp.register_comm_hook(exchange, average_gradients)
+        return ddp
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's module. Under 2D parallelism, replicas are averaged before a training step when that is due."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rayrec.comm import choose
+from rayrec.comm.joined import JoinedExchange
+from rayrec.comm.process_group import ProcessGroupExchange
+from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import (
     EmbeddingBagConfig,
@@ -24,6 +28,7 @@ from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
 from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
 
 STEPS = 3
+TRANSPORTS = {"auto": SharedMemoryExchange, "process_group": ProcessGroupExchange, "joined": JoinedExchange}
 
 
 def world_of_kind(kind: str, world_size: int, optimizer) -> World:
@@ -49,14 +54,22 @@ def world_of_kind(kind: str, world_size: int, optimizer) -> World:
     return World(7, hosts, [tables], [False], plan, optimizer)
 
 
-def train_world(rank: int, world_size: int, world: World, meta: bool):
-    """One rank's outputs by step and final shards."""
+def train_world(rank: int, world_size: int, world: World, meta: bool, transport: str = "auto"):
+    """One rank's outputs by step and final shards; "joined" as if ranks 0, 1 and 2, 3 were on two hosts."""
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
     torch.manual_seed(world.seed)
-    model = DistributedModelParallel(
-        build_collections(world, "meta" if meta else "cpu"), plan=world.plan, sparse_optimizer=world.optimizer, seed=world.seed
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if transport == "joined":
+            patch.setattr(choose, "host_identity", lambda: f"host{rank // 2}")
+        model = DistributedModelParallel(
+            build_collections(world, "meta" if meta else "cpu"),
+            plan=world.plan,
+            sparse_optimizer=world.optimizer,
+            seed=world.seed,
+            transport="auto" if transport == "joined" else transport,
+        )
+    assert type(model._engine.exchange) is TRANSPORTS[transport]
     outputs = []
     for step in range(STEPS):
         out = [output_of(module, batches[step][rank]) for module in model.module]
@@ -95,3 +108,15 @@ def test_every_kind_equals_unsharded_over_gloo(ranks: RankPool, kind: str, world
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
     world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
     check_world(ranks, world, meta=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_transport_trains_alike_bit_for_bit(ranks: RankPool, seed: int) -> None:
+    world = random_world(2000 + seed, hosts=((0, 1), (2, 3)), sequences=seed % 3 == 1, varying=seed % 3 == 2)
+    wanted = ranks.run(4, train_world, world, False, "process_group")
+    for transport in ("auto", "joined"):
+        for (outputs, shards), (want_outputs, want_shards) in zip(ranks.run(4, train_world, world, False, transport), wanted, strict=True):
+            for got, want in zip(outputs, want_outputs, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+            for (shard, got), (want_shard, want) in zip(shards, want_shards, strict=True):
+                assert shard == want_shard and torch.equal(got, want)
