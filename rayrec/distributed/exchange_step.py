@@ -134,8 +134,9 @@ class Combine(torch.autograd.Function):
             back = pack_hop_grads(step.plan, sizes.home, home, grads[0])
             summed = send_back(step.hops, sizes, back, [s.rows for s in routed.got], step.codecs.backward)
             found += summed.mul_(scale).split([g.width for g in step.mine.hops], 1)
-        by_group = dict(zip((*step.mine.pooled, *step.mine.sequences, *step.mine.hops), found, strict=True))
-        return None, grads[0].new_empty(0), *(by_group[group] for group in step.mine.groups)
+        order = (*step.mine.pooled, *step.mine.sequences, *step.mine.hops)
+        by_key = {group.key: grad for group, grad in zip(order, found, strict=True)}
+        return None, grads[0].new_empty(0), *(by_key[group.key] for group in step.mine.groups)
 
 
 class RouteWeights(torch.autograd.Function):

@@ -6,8 +6,9 @@ one host sync when all is well; the key, row and value to blame are searched onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,18 +83,22 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
     """
     if kjt.values().is_floating_point():
         raise InputError(f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers.")
-    checked: list[int] = []
-    extremes: list[Tensor] = []
-    for index, (key, ids) in enumerate(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True)):
-        if key in limits and ids.numel():
-            checked.append(index)
-            extremes.extend(torch.aminmax(ids))
-    if not checked:
-        return
-    bounds = torch.stack(extremes).tolist()
-    for index, low, high in zip(checked, bounds[::2], bounds[1::2], strict=True):
-        if low < 0 or high >= limits[kjt.keys()[index]]:
-            _blame(kjt, index, limits[kjt.keys()[index]], source)
+    present = [index for index, size in enumerate(kjt.length_per_key()) if size]
+    for index, low, high in zip(present, *_extremes(kjt.values(), kjt.offset_per_key(), present), strict=True):
+        limit = limits.get(kjt.keys()[index])
+        if limit is not None and (low < 0 or high >= limit):
+            _blame(kjt, index, limit, source)
+
+
+def _extremes(ids: Tensor, bounds: Sequence[int], present: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Smallest and largest id of the keys that have any."""
+    if not present:
+        return [], []
+    if ids.device.type == "cpu":  # one call for all keys
+        values, firsts = ids.detach().numpy(), [bounds[i] for i in present]
+        return np.minimum.reduceat(values, firsts).tolist(), np.maximum.reduceat(values, firsts).tolist()
+    found = torch.stack([extreme for i in present for extreme in torch.aminmax(ids[bounds[i] : bounds[i + 1]])]).tolist()
+    return found[::2], found[1::2]
 
 
 def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
