@@ -8,6 +8,7 @@ which makes every pending collective raise at once.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import stat
@@ -91,11 +92,18 @@ def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) ->
 
 
 def destroy_process_group() -> None:
-    """Leave all groups of this process, and what its ranks share; a no-op when there is none."""
+    """Leave all groups of this process, and what its ranks share; a no-op when there is none.
+
+    A model in a reference cycle goes first, while torch still holds its groups. The last reference to a gloo group waits for the group's
+    threads, which may need the GIL to let go of the tensors of the last collective: torch's own reference waits without the GIL, DDP's
+    reducer with it, and the process would stand still.
+    """
     close_all()
     _sockets.clear()
     if dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
+        gc.collect()  # a group closes its sockets only when the last reference is gone
 
 
 def shutdown_sockets() -> int:

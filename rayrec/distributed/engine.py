@@ -134,7 +134,7 @@ class ShardedEmbeddings:
         plan.check(tables, self.exchange.world_size)
         for item in self._prefetched:
             item.routed.result()  # made for the old plan: every rank has it, and routes again
-        self._prefetched = []
+        self.forget_prefetched()
         iteration = self._common_iteration()  # a rank may have had no shard until now
         old_plan, old = self.plan, self.shard_states()
         compiled = {frozenset([i]): self._compile_for(plan, frozenset([i])) for i in range(len(self.collections))}
@@ -213,7 +213,9 @@ class ShardedEmbeddings:
             ConfigError: the engine has no connections for it.
         """
         if self._prefetch_exchange is None:
-            raise ConfigError("prefetch needs an exchange of its own; build the model with DistributedModelParallel(prefetch=True).")
+            raise ConfigError(
+                "prefetch needs an exchange of its own: build the model with DistributedModelParallel(prefetch=True), and do not close it."
+            )
         together = self._inbox.first_call(kjt)
         if together is None or self.options.dedup_sequences or (kjt.weights_or_none() is not None and kjt.weights().requires_grad):
             return False
@@ -221,6 +223,24 @@ class ShardedEmbeddings:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._prefetched.append(_Prefetched(kjt, together, self._pool.submit(self._route, together, kjt, self._prefetch_exchange, False)))
         return True
+
+    def forget_prefetched(self) -> None:
+        """Expect no forward of what was prefetched until now; exchanges under way end by themselves."""
+        self._prefetched = []
+
+    def close(self, wait: bool = True) -> None:
+        """End the thread that prefetches and forget what it routed; from now on `prefetch` raises. A second call does nothing.
+
+        Args:
+            wait: for exchanges under way, since other ranks take part in them. After a failure pass False: they end, with an error, once
+                connections are cut.
+        """
+        self.forget_prefetched()
+        self._inbox.clear()
+        self._prefetch_exchange = self._distinct = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        self._pool = None
 
     def _take_prefetched(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> RoutedIds | None:
         for i, item in enumerate(self._prefetched):

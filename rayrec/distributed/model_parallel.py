@@ -179,9 +179,21 @@ class DistributedModelParallel(nn.Module):
         Returns:
             Whether it was started; a first forward with the same keys teaches the model who reads them.
         Raises:
-            ConfigError: the model was built without prefetch=True.
+            ConfigError: the model was built without prefetch=True, or was closed.
         """
         return self._engine.prefetch(kjt)
+
+    def forget_prefetched(self) -> None:
+        """Expect no forward of what was prefetched until now."""
+        self._engine.forget_prefetched()
+
+    def close(self, wait: bool = True) -> None:
+        """End the thread that prefetches, before the process groups are left; the model still works, without `prefetch`. Idempotent.
+
+        Args:
+            wait: for exchanges under way; False after a failure, when other ranks may be gone.
+        """
+        self._engine.close(wait)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -201,6 +201,7 @@ class Prefetcher:
     def forget(self) -> None:
         """Expect no more forwards of the batches that were started."""
         self._started = []
+        self._model.forget_prefetched()
 
     def close(self) -> None:
         """Stop watching."""

@@ -6,7 +6,7 @@ milliseconds and not at the timeout.
 
 from __future__ import annotations
 
-import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,10 +36,20 @@ def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.Process
     group = init_process_group(store, seat.rank, seat.world_size, backend=backend, timeout_s=seat.timeout_s, generation=seat.generation)
     try:
         yield group
-    except BaseException:
+    except BaseException as error:
         shutdown_sockets()
+        _forget_locals(error)
         raise
     finally:
         del group
         destroy_process_group()
-        gc.collect()  # a gloo group closes its sockets only when the last reference is gone
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Let go of what the frames of `error` and of its causes hold: the model, which must not outlive its process groups."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

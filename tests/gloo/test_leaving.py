@@ -1,0 +1,83 @@
+"""Leaving the process groups never stands still: with a model in a reference cycle, with ids still travelling, and after a failure."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rayrec.comm.process_group import destroy_process_group, shutdown_sockets
+from rayrec.errors import ConfigError
+from tests.gloo.test_model_parallel import parts
+from tests.gloo.test_pipeline import dmp
+from tests.ranks import RankPool
+
+
+def leave_with_garbage(rank: int, world_size: int) -> float:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.cycle = [model]  # type: ignore[assignment]
+    model(torch.ones(1, 2)).sum().backward()
+    if rank:
+        time.sleep(0.3)  # the last collective of rank 0 is under way while it leaves, and then lets go of a tensor of Python's
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if rank:
+        work.wait()
+    del model, work
+    started = time.perf_counter()
+    destroy_process_group()
+    gc.collect()
+    return time.perf_counter() - started
+
+
+def test_a_model_in_a_cycle_does_not_hold_up_its_groups(ranks: RankPool) -> None:
+    ranks.run(2, leave_with_garbage, timeout_s=30)  # the first DDP of a process keeps its group alive
+    assert ranks.run(2, leave_with_garbage, timeout_s=30)[0] > 0.2  # it waited for the thread that did the collective
+
+
+def prefetching() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("prefetch")]
+
+
+def closed(rank: int, world_size: int) -> None:
+    model, _ = dmp(world_size, prefetch=True)
+    before = model(parts(0, rank, world_size))[1][1]
+    assert model.prefetch(parts(1, rank, world_size).sparse_features)
+    assert len(prefetching()) == 1
+    for _ in range(2):
+        model.close()
+        assert not prefetching() and not model._engine._prefetched
+    with torch.no_grad():
+        assert torch.equal(model(parts(0, rank, world_size))[1][1], before)
+    with pytest.raises(ConfigError, match="do not close it"):
+        model.prefetch(parts(1, rank, world_size).sparse_features)
+
+
+def test_a_closed_model_works_without_prefetching(ranks: RankPool) -> None:
+    ranks.run(2, closed)
+
+
+def abandoned(rank: int, world_size: int) -> None:
+    model, _ = dmp(world_size, prefetch=True)
+    model(parts(0, rank, world_size))
+    if rank:
+        with pytest.raises(RuntimeError):
+            dist.barrier()  # until rank 0 cuts its connections
+        model.close(wait=False)
+        return
+    assert model.prefetch(parts(1, rank, world_size).sparse_features)  # rank 1 never takes part
+    (thread,) = prefetching()
+    model.close(wait=False)
+    assert thread.is_alive()
+    shutdown_sockets()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_after_a_failure_nothing_waits_for_other_ranks(ranks: RankPool) -> None:
+    ranks.run(2, abandoned, timeout_s=30)
