@@ -2,7 +2,7 @@
 
 All ranks hold the same spec and do the same things in the same order: as many steps as the spec and the dataset's metadata say, a merged
 window every few seconds, checkpoints at fixed steps. So nobody asks anybody how to go on, except for one agreement at the end of each
-window: whether to stop. What it leaves out: overlap of a step with the input exchange of the next.
+window: whether to stop. Batches are read and their ids exchanged ahead, during the step before (`pipeline`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from rayrec.errors import CheckpointError, ConfigError, InputError
 from rayrec.metrics import BinaryMetrics
 from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.pipeline import TrainPipelineSparseDist
 from rayrec.train.progress import ProgressReport
-from rayrec.train.step import forward, train_step
+from rayrec.train.step import checked, forward, summarize
 from rayrec.train.window import Window, all_sum, next_length
 
 
@@ -47,7 +48,7 @@ class RankTrainer:
         sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
         qcomms = QCommsConfig(CommType(spec.qcomms_forward), CommType(spec.qcomms_backward))
         self.model = DistributedModelParallel(
-            module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed, qcomms=qcomms
+            module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed, qcomms=qcomms, prefetch=True
         )
         self._dense = _dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
         self.step, self.rows, self.seconds = 0, 0, 0.0
@@ -55,6 +56,19 @@ class RankTrainer:
         self.checkpoint: str | None = None
         self._epoch, self._batch = 0, 0
         self._window_steps = 1
+        self._per_epoch = 1
+        self._pipeline = TrainPipelineSparseDist(self.model, self._dense, self.device, world_size=self.world_size)
+
+    def __enter__(self) -> RankTrainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None)
+
+    def close(self, wait: bool = True) -> None:
+        """End the threads that work ahead; see `DistributedModelParallel.close`."""
+        self._pipeline.close()
+        self.model.close(wait)
 
     def run(
         self,
@@ -75,6 +89,9 @@ class RankTrainer:
             CommError: another rank is gone.
         """
         self.model.train()
+        self._per_epoch = self._batches_per_epoch()
+        if self._batch >= self._per_epoch:
+            self._epoch, self._batch = self._epoch + 1, 0
         batches = self._batches()
         every = self.spec.checkpoint.every_n_steps if self.spec.run_path else None
         stopped = False
@@ -87,6 +104,7 @@ class RankTrainer:
                 if every and self.step % every == 0:
                     self.save()
         finally:
+            self._pipeline.reset()
             batches.close()
         if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
             self.save()
@@ -104,9 +122,9 @@ class RankTrainer:
         window = Window(self.device, self.world_size)
         first = self.step
         while self.step < end:
-            batch = next(batches)
-            window.add(train_step(self.model, self._dense, batch, self.world_size))
-            self._batch += 1
+            done = self._pipeline.advance(batches)
+            window.add(summarize(checked((done.loss, done.output)), done.batch.rows))
+            self._advance_cursor()
             self.step += 1
             on_step(self.step)
         total = window.merge(should_stop)
@@ -125,7 +143,24 @@ class RankTrainer:
         return total.stop
 
     def _batches(self) -> Any:
-        """This rank's batches from the cursor on, epoch after epoch, on the device."""
+        """This rank's batches from the cursor on, epoch after epoch; the pipeline reads them ahead, so the cursor is not theirs to move."""
+        spec, data, epoch, start = self.spec, self.spec.data, self._epoch, self._batch
+        if data is None:
+            raise ConfigError("this run has no training data.")
+        while True:
+            yield from data.loader(
+                self.rank,
+                self.world_size,
+                spec.global_batch_size,
+                seed=spec.seed,
+                epoch=epoch,
+                start_batch=start,
+                shuffle=spec.shuffle,
+                drop_last=spec.drop_last,
+            )
+            epoch, start = epoch + 1, 0
+
+    def _batches_per_epoch(self) -> int:
         spec, data = self.spec, self.spec.data
         if data is None:
             raise ConfigError("this run has no training data.")
@@ -134,24 +169,12 @@ class RankTrainer:
             raise ConfigError(
                 f"the data has {data.num_rows} rows, which make no batch of {spec.global_batch_size} rows with drop_last={spec.drop_last}."
             )
-        while True:
-            if self._batch >= per_epoch:
-                self._epoch, self._batch = self._epoch + 1, 0
-            yield from self._epoch_batches(data, self._batch)
+        return per_epoch
 
-    def _epoch_batches(self, data: Dataset, start: int) -> Iterator[Any]:
-        spec = self.spec
-        loader = data.loader(
-            self.rank,
-            self.world_size,
-            spec.global_batch_size,
-            seed=spec.seed,
-            epoch=self._epoch,
-            start_batch=start,
-            shuffle=spec.shuffle,
-            drop_last=spec.drop_last,
-        )
-        return (self._to_device(batch) for batch in loader)
+    def _advance_cursor(self) -> None:
+        if self._batch >= self._per_epoch:
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._batch += 1
 
     def _to_device(self, batch: Any) -> Any:
         return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)

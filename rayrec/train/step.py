@@ -58,7 +58,15 @@ def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         ConfigError: the output is not (loss, (loss, logits, labels)).
     """
-    output = model(batch)
+    return checked(model(batch))
+
+
+def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss (), logits (rows,), labels (rows,)) of what a model's forward returned.
+
+    Raises:
+        ConfigError: it is not (loss, (loss, logits, labels)).
+    """
     try:
         loss, (_, logits, labels) = output
     except (TypeError, ValueError):

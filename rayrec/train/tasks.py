@@ -41,15 +41,15 @@ class FitTask:
     def run(self, context: RankContext) -> FitOutcome:
         """On one rank; all ranks run it together."""
         spec = self.spec
-        trainer = RankTrainer(spec, _device(context))
-        if spec.resume_from:
-            trainer.restore(spec.resume_from)
-            context.note(f"resumed from {spec.resume_from} at step {trainer.step}")
-        context.at_step(trainer.step)
-        stopped = trainer.run(context.should_stop, context.report, context.at_step)
-        metrics = {}
-        if spec.eval_data is not None and not stopped:
-            metrics = plain_scores(trainer.evaluate(spec.eval_data))
+        with RankTrainer(spec, _device(context)) as trainer:
+            if spec.resume_from:
+                trainer.restore(spec.resume_from)
+                context.note(f"resumed from {spec.resume_from} at step {trainer.step}")
+            context.at_step(trainer.step)
+            stopped = trainer.run(context.should_stop, context.report, context.at_step)
+            metrics = {}
+            if spec.eval_data is not None and not stopped:
+                metrics = plain_scores(trainer.evaluate(spec.eval_data))
         return FitOutcome(
             steps=trainer.step,
             rows=trainer.rows,
@@ -70,10 +70,10 @@ class EvaluateTask:
     def run(self, context: RankContext) -> dict[str, float]:
         """On one rank; all ranks run it together."""
         assert self.spec.eval_data is not None
-        trainer = RankTrainer(self.spec, _device(context))
-        if self.spec.resume_from:
-            trainer.restore(self.spec.resume_from, weights_only=True)
-        return plain_scores(trainer.evaluate(self.spec.eval_data))
+        with RankTrainer(self.spec, _device(context)) as trainer:
+            if self.spec.resume_from:
+                trainer.restore(self.spec.resume_from, weights_only=True)
+            return plain_scores(trainer.evaluate(self.spec.eval_data))
 
 
 def plain_scores(scores: object) -> dict[str, float]:

@@ -102,6 +102,19 @@ def test_a_stop_saves_and_returns(clicks: SyntheticPaths, tmp_path: Path) -> Non
     assert result.checkpoint is not None and read_manifest(result.checkpoint).step == result.steps
 
 
+@pytest.mark.slow
+def test_one_run_after_the_other_ends(clicks: SyntheticPaths) -> None:
+    drivers = [worlds.driver(clicks, 2, batch=256, steps=8) for _ in range(8)]
+    scores: list[dict[str, float]] = []
+    for driver in drivers:
+        thread = threading.Thread(target=lambda driver=driver: scores.append(dict(driver.fit().metrics)), daemon=True)
+        before = len(scores)
+        thread.start()
+        thread.join(60)
+        assert len(scores) == before + 1, f"run {before} has not ended in 60 s"
+    assert all(s == scores[0] for s in scores)
+
+
 def test_plan_fits_the_real_topology_and_can_be_given_back(clicks: SyntheticPaths, tmp_path: Path) -> None:
     plan = worlds.driver(clicks, 2).plan()
     assert plan.world_size == 2 and plan.hosts == ((0, 1),) and len(plan.tables) == 6
