@@ -39,7 +39,7 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     precision = CommType(variant) if variant in ("fp16", "int8") else CommType.FP32
     model = DistributedModelParallel(
         _WithLoss(collection) if variant == "pipeline" else collection,
-        plan=_plan(tables, variant if variant in KINDS else "table_wise", work, world_size),
+        plan=plan_of(tables, variant if variant in KINDS else "table_wise", work, world_size),
         sparse_optimizer=RowWiseAdagrad(lr=work.lr),
         seed=0,
         qcomms=QCommsConfig(precision, precision),
@@ -78,7 +78,7 @@ class _WithLoss(nn.Module):
         return values.sum(), values
 
 
-def _plan(tables, kind: str, work: Workload, world_size: int):  # type: ignore[no-untyped-def]
+def plan_of(tables, kind: str, work: Workload, world_size: int):  # type: ignore[no-untyped-def]
     from rayrec.layout import ShardingPlan, TableLayout, TablePlacement, Topology, even_cuts
     from rayrec.planner import EmbeddingShardingPlanner
 

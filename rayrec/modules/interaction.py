@@ -1,8 +1,8 @@
-"""Feature interactions: pairwise dot products (DLRM) and cross networks (DCN v2), in plain torch.
+"""Feature interactions: pairwise dot products (DLRM) and cross networks (DCN v2).
 
 The dot interaction has a backward of its own: the product of a matrix with its transpose is symmetric, so the gradient is one gather of
-the pairs into a symmetric matrix and one batched product, where autograd would scatter and multiply twice. It has no second derivative.
-Parameter names of the cross networks are TorchRec's.
+the pairs into a symmetric matrix and one batched product, where autograd would scatter and multiply twice. Products with weights take the
+faster of torch's two matrix libraries (`rayrec.modules.linear`). Parameter names of the cross networks are TorchRec's.
 
     # B rows, F features, D width, N columns of a cross network's input
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rayrec.errors import ConfigError
+from rayrec.modules.linear import linear
 
 
 @cache
@@ -37,7 +37,6 @@ class _PairwiseDots(torch.autograd.Function):
         return torch.bmm(features_BFD, features_BFD.transpose(1, 2)).flatten(1).index_select(1, positions)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_BP: Tensor) -> Tensor:
         (features_BFD,) = ctx.saved_tensors
         rows, count, _ = features_BFD.shape
@@ -52,7 +51,7 @@ def pairwise_dots(features: Tensor) -> Tensor:
     Args:
         features: (B, F, D).
     Returns:
-        (B, F (F - 1) / 2), pairs (0, 1), (0, 2), ... (1, 2), ...; differentiable once.
+        (B, F (F - 1) / 2), pairs (0, 1), (0, 2), ... (1, 2), ...; differentiable twice.
     """
     return _PairwiseDots.apply(features)
 
@@ -88,7 +87,7 @@ class CrossNet(nn.Module):
         """(B, N) -> (B, N)."""
         crossed = input
         for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            crossed = torch.addcmul(crossed, input, functional.linear(crossed, kernel, bias.squeeze(1)))
+            crossed = torch.addcmul(crossed, input, linear(crossed, kernel, bias.squeeze(1)))
         return crossed
 
 
@@ -124,5 +123,5 @@ class LowRankCrossNet(nn.Module):
         """(B, N) -> (B, N)."""
         crossed = input
         for wide, narrow, bias in zip(self.W_kernels, self.V_kernels, self.bias, strict=True):
-            crossed = torch.addcmul(crossed, input, functional.linear(functional.linear(crossed, narrow), wide, bias))
+            crossed = torch.addcmul(crossed, input, linear(linear(crossed, narrow), wide, bias))
         return crossed

@@ -1,4 +1,7 @@
-"""`Perceptron` and `MLP`: linear layers, each followed by an activation. Parameter names are TorchRec's (`_mlp.0._linear.weight`)."""
+"""`Perceptron` and `MLP`: linear layers, each followed by an activation. Parameter names are TorchRec's (`_mlp.0._linear.weight`).
+
+The layers are `FastLinear`: nn.Linear with the faster of torch's two matrix libraries (`rayrec.modules.linear`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
+from rayrec.modules.linear import FastLinear
 
 Activation = Callable[[Tensor], Tensor]
 _BY_NAME: dict[str, Activation] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
@@ -26,7 +30,7 @@ class Perceptron(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
+        self._linear = FastLinear(in_size, out_size, bias=bias, device=device, dtype=dtype)
         self._activation_fn = activation
 
     def reset_parameters(self) -> None:

@@ -169,7 +169,8 @@ def _join(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> Ten
     parts = []
     for kt, span in spans:
         start, stop = kt.offset_per_key()[span.start], kt.offset_per_key()[span.stop]
-        parts.append(kt.values().narrow(kt.key_dim(), start, stop - start))
+        whole = len(span) == len(kt.keys())  # a narrow of everything would still cost its backward a zero fill and a copy
+        parts.append(kt.values() if whole else kt.values().narrow(kt.key_dim(), start, stop - start))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=spans[0][0].key_dim())
 
 

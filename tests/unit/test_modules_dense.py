@@ -86,3 +86,8 @@ def test_pairwise_dots_train_under_autocast() -> None:
         pairwise_dots(rows * 1.0).float().sum().backward()
     exact = torch.autograd.grad(pairwise_dots(rows).sum(), rows)[0]
     torch.testing.assert_close(rows.grad, exact, rtol=0.02, atol=0.05)  # bfloat16 keeps 8 bits
+
+
+def test_pairwise_dots_have_a_second_derivative() -> None:
+    inputs = torch.rand(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradgradcheck(pairwise_dots, (inputs,))

@@ -1,0 +1,167 @@
+"""Systems under test in rank processes of their own, which take turns: a round runs a few steps of each, so that a drift hits all alike.
+
+Each system has its own processes, one torch thread per rank, and its own malloc: "shipped", or "tuned" as rayrec's ranks set it for
+themselves. While one system steps, the others wait on a pipe and cost nothing. A step is timed on every rank; the slowest rank counts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.workload import quartiles
+
+Step = Callable[[int], object]
+TIMEOUT_S = 300
+
+
+class System(NamedTuple):
+    """What one system's ranks do.
+
+    Attributes:
+        build: of an importable module; called on every rank as build(rank, num_ranks, *args), returns `step(i)` for all ranks together.
+        args: what it is built with.
+        tuned: whether malloc's thresholds are raised first.
+        num_ranks: processes.
+    """
+
+    build: Callable[..., Step]
+    args: tuple[Any, ...]
+    tuned: bool
+    num_ranks: int
+
+
+class Turns(NamedTuple):
+    """How long to measure: `rounds` of `steps` steps, after `warmup` steps of each system."""
+
+    rounds: int
+    steps: int
+    warmup: int
+
+
+def time_in_turns(systems: Mapping[str, System], turns: Turns) -> dict[str, dict[str, Any]]:
+    """Run all systems in turns.
+
+    Returns:
+        By system: "seconds" (rounds, steps) of the slowest rank, and "faults" and "cpu_ms" per step, the mean over ranks.
+    Raises:
+        RuntimeError: a rank ended or did not answer in time.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    groups = {name: _Ranks(name, system) for name, system in systems.items()}
+    try:
+        found: dict[str, list[np.ndarray]] = {name: [] for name in groups}
+        for group in groups.values():
+            group.turn(0, turns.warmup)
+        for round_ in range(turns.rounds):
+            for name, group in groups.items():
+                found[name].append(group.turn(turns.warmup + round_ * turns.steps, turns.steps))
+    finally:
+        for group in groups.values():
+            group.close()
+    merged = {name: np.stack(rounds) for name, rounds in found.items()}  # (rounds, ranks, steps + 2)
+    return {
+        name: {"seconds": a[:, :, :-2].max(1), "faults": a[:, :, -2].mean() / turns.steps, "cpu_ms": a[:, :, -1].mean() / turns.steps * 1e3}
+        for name, a in merged.items()
+    }
+
+
+def compare(measured: Mapping[str, dict[str, Any]], reference: str) -> dict[str, dict[str, Any]]:
+    """By system: "ms" per step over all rounds, and "ratio" of its time to the reference's, round by round; quartiles."""
+    base = np.median(measured[reference]["seconds"], axis=1)
+    return {
+        name: {
+            "ms": quartiles(found["seconds"].ravel() * 1e3),
+            "ratio": quartiles(np.median(found["seconds"], axis=1) / base),
+            "faults": round(float(found["faults"])),
+            "cpu_ms": round(float(found["cpu_ms"]), 2),
+        }
+        for name, found in measured.items()
+    }
+
+
+class _Ranks:
+    """The processes of one system."""
+
+    def __init__(self, name: str, system: System) -> None:
+        context = mp.get_context("spawn")
+        self.name = name
+        pipes = [context.Pipe() for _ in range(system.num_ranks)]
+        self.pipes = [ours for ours, _ in pipes]
+        self.processes = [context.Process(target=_rank_main, args=(r, system, theirs)) for r, (_, theirs) in enumerate(pipes)]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+        port = self._receive(0)
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            if not self.pipes[rank].poll(TIMEOUT_S):
+                raise RuntimeError(f"rank {rank} of {self.name!r} did not answer within {TIMEOUT_S} s.")
+            return self.pipes[rank].recv()
+        except (EOFError, OSError):
+            raise RuntimeError(f"rank {rank} of {self.name!r} ended; its own error is above.") from None
+
+    def turn(self, first: int, count: int) -> np.ndarray:
+        """(ranks, count + 2): seconds of each step, then page faults and CPU seconds of all of them."""
+        for pipe in self.pipes:
+            pipe.send((first, count))
+        return np.array([self._receive(rank) for rank in range(len(self.pipes))])
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _rank_main(rank: int, system: System, pipe: Any) -> None:
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    from rayrec.train.memory import tune_malloc
+
+    if system.tuned:
+        tune_malloc()
+    import torch
+    import torch.distributed as dist
+
+    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(system.num_ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(system.num_ranks))
+    if rank == 0:
+        store = create_store("127.0.0.1")
+        pipe.send(store.port)
+    else:
+        store = connect_store("127.0.0.1", pipe.recv())
+    init_process_group(store, rank, system.num_ranks, timeout_s=TIMEOUT_S)
+    step = system.build(rank, system.num_ranks, *system.args)
+    while True:
+        try:
+            first, count = pipe.recv()
+        except EOFError:
+            break
+        dist.barrier()
+        before, seconds = resource.getrusage(resource.RUSAGE_SELF), []
+        for i in range(first, first + count):
+            start = time.perf_counter()
+            step(i)
+            seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        pipe.send([*seconds, after.ru_minflt - before.ru_minflt, cpu_s])
+    destroy_process_group()
