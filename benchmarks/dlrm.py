@@ -200,10 +200,8 @@ def main() -> None:
         for name, found in compare(time_in_turns(systems, Turns(args.rounds, args.steps, args.warmup)), names[0]).items():
             ms, speed = found["ms"], {k: 1 / found["ratio"][k] for k in ("median", "p25", "p75")}
             results[f"pooling {pooling}, {name}"] = found
-            lines.append(
-                f"| {pooling} | {name} | {ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['cpu_ms']:.1f} | {found['faults']} "
-                f"| {speed['median']:.2f}x ({speed['p75']:.2f} to {speed['p25']:.2f}) |"
-            )
+            middle = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['cpu_ms']:.1f} | {found['faults']}"
+            lines.append(f"| {pooling} | {name} | {middle} | {speed['median']:.2f}x ({speed['p75']:.2f} to {speed['p25']:.2f}) |")
     lines.append(
         f"\nMedians over {args.rounds} rounds of {args.steps} steps, quartiles in brackets; CPU ms and page faults of one rank per step."
     )

@@ -9,6 +9,7 @@ Costs a few passes over (U, D) temporaries, so callers hand in blocks of rows th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -57,7 +58,8 @@ def _rowwise_adagrad(o: RowWiseAdagrad, lr: float, t: int, weight: Tensor, grad:
 
 
 def _adam(o: Adam, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-    weight.sub_(_adam_direction(o, t, grad, state), alpha=lr)
+    first_UD, root_UD, scale = _adam_moments(o, t, grad, state)
+    weight.addcdiv_(first_UD, root_UD, value=-lr * scale)
 
 
 def _partial_rowwise_adam(o: PartialRowWiseAdam, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
@@ -68,7 +70,8 @@ def _partial_rowwise_adam(o: PartialRowWiseAdam, lr: float, t: int, weight: Tens
 
 
 def _lamb(o: LAMB, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-    step_UD = _adam_direction(o, t, grad, state)
+    first_UD, root_UD, scale = _adam_moments(o, t, grad, state)
+    step_UD = torch.div(first_UD, root_UD, out=root_UD).mul_(scale)
     if o.weight_decay:
         step_UD.add_(weight, alpha=o.weight_decay)
     ratio_U = _ratio(weight.norm(dim=1), step_UD.norm(dim=1))
@@ -83,11 +86,12 @@ def _lars_sgd(o: LarsSGD, lr: float, t: int, weight: Tensor, grad: Tensor, state
     weight.sub_(state["momentum1"].mul_(o.momentum).add_(grad.mul_(rate_U.unsqueeze(1))))
 
 
-def _adam_direction(o: Adam | LAMB, t: int, grad: Tensor, state: State) -> Tensor:
+def _adam_moments(o: Adam | LAMB, t: int, grad: Tensor, state: State) -> tuple[Tensor, Tensor, float]:
+    """m, r and c such that Adam's direction is c m / r: corrections of the bias are taken out of the rows, into c and eps."""
     first_UD = state["momentum1"].lerp_(grad, 1 - o.beta1)
-    second_UD = state["momentum2"].mul_(o.beta2).addcmul_(grad, grad, value=1 - o.beta2)
-    denominator_UD = (second_UD / (1 - o.beta2**t)).sqrt_().add_(o.eps)
-    return torch.div(first_UD, denominator_UD, out=denominator_UD).div_(1 - o.beta1**t)
+    second_UD = state["momentum2"].lerp_(grad.square_(), 1 - o.beta2)
+    correction = math.sqrt(1 - o.beta2**t)
+    return first_UD, torch.sqrt(second_UD, out=grad).add_(o.eps * correction), correction / (1 - o.beta1**t)
 
 
 def _mean_square(grad: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""A lookup kernel in plain torch: trains every sparse optimizer, on any device, with the interface of the FBGEMM one.
+"""A lookup kernel whose update is torch's: trains every sparse optimizer, on any device, with the interface of the FBGEMM one.
 
-Rows of equal width share one buffer, so that slots of many tables are one `embedding_bag`. Its transpose is an `embedding_bag`, too: after
-a stable sort of the ids, the gradient of a touched row is the (weighted) sum of the gradients of the bags that hold it. So the backward
-pass sums over equal ids without an (ids, width) temporary, walks the touched rows in blocks that fit a cache, and updates each block at
-once; no gradient of table size is ever made. The order of every sum is fixed, so replicas stay equal bit for bit.
+Rows of equal width share one buffer. Forward is FBGEMM's pooling on CPU and one `embedding_bag` per width elsewhere. The transpose of an
+`embedding_bag` is one, too: after a stable sort of the ids, the gradient of a touched row is the (weighted) sum of the gradients of the
+bags that hold it. So the backward pass sums over equal ids without an (ids, width) temporary, walks the touched rows in blocks that fit
+a cache, and updates each block at once; no gradient of table size is ever made. The order of every sum is fixed, so replicas stay equal
+bit for bit.
 
-Costs a sort of the ids and about twice FBGEMM's fused CPU backward; see `lookup.make_lookup` for when it is chosen. Leaves out: rows
-outside of device memory on CUDA.
+Costs a sort of the ids and a read and a write of the touched rows and of their state: for as many ids 1.5 to 3 times FBGEMM's fused
+row-wise Adagrad on CPU, by the state of the optimizer (benchmarks/lookup.py); see `lookup.make_lookup` for when it is chosen. Leaves out:
+rows outside of device memory on CUDA.
 """
 
 # B bags per slot, S slots of one width, N their ids, U touched rows, D width
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,7 +33,8 @@ from rayrec.layout import DataType, Shard
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of, runs
 
-_BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # of touched rows updated at once: 1 MiB per temporary, or few launches
+_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}  # of touched rows updated at once: 512 KiB per temporary, or few launches
+_SUM, _FLOAT32 = 0, 0  # FBGEMM's pooling mode and output type
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class _Band:
     def width(self) -> int:
         return self.weight.shape[1]
 
+    @cached_property
+    def index_type(self) -> torch.dtype:
+        """Of row numbers: 32 bits sort twice as fast as 64."""
+        return torch.int32 if self.weight.shape[0] < 1 << 31 else torch.int64
+
 
 @dataclass(frozen=True)
 class _Bags:
@@ -67,17 +76,22 @@ class _Bags:
         offsets: (S * B + 1,).
         weights_N: weight of each id, or None.
         spans: where these ids lie among those of the group.
+        slots: S.
     """
 
     rows_N: Tensor
     offsets: Tensor
     weights_N: Tensor | None
     spans: tuple[slice, ...]
+    slots: int
 
-    def bag_N(self) -> Tensor:
-        """The bag of each id."""
-        num_bags = self.offsets.numel() - 1
-        return torch.arange(num_bags, device=self.offsets.device).repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
+    def grad_row_N(self, by_slot: bool) -> Tensor:
+        """For each id the row of its bag's gradient: bags of a slot below each other, or slots of a bag."""
+        bags = self.offsets.numel() - 1
+        rows = torch.arange(bags, device=self.offsets.device, dtype=self.rows_N.dtype)
+        if not by_slot:
+            rows = rows.view(-1, self.slots).t().reshape(-1)
+        return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
 
 
 class TorchLookup:
@@ -102,7 +116,8 @@ class TorchLookup:
             )
         self.group, self.optimizer, self.device = group, optimizer, device
         self.learning_rate, self.iteration = optimizer.lr, 0
-        self._bands = _bands(group, optimizer, device)
+        self._rows, self._bands = _bands(group, optimizer, device)
+        self._kernel = _forward_arguments(group, self._bands) if device.type == "cpu" else ()
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
 
     def __call__(self, routed: GroupIds) -> Tensor:
@@ -126,27 +141,24 @@ class TorchLookup:
                 found[shard] = ShardState(shard, band.weight[rows], {name: state[rows] for name, state in band.state.items()})
         return [found[shard] for shard in self.group.shards]
 
-    def _pool(self, bags: Sequence[_Bags], num_bags: int) -> Tensor:
+    def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[_Bags]) -> Tensor:
         if self.group.key.sequence:  # one slot, and every id a bag of its own
             return self._bands[0].weight.index_select(0, bags[0].rows_N).float()
-        parts = [
-            _bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(len(band.slots), num_bags, band.width).transpose(0, 1)
-            for band, b in zip(self._bands, bags, strict=True)
-        ]
-        if len(parts) == 1:
-            return parts[0].reshape(num_bags, self.group.width)
+        if self.device.type == "cpu":
+            forward = torch.ops.fbgemm.split_embedding_codegen_forward_cpu
+            return forward(self._rows, *self._kernel, ids, offsets, _SUM, weights, _FLOAT32)
+        num_bags = (offsets.numel() - 1) // len(self.group.slots)
         pooled = torch.empty(num_bags, self.group.width, device=self.device)
-        for band, part in zip(self._bands, parts, strict=True):
+        for band, b in zip(self._bands, bags, strict=True):
+            part = _bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(len(band.slots), num_bags, band.width)
             for i, column in enumerate(band.columns):
-                pooled[:, column : column + band.width] = part[:, i]
+                pooled[:, column : column + band.width] = part[i]
         return pooled
 
     def _grad_of_bags(self, band: _Band, grad: Tensor) -> Tensor:
-        """(S * B, D): the gradients of one band's bags below each other."""
-        num_bags = grad.shape[0]
+        """(S * B, D): the gradients of one band's bags, in the order that `_Bags.grad_row_N` knows."""
         if len(self._bands) == 1:
-            by_slot = grad.view(num_bags, len(band.slots), band.width).transpose(0, 1)
-            return by_slot.reshape(-1, band.width)
+            return grad.view(-1, band.width)
         return torch.cat([grad[:, column : column + band.width] for column in band.columns])
 
     def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[_Bags]:
@@ -154,15 +166,15 @@ class TorchLookup:
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         bounds = offsets[:: max(num_bags, 1)]
         if len(self._bands) == 1:
-            return [_Bags(_shift(ids, self._bands[0].first_rows, bounds), offsets, weights, (slice(None),))]
+            return [_Bags(_shift(ids, self._bands[0], bounds), offsets, weights, (slice(None),), len(self.group.slots))]
         cuts, lengths, found = bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1), offsets.diff(), []
         for band in self._bands:
             slots = runs(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
             own = _complete_sum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
-            rows_N = _shift(torch.cat([ids[span] for span in spans]), band.first_rows, own[:: max(num_bags, 1)])
+            rows_N = _shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
-            found.append(_Bags(rows_N, own, weights_N, spans))
+            found.append(_Bags(rows_N, own, weights_N, spans, len(band.slots)))
         return found
 
     def _grad_of_weights(self, bags: Sequence[_Bags], grads: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -170,7 +182,7 @@ class TorchLookup:
         found = torch.empty_like(weights)
         for band, b, grad in zip(self._bands, bags, grads, strict=True):
             step = max(1, self._block_elements() // band.width)
-            parts = zip(b.rows_N.split(step), b.bag_N().split(step), strict=True)
+            parts = zip(b.rows_N.split(step), b.grad_row_N(len(self._bands) > 1).split(step), strict=True)
             dots = torch.cat([torch.einsum("nd,nd->n", band.weight[rows].float(), grad[bag]) for rows, bag in parts])
             for span, part in zip(b.spans, dots.split([len(range(*s.indices(weights.numel()))) for s in b.spans]), strict=True):
                 found[span] = part
@@ -181,15 +193,16 @@ class TorchLookup:
 
     def _update(self, band: _Band, bags: _Bags, grad: Tensor) -> None:
         """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
-        order_N = bags.rows_N.argsort(stable=True)
-        bag_N = bags.bag_N()[order_N]
-        weights_N = None if bags.weights_N is None else bags.weights_N[order_N]
-        touched_U, counts_U = bags.rows_N[order_N].unique_consecutive(return_counts=True)
-        starts = _complete_sum(counts_U)
+        sorted_N, order_N = bags.rows_N.sort(stable=True)
+        bag_N = bags.grad_row_N(len(self._bands) > 1).index_select(0, order_N)
+        weights_N = None if bags.weights_N is None else bags.weights_N.index_select(0, order_N)
+        touched_U, counts_U = sorted_N.unique_consecutive(return_counts=True)
+        touched_U, starts = touched_U.long(), _complete_sum(counts_U)
         step = max(1, self._block_elements() // band.width)
         cuts = list(range(0, touched_U.numel(), step))
         heads = starts[::step].tolist() if len(cuts) > 1 else [0]
         heads = [*heads[: len(cuts)], bag_N.numel()]
+        starts = starts.to(bag_N.dtype)
         for i, first in enumerate(cuts):
             rows = touched_U[first : first + step]
             ids = slice(heads[i], heads[i + 1])
@@ -197,9 +210,9 @@ class TorchLookup:
             weight = band.weight.index_select(0, rows).float()
             state = {name: tensor.index_select(0, rows) for name, tensor in band.state.items()}
             update_rows(self.optimizer, self.learning_rate, self.iteration, weight, sums, state)
-            band.weight.index_copy_(0, rows, weight.to(band.weight.dtype))
+            _put(band.weight, rows, weight.to(band.weight.dtype))
             for name, tensor in state.items():
-                band.state[name].index_copy_(0, rows, tensor)
+                _put(band.state[name], rows, tensor)
 
 
 class _Pool(torch.autograd.Function):
@@ -209,7 +222,7 @@ class _Pool(torch.autograd.Function):
     def forward(ctx: Any, lookup: TorchLookup, anchor: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         bags = lookup._split(ids, offsets, weights)
         ctx.lookup, ctx.bags, ctx.weights = lookup, bags, weights
-        return lookup._pool(bags, (offsets.numel() - 1) // len(lookup.group.slots))
+        return lookup._pool(ids, offsets, None if weights is None else weights.detach(), bags)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -225,11 +238,12 @@ class _Pool(torch.autograd.Function):
         return None, None, None, None, grad_of_weights
 
 
-def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> list[_Band]:
+def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> tuple[Tensor, list[_Band]]:
+    """All rows in one flat buffer, and the bands that share it."""
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
     dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[group.key.data_type]
-    bands = []
+    flat, bands, used = torch.zeros(sum(shard.shape[0] * shard.shape[1] for shard in group.shards), dtype=dtype, device=device), [], 0
     for width in dict.fromkeys(widths):
         shards, rows = {}, 0
         for shard in group.shards:
@@ -239,16 +253,35 @@ def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device)
         slots = tuple(i for i, w in enumerate(widths) if w == width)
         first_rows = [shards[group.slots[i].shard] for i in slots]
         state = {n: torch.zeros((rows, width) if per == "element" else rows, device=device) for n, per in optimizer.state_widths.items()}
-        weight = torch.zeros(rows, width, dtype=dtype, device=device)
+        weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
         bands.append(_Band(weight, state, shards, slots, tuple(columns[i] for i in slots), torch.tensor(first_rows, device=device)))
-    return bands
+    return flat, bands
 
 
-def _shift(ids: Tensor, first_rows: Tensor, bounds: Tensor) -> Tensor:
+def _forward_arguments(group: LookupGroup, bands: Sequence[_Band]) -> tuple[Any, ...]:
+    """Where FBGEMM's pooling finds the rows of each slot: offsets into the flat buffer, output columns, their sum, and rows so far."""
+    starts = {shard: band.weight.storage_offset() + first * band.width for band in bands for shard, first in band.shards.items()}
+    columns = torch.tensor(offsets_of(slot.width for slot in group.slots), dtype=torch.int32)
+    rows = torch.tensor(offsets_of(slot.shard.shape[0] for slot in group.slots))
+    return torch.tensor([starts[slot.shard] for slot in group.slots]), columns, group.width, rows
+
+
+def _shift(ids: Tensor, band: _Band, bounds: Tensor) -> Tensor:
     """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin, and the end."""
-    if first_rows.numel() == 1 or not ids.numel():
-        return ids  # the first shard of a band begins at row 0
-    return ids + first_rows.repeat_interleave(bounds.diff())
+    rows = ids.to(band.index_type)
+    if band.first_rows.numel() == 1 or not ids.numel():
+        return rows  # the first shard of a band begins at row 0
+    return rows + band.first_rows.to(band.index_type).repeat_interleave(bounds.diff(), output_size=ids.numel())
+
+
+def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Write rows of a table. index_copy moves one element at a time, so a row is cut into the largest elements there are."""
+    for wide in (torch.complex128, torch.float64):
+        size = wide.itemsize // table.element_size()
+        if table.dim() == 2 and table.shape[1] % size == 0 and table.storage_offset() % size == 0:
+            table, values = table.view(wide), values.view(wide)
+            break
+    table.index_copy_(0, rows, values)
 
 
 def _complete_sum(lengths: Tensor) -> Tensor:
@@ -260,5 +293,7 @@ def _bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor 
     if not rows_N.numel():
         return torch.zeros(offsets.numel() - 1, table.shape[1], device=table.device)
     if table.dtype != torch.float32:  # widen the rows first: torch would sum a float16 table in float16
-        table, rows_N = table[rows_N].float(), torch.arange(rows_N.numel(), device=table.device)
-    return functional.embedding_bag(rows_N, table, offsets, mode="sum", per_sample_weights=weights_N, include_last_offset=True)
+        table, rows_N = table[rows_N].float(), torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype)
+    return functional.embedding_bag(
+        rows_N, table, offsets.to(rows_N.dtype), mode="sum", per_sample_weights=weights_N, include_last_offset=True
+    )

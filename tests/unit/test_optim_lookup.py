@@ -289,11 +289,29 @@ def test_iteration_restored_gives_the_bias_correction_of_the_run_it_came_from() 
 def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: SparseOptimizer, cpu: bool, cuda: bool) -> None:
     assert has_fused_kernel(optimizer, "cpu") is cpu and has_fused_kernel(optimizer, "cuda") is cuda
     work = random_work(0, optimizer)
-    kernels = (FusedLookup, RowWiseAdagradLookup) if cpu else TorchLookup
-    assert isinstance(make_lookup(work.group, optimizer, CPU), kernels)
     if not cpu:
+        assert isinstance(make_lookup(work.group, optimizer, CPU), TorchLookup)
         with pytest.raises(ConfigError, match="cpu kernel does not train"):
             FusedLookup(work.group, optimizer, CPU)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "data_type", "features", "kernel"),
+    [
+        (RowWiseAdagrad(), DataType.FP32, 1, RowWiseAdagradLookup),
+        (RowWiseAdagrad(), DataType.FP32, 2, RowWiseAdagradLookup),
+        (RowWiseAdagrad(max_gradient=1.0), DataType.FP32, 1, FusedLookup),
+        (RowWiseAdagrad(max_gradient=1.0), DataType.FP32, 2, TorchLookup),
+        (RowWiseAdagrad(), DataType.FP16, 1, TorchLookup),
+        (SGD(), DataType.FP32, 1, TorchLookup),
+        (Adagrad(), DataType.FP32, 1, TorchLookup),
+    ],
+)
+def test_on_cpu_fbgemms_update_is_taken_where_it_is_vectorized(optimizer, data_type, features, kernel) -> None:
+    group = random_work(0, optimizer, data_type, weighted=False).group
+    slots = tuple(replace(group.slots[0], piece=i) for i in range(features))
+    lookup = make_lookup(LookupGroup(group.key, (slots[0].shard,), slots), optimizer, CPU)
+    assert isinstance(lookup, kernel)
 
 
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
