@@ -7,6 +7,7 @@ side in one tensor is a view. Names, argument order and meaning are TorchRec's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -121,7 +122,11 @@ class KeyedTensor:
             InputError: a group is empty.
         """
         home = {key: (kt, index) for kt in keyed_tensors for index, key in enumerate(kt.keys())}
-        return [_join(home, group) for group in groups]
+        spans = [_spans(home, group) for group in groups]
+        pieces: dict[int, dict[range, Tensor]] = {}
+        for kt in {id(kt): kt for found in spans for kt, _ in found}.values():
+            pieces[id(kt)] = _cut(kt, {span for found in spans for k, span in found if k is kt})
+        return [_join([(kt, pieces[id(kt)][span]) for kt, span in found]) for found in spans]
 
     @staticmethod
     def regroup_as_dict(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]) -> dict[str, Tensor]:
@@ -153,8 +158,8 @@ class KeyedTensor:
         return f"KeyedTensor({widths}, values={describe(self._values)}, key_dim={self._key_dim}, device='{self.device()}')"
 
 
-def _join(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> Tensor:
-    """The tensors of a group's keys side by side; neighbours in one KeyedTensor are taken as one slice."""
+def _spans(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> list[tuple[KeyedTensor, range]]:
+    """Where a group's keys lie, in order; neighbours in one KeyedTensor are one range."""
     if not group:
         raise InputError("regroup got a group without keys; name at least one key per group.")
     spans: list[tuple[KeyedTensor, range]] = []
@@ -166,12 +171,24 @@ def _join(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> Ten
             spans[-1] = (kt, range(spans[-1][1].start, index + 1))
         else:
             spans.append((kt, range(index, index + 1)))
-    parts = []
-    for kt, span in spans:
-        start, stop = kt.offset_per_key()[span.start], kt.offset_per_key()[span.stop]
-        whole = len(span) == len(kt.keys())  # a narrow of everything would still cost its backward a zero fill and a copy
-        parts.append(kt.values() if whole else kt.values().narrow(kt.key_dim(), start, stop - start))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=spans[0][0].key_dim())
+    return spans
+
+
+def _cut(kt: KeyedTensor, spans: set[range]) -> dict[range, Tensor]:
+    """The columns of each range of keys, as views."""
+    if spans == {range(len(kt.keys()))}:  # a view of everything would still cost its backward a copy
+        return dict.fromkeys(spans, kt.values())
+    cuts, bounds = kt.offset_per_key(), sorted({0, len(kt.keys()), *(edge for span in spans for edge in (span.start, span.stop))})
+    between = [range(*pair) for pair in pairwise(bounds)]
+    if not spans <= set(between):  # groups share some keys, but not the same neighbours
+        return {span: kt.values().narrow(kt.key_dim(), cuts[span.start], cuts[span.stop] - cuts[span.start]) for span in spans}
+    # one split, whose backward is one cat: every narrow would fill a gradient of the whole with zeros
+    parts = kt.values().split([cuts[span.stop] - cuts[span.start] for span in between], dim=kt.key_dim())
+    return dict(zip(between, parts, strict=True))
+
+
+def _join(parts: Sequence[tuple[KeyedTensor, Tensor]]) -> Tensor:
+    return parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
 
 
 def _flatten(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:

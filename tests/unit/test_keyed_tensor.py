@@ -84,3 +84,18 @@ def test_mistakes_raise_typed_errors():
         KeyedTensor.from_tensor_list(["a", "b"], [torch.rand(1, 1)])
     with pytest.raises(ShapeError, match="1 groups and 2 keys"):
         KeyedTensor.regroup_as_dict([kt], [["a"]], ["x", "y"])
+
+
+@pytest.mark.parametrize("groups", [[["a", "c"], ["b"]], [["c", "a"], ["a", "b"]], [["a", "b", "c"]], [["b"], ["b", "c"], ["a", "b", "c"]]])
+def test_regroup_passes_gradients_to_the_columns_they_come_from(groups):
+    widths = {"a": 2, "b": 3, "c": 1}
+    values = torch.rand(4, 6, requires_grad=True)
+    found = KeyedTensor.regroup([KeyedTensor(list(widths), list(widths.values()), values)], groups)
+    scales = [torch.rand(out.shape) for out in found]
+    torch.autograd.backward(found, scales)
+    want = torch.zeros(4, 6)
+    starts = {"a": 0, "b": 2, "c": 5}
+    for group, scale in zip(groups, scales, strict=True):
+        for key, part in zip(group, scale.split([widths[key] for key in group], 1), strict=True):
+            want[:, starts[key] : starts[key] + widths[key]] += part
+    torch.testing.assert_close(values.grad, want)
