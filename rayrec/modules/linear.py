@@ -46,49 +46,56 @@ def uses_onednn(input: Tensor, weight: Tensor) -> bool:
     )
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """x W^T + b, with gradients.
 
     Args:
         input: (..., I).
         weight: (O, I).
         bias: (O,).
+        relu: clamp the result at 0, which oneDNN does on the way.
     Returns:
         (..., O), as torch.nn.functional.linear; equal to it up to the order of float32 sums.
     """
     if not uses_onednn(input, weight):
-        return functional.linear(input, weight, bias)
+        out = functional.linear(input, weight, bias)
+        return out.relu() if relu else out
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Linear.apply(input, weight, bias)
-    return _product(input, weight, bias)
+        return _Linear.apply(input, weight, bias, relu)
+    return _product(input, weight, bias, relu)
 
 
-def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "relu" if relu else "none", [], "")
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(input_BI, weight_OI)
-        return _product(input_BI, weight_OI, bias_O)
+    def forward(ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
+        out_BO = _product(input_BI, weight_OI, bias_O, relu)
+        ctx.save_for_backward(input_BI, weight_OI, out_BO if relu else None)
+        return out_BO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BO,) = grads
-        input_BI, weight_OI = ctx.saved_tensors
-        of_input, of_weight, of_bias = ctx.needs_input_grad
+        input_BI, weight_OI, out_BO = ctx.saved_tensors
+        of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
+        if out_BO is not None:
+            grad_BO = torch.ops.aten.threshold_backward(grad_BO, out_BO, 0)
         if torch.is_grad_enabled():  # somebody will differentiate this gradient
             return (
                 grad_BO @ weight_OI if of_input else None,
                 grad_BO.t() @ input_BI if of_weight else None,
                 grad_BO.sum(0) if of_bias else None,
+                None,
             )
         grad_BO = grad_BO.contiguous()
         return (
             _product(grad_BO, weight_OI.t()) if of_input else None,
             _grad_of_weight(grad_BO, input_BI) if of_weight else None,
             grad_BO.sum(0) if of_bias else None,
+            None,
         )
 
 
@@ -104,3 +111,9 @@ class FastLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         return linear(input, self.weight, self.bias)
+
+    def forward_relu(self, input: Tensor) -> Tensor:
+        """`relu(self(input))` in one pass, unless hooks want to see what comes before the relu."""
+        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
+            return self(input).relu()
+        return linear(input, self.weight, self.bias, relu=True)

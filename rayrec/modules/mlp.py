@@ -39,6 +39,8 @@ class Perceptron(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, in_size) -> (B, out_size)."""
+        if self._activation_fn is torch.relu and type(self._linear) is FastLinear:
+            return self._linear.forward_relu(input)
         return self._activation_fn(self._linear(input))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -27,20 +29,23 @@ def inputs(seed: int, rows: int, wide: int, out: int) -> tuple[torch.Tensor, ...
     return x.requires_grad_(), weight.requires_grad_(), torch.randn(out, generator=generator).requires_grad_()
 
 
+@pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("shape", [(1024, 13, 512), (1024, 415, 96), (7, 5, 3), (1, 40, 2), (0, 4, 8), (300, 1, 2)])
-def test_linear_and_all_gradients_equal_torchs(shape: tuple[int, int, int], biased: bool) -> None:
+def test_linear_and_all_gradients_equal_torchs(shape: tuple[int, int, int], biased: bool, relu: bool) -> None:
     x, weight, bias = inputs(1, *shape)
     leaves = (x, weight, bias) if biased else (x, weight)
     assert uses_onednn(x, weight) is (shape[0] > 0)
-    got, want = linear(*leaves), functional.linear(*leaves)
+    got, want = linear(*leaves, relu=relu), functional.linear(*leaves)
+    if relu:
+        want = want.relu()
     torch.testing.assert_close(got, want, **SUMS)
     scale = torch.randn(got.shape, generator=torch.Generator().manual_seed(2))
     for a, b in zip(torch.autograd.grad((got * scale).sum(), leaves), torch.autograd.grad((want * scale).sum(), leaves), strict=True):
         assert a.is_contiguous()
         torch.testing.assert_close(a, b, **SUMS | {"atol": 1e-4})  # the weight's gradient sums over the rows
     with torch.no_grad():
-        torch.testing.assert_close(linear(*leaves), want, **SUMS)
+        torch.testing.assert_close(linear(*leaves, relu=relu), want, **SUMS)
 
 
 def test_only_the_gradients_asked_for_are_made() -> None:
@@ -62,7 +67,8 @@ def test_a_strided_input_and_gradient_are_read_correctly() -> None:
 
 def test_second_derivatives_equal_torchs() -> None:
     found = []
-    for function in (linear, functional.linear):
+    fused = functools.partial(linear, relu=True)
+    for function in (fused, lambda *leaves: functional.linear(*leaves).relu()):
         x, weight, bias = inputs(4, 6, 5, 3)
         first = torch.autograd.grad(function(x, weight, bias).square().sum(), x, create_graph=True)[0]
         found.append(torch.autograd.grad(first.square().sum(), (x, weight, bias)))
@@ -127,7 +133,14 @@ def test_fast_linear_is_a_linear_layer() -> None:
     plain = nn.Linear(6, 3)
     assert isinstance(fast, nn.Linear) and list(fast.state_dict()) == list(plain.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(fast.parameters(), plain.parameters(), strict=True))
-    seen = []
-    fast.register_forward_hook(lambda *_: seen.append(1))
-    fast(torch.rand(2, 6))
-    assert seen
+    x, seen = torch.randn(50, 6), []
+    torch.testing.assert_close(fast.forward_relu(x), plain(x).relu(), **SUMS)
+    fast.register_forward_hook(lambda _, inputs, out: seen.append(out))
+    assert (fast.forward_relu(x) >= 0).all() and (seen[0] < 0).any()  # a hook sees the layer's own output
+
+
+def test_an_mlp_runs_whatever_takes_the_place_of_its_layer() -> None:
+    mlp = MLP(6, [3])
+    mlp._mlp[0]._linear = nn.Linear(6, 3)
+    x = torch.randn(50, 6)
+    assert torch.equal(mlp(x), mlp._mlp[0]._linear(x).relu())
