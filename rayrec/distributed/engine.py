@@ -30,6 +30,7 @@ from rayrec.distributed.reshard import move_table
 from rayrec.distributed.route import GroupIds, RoutedIds, SendPlan, plan_send, route
 from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable
 from rayrec.distributed.spans import CombinePlan, plan_combine
+from rayrec.distributed.timing import StepTimer, span
 from rayrec.distributed.two_hop import Hops
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, takes_two_hops
@@ -78,6 +79,8 @@ class ShardedEmbeddings:
         options: see `EngineOptions`.
         prefetch_exchange: the same ranks over other connections; without it `prefetch` raises.
         peers: the ranks of other sharding groups that hold the same shards, when all are to make the same updates; see `peers`.
+    Attributes:
+        timer: set one to learn where the time of the steps to come goes; see `timing`.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
     """
@@ -110,6 +113,7 @@ class ShardedEmbeddings:
         self._pool: ThreadPoolExecutor | None = None
         self._distinct: tuple[KeyedJaggedTensor, Distinct] | None = None
         self._lr: float | None = None
+        self.timer: StepTimer | None = None
 
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of every shard of this rank."""
@@ -252,9 +256,13 @@ class ShardedEmbeddings:
 
     def _route(self, collections: frozenset[int], kjt: KeyedJaggedTensor, exchange: Exchange, track: bool) -> RoutedIds:
         compiled = self._compile(collections)
-        if self.options.check_ids:
-            check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
-        return route(kjt, compiled.slots, self._send_plan(compiled, kjt), exchange, track)
+        with span(self.timer, "input"):
+            if self.options.check_ids:
+                check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
+            return route(kjt, compiled.slots, self._send_plan(compiled, kjt), self._watched(exchange), track)
+
+    def _watched(self, exchange: Exchange) -> Exchange:
+        return exchange if self.timer is None else self.timer.watch(exchange)
 
     def _send_plan(self, compiled: _Compiled, kjt: KeyedJaggedTensor) -> SendPlan:
         keys = tuple(kjt.keys())
@@ -273,7 +281,7 @@ class ShardedEmbeddings:
             compiled.combine,
             self._send_plan(compiled, kjt),
             routed,
-            self.exchange,
+            self._watched(self.exchange),
             self.options.codecs,
             bags,
             hops,
@@ -285,8 +293,15 @@ class ShardedEmbeddings:
             anchor, *found = RouteWeights.apply(step, weights)
             weighted = [g.key for g in step.mine.groups if g.key.weighted]
             groups.update({key: replace(groups[key], weights=w) for key, w in zip(weighted, found, strict=True)})
-        rows = [self._look_up(group.key, groups[group.key]) for group in step.mine.groups]
-        outputs = iter(Combine.apply(step, anchor, *rows))
+        with span(self.timer, "lookup"):
+            rows = [self._look_up(group.key, groups[group.key]) for group in step.mine.groups]
+        with span(self.timer, "output"):
+            joined = Combine.apply(step, anchor, *rows)
+        if self.timer is not None:
+            for part, made in (("gradient", joined[:1]), ("update", rows)):
+                for tensor in made:
+                    self.timer.follow(part, tensor)
+        outputs = iter(joined)
         found_outputs = {}
         for c in compiled.slots.collections:
             count = len(compiled.slots.uses[c]) if step.by_use(c) else 1

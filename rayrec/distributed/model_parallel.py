@@ -30,6 +30,7 @@ from rayrec.distributed.engine import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.state import TableShards
+from rayrec.distributed.timing import StepTimer
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
@@ -224,6 +225,11 @@ class DistributedModelParallel(nn.Module):
     @iteration.setter
     def iteration(self, value: int) -> None:
         self._engine.iteration = value
+
+    def time_parts(self) -> StepTimer:
+        """A timer that counts the seconds of all steps to come by part, on this rank; it stays on."""
+        self._engine.timer = self._engine.timer or StepTimer()
+        return self._engine.timer
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the tables' updates to come."""

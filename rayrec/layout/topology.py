@@ -2,7 +2,7 @@
 
 A `Topology` is plain data. The driver fills it with what the cluster really has; `Topology.local` makes one for the ranks of one
 host. Bandwidths are per rank and in bytes per second; the defaults are orders of magnitude for prices, not promises: a calibration
-replaces them. Leaves out: links shared by several ranks, ranks of unequal speed. Standard library only.
+replaces them (`rayrec.distributed.calibrate`). Leaves out: links shared by several ranks, ranks of unequal speed. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.jsonfields import Fields, parse_object
+from rayrec.layout.rates import Rates
 
 Device = Literal["cpu", "cuda"]
 
@@ -49,6 +50,7 @@ class Topology:
         memory_bw: bytes/s of random-row access of one rank.
         intra_host_bw, inter_host_bw: bytes/s that one rank exchanges with ranks of its host, and of other hosts.
         latency_s: fixed time of one collective.
+        rates: what else a rank pays, by part of a step.
     Raises:
         ConfigError: the ranks are not 0 .. world_size - 1 in order, or a number is not positive.
     """
@@ -60,6 +62,7 @@ class Topology:
     intra_host_bw: float = DEFAULT_SPEEDS["cpu"].intra_host_bw
     inter_host_bw: float = DEFAULT_SPEEDS["cpu"].inter_host_bw
     latency_s: float = DEFAULT_SPEEDS["cpu"].latency_s
+    rates: Rates = field(default_factory=Rates)
 
     def __post_init__(self) -> None:
         check_hosts(self.hosts)
@@ -98,7 +101,7 @@ class Topology:
             intra_host_bw=speeds.pop("intra_host_bw", base.intra_host_bw),
             inter_host_bw=speeds.pop("inter_host_bw", base.inter_host_bw),
             latency_s=speeds.pop("latency_s", base.latency_s),
-            **speeds,  # what is left is a misspelt name: the constructor refuses it
+            **speeds,  # type: ignore[arg-type]  # what is left is a misspelt name: the constructor refuses it
         )
 
     @classmethod
@@ -142,6 +145,7 @@ class Topology:
                 "intra_host_bw": self.intra_host_bw,
                 "inter_host_bw": self.inter_host_bw,
                 "latency_s": self.latency_s,
+                "rates": self.rates.to_data(),
             }
         )
 
@@ -167,6 +171,7 @@ class Topology:
                 intra_host_bw=fields.number("intra_host_bw"),
                 inter_host_bw=fields.number("inter_host_bw"),
                 latency_s=fields.number("latency_s"),
+                rates=Rates.from_fields(fields.child("rates")) if fields.has("rates") else Rates(),
             )
         except ConfigError as error:
             raise PlanError(f"{fields.where}: {error}") from None

@@ -3,9 +3,11 @@
 As owner, a rank pays for the ids it receives, the rows it reads and pools, the rows it sends, the gradients it receives, and the fused
 update. As home of its own rows of the batch it pays for packing ids and gradients for every owner and for joining what they return: a
 cost that all ranks share alike, and that wide splits raise. The wire is priced on the owner's side: all owners together send what all
-homes together receive, and homes are even, so the slowest owner is never faster than a home. Bytes / bandwidth, plus a fixed time per
-slot. Rows of a host that are summed before they go home (`routes`) cross between hosts once. Leaves out: overlap of steps, caches,
-skewed ids, the two more collectives of that route, the dense model. Standard library only.
+homes together receive, and homes are even, so the slowest owner is never faster than a home.
+
+Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the topology's constants, so that a calibration
+can fit the constants to measured parts. Rows of a host that are summed before they go home (`routes`) cross between hosts once. Leaves
+out: overlap of steps, skewed ids, the two more collectives of that route, the dense model. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.rates import PARTS, PartRates
 from rayrec.layout.topology import Topology
 from rayrec.planner.memory import shards_by_rank
 from rayrec.planner.optimizers import sparse_state
@@ -23,10 +27,39 @@ from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, TableWo
 
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
 SORT_BYTES = 8 * ID_BYTES  # per id in the backward: a radix sort reads and writes (id, bag) pairs a few times
-SLOT_S = 2e-6  # a feature in a shard, on its owner: kernel arguments, a slice, a copy
-HOME_SLOT_S = 0.2e-6  # the same slot on every rank of the world, which sends ids to it and joins its rows
 HOST_LINK_BW = 20e9  # bytes/s at which a GPU reads rows of its host's memory: PCIe 4.0 x16, less its protocol
 COLLECTIVES = 4  # headers, ids, rows, gradients
+
+
+class Amounts(NamedTuple):
+    """What one part of a step does on one rank, in the terms of `PartRates`.
+
+    Attributes:
+        stream: bytes read and written in order or from a cache. rows: bytes of distinct rows touched.
+        near, far: bytes received from, or sent to, ranks of this host and of other hosts.
+    """
+
+    slots: float = 0.0
+    home_slots: float = 0.0
+    items: float = 0.0
+    stream: float = 0.0
+    rows: float = 0.0
+    near: float = 0.0
+    far: float = 0.0
+
+
+class StepAmounts(NamedTuple):
+    """Of all parts, in the order of `PARTS`."""
+
+    input: Amounts = Amounts()
+    lookup: Amounts = Amounts()
+    output: Amounts = Amounts()
+    gradient: Amounts = Amounts()
+    update: Amounts = Amounts()
+
+    def plus(self, other: StepAmounts) -> StepAmounts:
+        """Both together."""
+        return StepAmounts(*(Amounts(*map(sum, zip(a, b, strict=True))) for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +93,8 @@ class CostModel:
     topology: Topology
     sparse_optimizer: str = "rowwise_adagrad"
 
-    def owner_cost(self, work: TableWork, shards: Sequence[Shard], rank: int, replicated: bool = False, summed: int = 1) -> StepCost:
-        """Price of owning `shards` of one table on `rank`.
+    def owner_amounts(self, work: TableWork, shards: Sequence[Shard], rank: int, replicated: bool = False, summed: int = 1) -> StepAmounts:
+        """What owning `shards` of one table asks of `rank`.
 
         Args:
             summed: ranks of this host that sum their rows before these go home, see `routes`.
@@ -69,74 +102,114 @@ class CostModel:
         """
         topology, world = self.topology, work.world_size
         near = len(topology.hosts[topology.host_of[rank]]) - 1
-        wire_s = near / topology.intra_host_bw + (world - 1 - near) / topology.inter_host_bw  # one byte from every peer
-        rows_s, copies, gradient_copies = wire_s, 3, 2  # pooled rows are written, then copied for the wire; gradients scaled in place
+        far = world - 1 - near
+        rows_near, rows_far, copies, gradient_copies = near, far, 2, 2  # pooled rows are copied for the wire; gradients scaled in place
         if summed > 1:
             hosts = world // summed
-            rows_s = hosts * (summed - 1) / topology.intra_host_bw + (hosts - 1) / topology.inter_host_bw
-            copies, gradient_copies = 5, 5  # and summed; handed on to every rank of the host
+            rows_near, rows_far, copies, gradient_copies = hosts * (summed - 1), hosts - 1, 4, 5  # and summed; handed on inside the host
         elif replicated:
-            copies = 1
+            copies = 0
         traffic = shard_traffic(work, shards)
         state = sparse_state(self.sparse_optimizer)
         slower = topology.memory_bw / HOST_LINK_BW if work.off_device else 1.0  # of rows and state, in bytes of device memory
-        read = 2.0 * world * traffic.id_bytes  # sorted by slot on arrival
-        update = 0.0
+        slots = len(shards) * work.features
+        all_ids = values = read = touched = updated = gradients = 0.0
         for shard in shards:
             rows, width = len(shard.rows), len(shard.cols)
-            ids = work.ids * rows / work.rows  # from one source
+            ids = world * work.ids * rows / work.rows
             row_line = _lines(width * work.element_bytes)
-            values = returned_rows(work, shard) * width * ROW_ELEMENT_BYTES
-            read += world * (ids * (ID_BYTES + row_line * slower) + copies * values)
-            touched = -rows * math.expm1(-world * ids / rows)  # distinct rows among all ids
-            gradients = world * (gradient_copies * values + ids * _lines(width * ROW_ELEMENT_BYTES))
-            update += world * ids * SORT_BYTES + gradients + 2 * touched * slower * (row_line + _lines(state.row_bytes(width)))
-        return StepCost(
-            input_s=traffic.id_bytes * wire_s,
-            lookup_s=read / topology.memory_bw,
-            output_s=0.0 if replicated else traffic.row_bytes * rows_s,
-            gradient_s=traffic.row_bytes * rows_s,
-            update_s=update / topology.memory_bw,
-            overhead_s=len(shards) * work.features * SLOT_S,
+            distinct = -rows * math.expm1(-ids / rows)
+            all_ids += ids
+            values += world * returned_rows(work, shard) * width * ROW_ELEMENT_BYTES
+            read += ids * row_line * slower
+            touched += distinct * row_line
+            gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
+            updated += 2 * distinct * slower * (row_line + _lines(state.row_bytes(width)))
+        out = 0.0 if replicated else traffic.row_bytes
+        pieces = len({shard.rows for shard in shards}) * work.features * world
+        return StepAmounts(
+            Amounts(pieces, stream=2.0 * world * traffic.id_bytes, near=near * traffic.id_bytes, far=far * traffic.id_bytes),
+            Amounts(slots, items=all_ids, stream=all_ids * ID_BYTES + read + values, rows=touched),
+            Amounts(slots, stream=copies * values, near=rows_near * out, far=rows_far * out),
+            Amounts(slots, stream=gradient_copies * values, near=rows_near * traffic.row_bytes, far=rows_far * traffic.row_bytes),
+            Amounts(slots, items=all_ids, stream=all_ids * SORT_BYTES + gradients, rows=updated),
         )
 
-    def home_cost(self, work: TableWork, total: Traffic, slots: int, replicated: bool = False, summed: int = 1) -> StepCost:
-        """Price of one table on EVERY rank, as home of its batch.
+    def home_amounts(
+        self, work: TableWork, total: Traffic, slots: int, replicated: bool = False, summed: int = 1, blocks: int = 1
+    ) -> StepAmounts:
+        """What one table asks of EVERY rank, as home of its batch.
 
         Args:
-            total: with all owners together. slots: rectangles, of all owners.
+            total: with all owners together. slots: rectangles, of all owners. blocks: row blocks.
         """
-        byte_s = 2 / self.topology.memory_bw  # read and written
-        return StepCost(
-            input_s=total.id_bytes * byte_s,
-            output_s=total.row_bytes / (work.world_size if replicated else summed) * byte_s,
-            gradient_s=total.row_bytes / summed * byte_s,
-            overhead_s=slots * work.features * HOME_SLOT_S,
+        sorted_items = work.ids + work.bags * blocks if blocks > 1 else 0.0
+        pieces = slots * work.features
+        back = total.row_bytes / (work.world_size if replicated else summed)
+        return StepAmounts(
+            Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
+            Amounts(),
+            Amounts(home_slots=pieces, stream=2 * back),
+            Amounts(home_slots=pieces, stream=2 * total.row_bytes / summed),
+            Amounts(),
         )
+
+    def seconds(self, amounts: StepAmounts) -> StepCost:
+        """Amounts times the topology's constants, without what is paid once a step."""
+        return StepCost(*(self._seconds(getattr(self.topology.rates, part), a) for part, a in zip(PARTS, amounts, strict=True)))
+
+    def _seconds(self, rates: PartRates, amounts: Amounts) -> float:
+        slots, home_slots, items, stream, rows, near, far = amounts
+        topology = self.topology
+        counted = slots * rates.slot_s + home_slots * rates.home_slot_s + items * rates.item_s
+        moved = (stream * rates.stream + rows * rates.rows) / topology.memory_bw
+        return counted + moved + near / topology.intra_host_bw + far / topology.inter_host_bw
+
+    def owner_cost(self, work: TableWork, shards: Sequence[Shard], rank: int, replicated: bool = False, summed: int = 1) -> StepCost:
+        """Price of `owner_amounts`."""
+        return self.seconds(self.owner_amounts(work, shards, rank, replicated, summed))
+
+    def home_cost(
+        self, work: TableWork, total: Traffic, slots: int, replicated: bool = False, summed: int = 1, blocks: int = 1
+    ) -> StepCost:
+        """Price of `home_amounts`."""
+        return self.seconds(self.home_amounts(work, total, slots, replicated, summed, blocks))
+
+    def layout_home_amounts(self, work: TableWork, layout: Layout) -> StepAmounts:
+        """`home_amounts` of a real layout."""
+        by_rank = shards_by_rank(layout)
+        total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
+        replicated = isinstance(layout, Replicated)
+        blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
+        return self.home_amounts(work, total, sum(map(len, by_rank.values())), replicated, self.summed(work, layout), blocks)
 
     def layout_home_cost(self, work: TableWork, layout: Layout) -> StepCost:
         """`home_cost` of a real layout."""
-        by_rank = shards_by_rank(layout)
-        total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
-        return self.home_cost(work, total, sum(map(len, by_rank.values())), isinstance(layout, Replicated), self.summed(work, layout))
+        return self.seconds(self.layout_home_amounts(work, layout))
 
     def summed(self, work: TableWork, layout: Layout) -> int:
         """Ranks of a host that sum the rows of this layout before they go home."""
         return summed_ranks(layout, self.topology.hosts) if work.pooled else 1
 
-    def price(self, work: TableWork, layout: Layout) -> dict[int, StepCost]:
-        """Price of a layout on each rank that owns a part of it, as owner."""
+    def amounts(self, work: TableWork, layout: Layout) -> dict[int, StepAmounts]:
+        """What a layout asks of each rank that owns a part of it, as owner."""
         replicated, summed = isinstance(layout, Replicated), self.summed(work, layout)
-        known: dict[tuple[object, ...], StepCost] = {}  # most pieces are alike
+        known: dict[tuple[object, ...], StepAmounts] = {}  # most pieces are alike
         found = {}
         for rank, shards in shards_by_rank(layout).items():
             near = len(self.topology.hosts[self.topology.host_of[rank]])
             key = (near, len({shard.rows for shard in shards}), *(shard.shape for shard in shards))
             if key not in known:
-                known[key] = self.owner_cost(work, shards, rank, replicated, summed)
+                known[key] = self.owner_amounts(work, shards, rank, replicated, summed)
             found[rank] = known[key]
         return found
 
+    def price(self, work: TableWork, layout: Layout) -> dict[int, StepCost]:
+        """Price of a layout on each rank that owns a part of it, as owner."""
+        return {rank: self.seconds(amounts) for rank, amounts in self.amounts(work, layout).items()}
+
     def fixed_cost(self) -> StepCost:
-        """What every rank pays once a step: the latency of the collectives."""
-        return StepCost(overhead_s=COLLECTIVES * self.topology.latency_s if self.topology.world_size > 1 else 0.0)
+        """What every rank pays once a step: the fixed time of every part, and the latency of the collectives."""
+        rates = self.topology.rates
+        latency = COLLECTIVES * self.topology.latency_s if self.topology.world_size > 1 else 0.0
+        return StepCost(*(getattr(rates, part).fixed_s for part in PARTS)) + StepCost(overhead_s=rates.step_s + latency)

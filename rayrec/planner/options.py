@@ -187,11 +187,15 @@ def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostM
                 {size: tuple(p[0][i] for p in pieces) for i, size in enumerate(example)},
                 tuple(p[1] for p in pieces),
                 home_buffer_bytes(total, replicated) + 1,  # sums in another order may round up
-                costs.home_cost(work, total, len(pieces), replicated, summed).total_s,
+                costs.home_cost(work, total, len(pieces), replicated, summed, _row_blocks(template)).total_s,
                 topology.world_size,
             )
         )
     return tuple(out)
+
+
+def _row_blocks(template: Layout) -> int:
+    return 1 if isinstance(template, Replicated) else template.num_row_blocks
 
 
 def _sizes(cuts: Sequence[int]) -> list[int]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
+from rayrec.layout.estimates import PlanEstimates, TableEstimate
 from rayrec.layout.kinds import KINDS, kind_of
 from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
 from rayrec.planner.constraints import ParameterConstraints, check_kinds
-from rayrec.planner.costs import CostModel, StepCost
+from rayrec.planner.costs import CostModel
+from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.items import NO_CONSTRAINTS, table_works
-from rayrec.planner.memory import RankMemory, layout_memory_parts
+from rayrec.planner.memory import layout_memory_parts
 from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice
@@ -118,19 +119,12 @@ def _estimate(
     topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
     world = topology.world_size
     works = table_works(request.tables, request.constraints, request.batch_size, topology)
-    times = [StepCost()] * world
-    memory = [RankMemory()] * world
-    at_home, home_memory = costs.fixed_cost(), RankMemory()
     told: dict[str, TableEstimate] = {}
     chosen = {index: (item, choice) for item, choice in zip(items, choices, strict=True) for index in item.tables}
     for index, (table, work) in enumerate(zip(request.tables, works, strict=True)):
         layout = placed[index].layout
         prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
-        owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer)
-        for rank, price in prices.items():
-            times[rank] += price
-            memory[rank] += owners[rank]
-        at_home, home_memory = at_home + home, home_memory + home_bytes
+        owners, _ = layout_memory_parts(work, layout, request.sparse_optimizer)
         item, choice = chosen[index]
         runner_up = _runner_up(item, choice, topology) if len(item.tables) == 1 else None
         told[table.name] = TableEstimate(
@@ -142,7 +136,7 @@ def _estimate(
             runner_up=runner_up.kind if runner_up else None,
             runner_up_work_s=runner_up.mean_s * world if runner_up else None,
         )
-    ranks = tuple(_rank_estimate(a + home_memory, b + at_home) for a, b in zip(memory, times, strict=True))
+    ranks = estimate_ranks(request, {table.name: placed[index].layout for index, table in enumerate(request.tables)})
     return PlanEstimates(
         topology=topology, batch_size=request.batch_size, sparse_optimizer=request.sparse_optimizer, ranks=ranks, tables=told
     )
@@ -181,18 +175,4 @@ def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
         f"{format_bytes(request.topology.memory_bytes[rank])}, and the tightest rank {format_bytes(max(min(free), 0))} for buffers of "
         f"its batch. " + (f"Any one of these makes a plan exist: {tips}." if tips else "No single change helps; lift constraints."),
         changes,
-    )
-
-
-def _rank_estimate(memory: RankMemory, cost: StepCost) -> RankEstimate:
-    return RankEstimate(
-        weight_bytes=memory.weight_bytes,
-        optimizer_bytes=memory.optimizer_bytes,
-        buffer_bytes=memory.buffer_bytes,
-        input_s=cost.input_s,
-        lookup_s=cost.lookup_s,
-        output_s=cost.output_s,
-        gradient_s=cost.gradient_s,
-        update_s=cost.update_s,
-        overhead_s=cost.overhead_s,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from rayrec.errors import ConfigError
 from rayrec.layout import Replicated, Shard, TableLayout, Topology
+from rayrec.layout.rates import PARTS, PartRates, Rates
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.costs import CostModel, StepCost
 from rayrec.planner.memory import layout_memory, owner_memory
@@ -94,7 +95,8 @@ def test_buffers_hold_the_whole_exchange(seed: int) -> None:
 def test_wire_seconds_count_every_peer_once(seed: int) -> None:
     rng = random.Random(seed)
     hosts = random_hosts(rng, 6)
-    topology = Topology(hosts=hosts, memory_bytes=(1,) * 6, intra_host_bw=1e9, inter_host_bw=1e8)
+    wire_only = Rates(**{part: PartRates(stream=0.0, rows=0.0) for part in PARTS})
+    topology = Topology(hosts=hosts, memory_bytes=(1,) * 6, intra_host_bw=1e9, inter_host_bw=1e8, rates=wire_only)
     work = random_work(rng, 6)
     layout = random_layout(rng, work.rows, work.dim, 6)
     model = CostModel(topology)
@@ -126,8 +128,9 @@ def test_row_wise_reads_a_share_but_returns_a_row_for_every_bag() -> None:
     model = CostModel(Topology.local(4, memory_bytes=1))
     one, four = model.price(work, whole)[0], model.price(work, parts)
     assert four[2].output_s == pytest.approx(one.output_s)
-    per_bag = 2 * 4 * work.bags * 128 * 4 / model.topology.memory_bw  # every block scales the gradient of every bag
-    assert four[2].update_s - per_bag == pytest.approx((one.update_s - per_bag) / 4, rel=1e-6)
+    assert four[2].gradient_s == pytest.approx(one.gradient_s)  # every block gets the gradient of every bag
+    slot_s = model.topology.rates.update.slot_s
+    assert four[2].update_s - slot_s == pytest.approx((one.update_s - slot_s) / 4, rel=1e-6)
     assert sum(p.input_s for p in four.values()) == pytest.approx(one.input_s, rel=0.2)  # ids once, lengths four times
 
 
@@ -154,8 +157,9 @@ def test_a_replica_pays_for_the_updates_of_all_ranks() -> None:
 def test_one_rank_has_no_wire_and_no_latency() -> None:
     work = TableWork(100, 8, 4, 1, 16, 1, 1.0, False, True)
     model = CostModel(Topology.local(1, memory_bytes=1))
-    price = model.price(work, TableLayout((0, 100), (0, 8), ((0,),)))[0]
-    assert price.input_s == price.output_s == price.gradient_s == 0.0 and price.lookup_s > 0 and price.update_s > 0
+    layout = TableLayout((0, 100), (0, 8), ((0,),))
+    amounts, price = model.amounts(work, layout)[0], model.price(work, layout)[0]
+    assert not any(part.near or part.far for part in amounts) and price.lookup_s > 0 and price.update_s > 0
     assert model.fixed_cost() == StepCost() and CostModel(Topology.local(2, memory_bytes=1)).fixed_cost().total_s > 0
 
 

@@ -1,0 +1,87 @@
+"""What a rank pays besides the wire, part by part of a training step: the constants of the planner's prices.
+
+Every part of a step costs a fixed time, a time for each slot and each item, and bytes over the memory's bandwidth; a calibration fits these
+constants to measured steps, and they can be edited by hand. The defaults count nothing but slots and bytes. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from rayrec.errors import ConfigError
+from rayrec.layout.jsonfields import Fields
+
+PARTS = ("input", "lookup", "output", "gradient", "update")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartRates:
+    """Constants of one part of a step on one rank.
+
+    Attributes:
+        fixed_s: once a step.
+        slot_s: per slot (a feature in a shard) that the rank owns; in "input" per slot and source rank.
+        home_slot_s: per slot of any owner, as home of the batch.
+        item_s: per id (in "input": per id and bag that is sorted into row blocks).
+        stream: times the bytes that are read and written in order or from a cache. rows: times the bytes of distinct rows touched.
+    Raises:
+        ConfigError: a constant is negative or not finite.
+    """
+
+    fixed_s: float = 0.0
+    slot_s: float = 0.0
+    home_slot_s: float = 0.0
+    item_s: float = 0.0
+    stream: float = 1.0
+    rows: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self)):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"rate {name}={getattr(self, name)} must be a finite number, 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Constants of all parts: ids out and sorted, rows read and pooled, rows home, gradients back, rows updated.
+
+    Attributes:
+        step_s: once a step, outside of all parts.
+    """
+
+    input: PartRates = field(default_factory=lambda: PartRates(slot_s=0.2e-6))
+    lookup: PartRates = field(default_factory=lambda: PartRates(slot_s=1e-6, rows=0.0))
+    output: PartRates = field(default_factory=lambda: PartRates(home_slot_s=0.1e-6))
+    gradient: PartRates = field(default_factory=lambda: PartRates(home_slot_s=0.1e-6))
+    update: PartRates = field(default_factory=lambda: PartRates(slot_s=1e-6))
+    step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step_s < float("inf"):
+            raise ConfigError(f"rate step_s={self.step_s} must be a finite number, 0 or more.")
+
+    def times(self, factor: float) -> Rates:
+        """All constants of all parts times a factor."""
+        parts = {part: PartRates(**{name: value * factor for name, value in asdict(getattr(self, part)).items()}) for part in PARTS}
+        return Rates(**parts, step_s=self.step_s)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, entry: Fields) -> Rates:
+        """Read what `to_data` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown. ConfigError: a constant makes no sense.
+        """
+        parts = {}
+        for part in PARTS:
+            child = entry.child(part)
+            parts[part] = PartRates(**{f.name: child.number(f.name) for f in fields(PartRates)})
+            child.finish()
+        found = cls(**parts, step_s=entry.number("step_s"))
+        entry.finish()
+        return found

@@ -1,0 +1,107 @@
+"""From measured steps to the constants of a topology: for every part of a step, the non-negative constants that fit best.
+
+A sample is a step of some plan on one rank: what the cost model counts of each part, and the seconds that the part really took there. The
+model is linear in its constants, so each part is a small least-squares problem, with residuals relative to the whole step. What can be
+measured anywhere can be fitted anywhere: no torch here. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from rayrec.errors import ConfigError
+from rayrec.layout.rates import PARTS, PartRates
+from rayrec.layout.topology import Topology
+from rayrec.planner.costs import Amounts, CostModel, StepAmounts
+
+SWEEPS = 20_000  # of the coordinate descent; a few hundred suffice
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One kind of step on one rank.
+
+    Attributes:
+        amounts: of the whole plan on this rank, as owner and as home.
+        seconds: of every part in the order of `PARTS`, without waiting for other ranks.
+        step_s: of the whole step, without such waits either.
+    """
+
+    amounts: StepAmounts
+    seconds: tuple[float, ...]
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What was measured of the exchange and the memory.
+
+    Attributes:
+        memory_bw: bytes/s of random rows. latency_s: of a collective without bytes.
+        near_byte_s, far_byte_s: seconds per byte from ranks of the host, and of other hosts; None where there are none.
+    """
+
+    memory_bw: float
+    latency_s: float
+    near_byte_s: float | None
+    far_byte_s: float | None
+
+
+NO_WIRE = 1e30
+LEAST_BYTE_S = 1e-12  # in shared memory nothing but the latency is left: peers read where it was written
+
+
+def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology:
+    """The topology with its constants replaced by those that explain the samples.
+
+    Args:
+        topology: hosts and memory are kept.
+        samples: of some plans, of all ranks.
+    Raises:
+        ConfigError: nothing was measured.
+    """
+    if not samples:
+        raise ConfigError("a calibration needs at least one measured step.")
+    speeds = {
+        "memory_bw": links.memory_bw,
+        "latency_s": max(links.latency_s, 0.0),
+        "intra_host_bw": topology.intra_host_bw if links.near_byte_s is None else 1 / max(links.near_byte_s, LEAST_BYTE_S),
+        "inter_host_bw": topology.inter_host_bw if links.far_byte_s is None else 1 / max(links.far_byte_s, LEAST_BYTE_S),
+    }
+    found = {part: _fit_part(i, samples, links.memory_bw) for i, part in enumerate(PARTS)}
+    fitted = replace(topology, **speeds, rates=replace(topology.rates, **found, step_s=0.0))  # type: ignore[arg-type]
+    # what no part explains: a constant, and a share of the rest
+    alone = CostModel(replace(fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE))
+    known = [(alone.seconds(s.amounts) + alone.fixed_cost()).total_s / s.step_s for s in samples]
+    step_s, share = non_negative([[1 / s.step_s, part] for s, part in zip(samples, known, strict=True)], [1 - part for part in known])
+    return replace(fitted, rates=replace(fitted.rates.times(1 + share), step_s=step_s))
+
+
+def _fit_part(index: int, samples: Sequence[Sample], memory_bw: float) -> PartRates:
+    names = [f.name for f in fields(PartRates)]
+    rows = [[value / s.step_s for value in _terms(s.amounts[index], memory_bw)] for s in samples]
+    return PartRates(**dict(zip(names, non_negative(rows, [s.seconds[index] / s.step_s for s in samples]), strict=True)))
+
+
+def _terms(a: Amounts, memory_bw: float) -> list[float]:
+    """What each field of `PartRates` is multiplied by, in their order."""
+    return [1.0, a.slots, a.home_slots, a.items, a.stream / memory_bw, a.rows / memory_bw]
+
+
+def non_negative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
+    """x >= 0 that minimizes |rows x - wanted|^2, by coordinate descent on the normal equations; 0 for columns of zeros."""
+    width = len(rows[0])
+    scale = [sum(row[j] ** 2 for row in rows) ** 0.5 for j in range(width)]
+    used = [j for j in range(width) if scale[j] > 0]
+    gram = {j: {k: sum(r[j] * r[k] for r in rows) / (scale[j] * scale[k]) for k in used} for j in used}
+    aim = {j: sum(r[j] * w for r, w in zip(rows, wanted, strict=True)) / scale[j] for j in used}
+    x = dict.fromkeys(used, 0.0)
+    for _ in range(SWEEPS):
+        moved = 0.0
+        for j in used:
+            new = max(0.0, x[j] + aim[j] - sum(gram[j][k] * x[k] for k in used))
+            moved, x[j] = max(moved, abs(new - x[j])), new
+        if moved < 1e-12:
+            break
+    return [x[j] / scale[j] if j in x else 0.0 for j in range(width)]

@@ -1,0 +1,60 @@
+"""Real ranks measure themselves: all agree, the constants make sense, and parts of a step add up to no more than the step."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+import torch
+
+from rayrec.comm.choose import Transport, exchange_for
+from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.calibrate import calibrate, plan_amounts, random_batch, random_design
+from rayrec.distributed.timing import PARTS
+from rayrec.layout import EmbeddingBagConfig, Topology
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.planner import EmbeddingShardingPlanner
+from rayrec.planner.costs import CostModel
+from tests.ranks import RankPool
+
+
+def calibrate_rank(rank: int, world_size: int, transport: Transport) -> str:
+    topology = Topology.local(world_size, memory_bytes=1 << 30)
+    return calibrate(exchange_for(None, torch.device("cpu"), transport), topology, designs=6).to_json()
+
+
+@pytest.mark.parametrize("transport", [Transport.AUTO, Transport.PROCESS_GROUP])
+def test_ranks_agree_on_a_topology_that_makes_sense(ranks: RankPool, transport: Transport) -> None:
+    first, second = ranks.run(2, calibrate_rank, transport)
+    assert first == second
+    found = Topology.from_json(first)
+    assert 1e8 < found.memory_bw < 1e12 and found.intra_host_bw > 1e7 and 0 < found.latency_s < 0.1
+    costs = CostModel(found)
+    step_s = max((costs.seconds(a) + costs.fixed_cost()).total_s for a in plan_amounts(random_design(3, 2), found))
+    assert 1e-4 < step_s < 1.0
+    tables = [EmbeddingBagConfig(1000, 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
+    assert EmbeddingShardingPlanner(found, 512).plan(tables).estimates is not None
+
+
+def timed_rank(rank: int, world_size: int) -> tuple[list[float], list[float], float]:
+    """Seconds and waits by part, and of the whole step."""
+    design = random_design(5, world_size)
+    topology = Topology.local(world_size, memory_bytes=1 << 30)
+    collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
+    model = DistributedModelParallel(collection, plan=design.plan(topology), seed=0)
+    timer = model.time_parts()
+    assert model.time_parts() is timer
+    batch = random_batch(design, rank, torch.device("cpu"))
+    for _ in range(3):
+        timer.reset()
+        start = perf_counter()
+        model(batch).values().sum().backward()
+        seconds = perf_counter() - start
+    return [timer.seconds[p] for p in PARTS], [timer.waited[p] for p in PARTS], seconds
+
+
+def test_parts_are_all_timed_and_add_up_to_less_than_the_step(ranks: RankPool) -> None:
+    for seconds, waited, step_s in ranks.run(2, timed_rank):
+        assert all(s > 0 for s in seconds) and sum(seconds) < step_s
+        assert all(w <= s for w, s in zip(waited, seconds, strict=True))
+        assert waited[0] > 0 and waited[2] > 0 and waited[3] > 0 and waited[1] == waited[4] == 0
