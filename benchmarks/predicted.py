@@ -1,0 +1,282 @@
+"""Predicted against measured: the planner's prices beside real steps of two CPU ranks, on random table sets under several plans.
+
+    python -m benchmarks.predicted [--sets 30] [--ranks 2] [--write]
+
+The ranks calibrate themselves first. Then every table set is trained under three plans through DistributedModelParallel, interleaved: the
+planner's own, and two others (by one kind, or by random kinds and ranks). The planner on default constants is asked beside it, and its
+plan is measured, too. A step is forward, backward and update of the tables without a dense model; it is timed on every rank and the
+slowest rank counts. The figure of a plan is the lower quartile of its steps; a set during which other processes took more than a
+twentieth of the machine is measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing as mp
+import os
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, Topology
+from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
+from rayrec.planner.estimate import estimate_ranks
+from rayrec.planner.request import PlanRequest
+
+MEMORY = 2 << 30
+AGAIN, OTHERS_SHARE = 3, 0.05
+OTHERS = ("table_wise", "row_wise", "column_wise", "mixed", "mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class TableSet:
+    """Tables, their pooling factors, and rows per rank."""
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    pooling: tuple[int, ...]
+    batch_size: int
+
+    def request(self, topology: Topology) -> PlanRequest:
+        """What the planner is asked."""
+        limits = {t.name: ParameterConstraints(pooling_factor=p) for t, p in zip(self.tables, self.pooling, strict=True)}
+        return PlanRequest(tables=self.tables, topology=topology, batch_size=self.batch_size, constraints=limits)
+
+
+def make_set(seed: int) -> TableSet:
+    """Power laws of rows and poolings; in every other set all tables have one width, as models that interact features need."""
+    rng = random.Random(f"predicted {seed}")
+    count = rng.choice((4, 8, 12, 20, 26, 40))
+    width = rng.choice((16, 32, 64, 128))
+    tables, pooling = [], []
+    for i in range(count):
+        dim = width if seed % 2 else rng.choice((8, 16, 32, 64, 128))
+        tables.append(EmbeddingBagConfig(round(10 ** rng.uniform(1, 5.2)), dim, f"t{i}", feature_names=[f"f{i}"]))
+        pooling.append(max(1, min(40, round(rng.paretovariate(1.1)))))
+    return TableSet(tuple(tables), tuple(pooling), rng.choice((128, 256, 512, 1024)))
+
+
+def make_plans(tables: TableSet, seed: int, topology: Topology) -> dict[str, ShardingPlan]:
+    """The planner's plan, and two others."""
+    rng = random.Random(f"plans {seed}")
+    request = tables.request(topology)
+    planner = EmbeddingShardingPlanner(topology, tables.batch_size, request.constraints)
+    plans = {"planner": planner.plan(tables.tables)}
+    for kind in rng.sample(OTHERS, 2):
+        if kind != "mixed":
+            plans[kind] = manual_plan(tables.tables, kind, topology)
+            continue
+        single = {k: manual_plan(tables.tables, k, topology) for k in ("row_wise", "column_wise", "data_parallel")}
+        placed = {}
+        for table in tables.tables:
+            kinds = ["table_wise", "table_wise", "row_wise", "column_wise"] + ["data_parallel"] * (table.num_embeddings < 5000)
+            drawn = rng.choice(kinds)
+            placed[table.name] = single[drawn].tables[table.name] if drawn in single else _anywhere(table, rng, topology)
+        plans[f"mixed {len(plans)}"] = ShardingPlan(world_size=topology.world_size, tables=placed, hosts=topology.hosts)
+    return plans
+
+
+def _anywhere(table: EmbeddingBagConfig, rng: random.Random, topology: Topology) -> TablePlacement:
+    from rayrec.layout.kinds import table_wise
+
+    return TablePlacement(table_wise(table, rng.randrange(topology.world_size)))
+
+
+def batches_of(tables: TableSet, rank: int, count: int) -> list[Any]:
+    """Local batches: uniform ids, lengths from 0 to twice the pooling factor, or always 1."""
+    import torch
+
+    from rayrec.sparse import KeyedJaggedTensor
+
+    rng = np.random.default_rng(rank)
+    keys, found = [t.feature_names[0] for t in tables.tables], []
+    for _ in range(count):
+        lengths = [rng.integers(0, 2 * p + 1, tables.batch_size) if p > 1 else np.ones(tables.batch_size, int) for p in tables.pooling]
+        ids = [rng.integers(0, t.num_embeddings, n.sum()) for t, n in zip(tables.tables, lengths, strict=True)]
+        flat = torch.from_numpy(np.concatenate(lengths).astype(np.int32))
+        found.append(KeyedJaggedTensor(keys, torch.from_numpy(np.concatenate(ids)), lengths=flat))
+    return found
+
+
+def measure(tables: TableSet, plans: dict[str, ShardingPlan], rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of every timed step on this rank, by plan."""
+    import torch
+    import torch.distributed as dist
+
+    from rayrec.distributed import DistributedModelParallel
+    from rayrec.modules import EmbeddingBagCollection
+    from rayrec.optim import RowWiseAdagrad
+
+    batches = batches_of(tables, rank, 4)
+    gradient = torch.ones(tables.batch_size, sum(t.embedding_dim for t in tables.tables))
+    models = {}
+    for name, plan in plans.items():
+        collection = EmbeddingBagCollection(list(tables.tables), device=torch.device("meta"))
+        models[name] = DistributedModelParallel(collection, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=0)
+    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    for round_ in range(options.rounds + 1):
+        for name, model in models.items():
+            dist.barrier()
+            for i in range(options.steps):
+                start = time.perf_counter()
+                model(batches[i % len(batches)]).values().backward(gradient)
+                if round_ and i:  # the first round warms up, the first step of a round brings the tables back into caches
+                    seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def rank_main(rank: int, port: Any, options: argparse.Namespace, results: Any) -> None:
+    """One rank: calibrate, then plan and measure every set."""
+    import torch
+    import torch.distributed as dist
+
+    from rayrec.comm.choose import exchange_for
+    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+    from rayrec.distributed.calibrate import calibrate
+    from rayrec.train.memory import tune_malloc
+
+    torch.set_num_threads(1)
+    tune_malloc()
+    if rank == 0:
+        store = create_store("127.0.0.1")
+        for _ in range(options.ranks - 1):
+            port.put(store.port)
+    else:
+        store = connect_store("127.0.0.1", port.get())
+    init_process_group(store, rank, options.ranks, timeout_s=300)
+    default = Topology.local(options.ranks, memory_bytes=MEMORY)
+    start = time.perf_counter()
+    topology = calibrate(exchange_for(None, torch.device("cpu")), default)
+    calibration_s = time.perf_counter() - start
+    measured = []
+    for seed in range(options.sets):
+        tables = make_set(seed)
+        plans = make_plans(tables, seed, topology)
+        by_default = EmbeddingShardingPlanner(default, tables.batch_size, tables.request(default).constraints).plan(tables.tables)
+        for _ in range(AGAIN):
+            busy, own = _busy_s(), time.process_time()
+            found = measure(tables, {**plans, "planner by default": by_default}, rank, options)
+            used = torch.tensor([time.process_time() - own])
+            dist.all_reduce(used)
+            others = torch.tensor([(_busy_s() - busy - used.item()) / used.item() * options.ranks / (os.cpu_count() or 1)])
+            dist.all_reduce(others, dist.ReduceOp.MAX)
+            gc.collect()
+            if others.item() < OTHERS_SHARE:
+                break
+        measured.append(found)
+    destroy_process_group()
+    results.put((rank, measured, topology, calibration_s))
+
+
+def _busy_s() -> float:
+    """CPU seconds that this machine has worked since it started."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def spearman(a: list[float], b: list[float]) -> float:
+    """Rank correlation."""
+    ranks = [np.argsort(np.argsort(np.asarray(values))) for values in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How good one set of constants predicts."""
+
+    spearman: float
+    within_sets: float
+    median_error: float
+    chosen_over_best: float
+    worst_chosen_over_best: float
+    chosen_within_10_percent: int
+
+
+def score(sets: list[dict[str, dict[str, float]]], which: str, chosen: str) -> Score:
+    """Compare predictions of `which` constants with what was measured; `chosen` is the plan of the planner that used them."""
+    pairs = [(plan[which], plan["measured"]) for plans in sets for name, plan in plans.items() if name != "planner by default"]
+    inside = [
+        spearman([p[which] for n, p in plans.items() if n != "planner by default"],
+                 [p["measured"] for n, p in plans.items() if n != "planner by default"])
+        for plans in sets
+    ]  # fmt: skip
+    best = [plans[chosen]["measured"] / min(p["measured"] for p in plans.values()) for plans in sets]
+    return Score(
+        spearman=spearman([p for p, _ in pairs], [m for _, m in pairs]),
+        within_sets=mean(inside),
+        median_error=median(abs(p - m) / m for p, m in pairs),
+        chosen_over_best=median(best),
+        worst_chosen_over_best=max(best),
+        chosen_within_10_percent=sum(ratio <= 1.1 for ratio in best),
+    )
+
+
+def main() -> None:
+    """Start the ranks, gather their times, compare, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=int, default=30)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="steps of each plan per round")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = mp.get_context("spawn")
+    port, queue = context.Queue(), context.Queue()
+    processes = [context.Process(target=rank_main, args=(rank, port, options, queue)) for rank in range(options.ranks)]
+    for process in processes:
+        process.start()
+    answers = sorted((queue.get(timeout=900) for _ in processes), key=lambda answer: int(answer[0]))
+    for process in processes:
+        process.join(30)
+    _, _, topology, calibration_s = answers[0]
+    default = Topology.local(options.ranks, memory_bytes=MEMORY)
+    sets: list[dict[str, dict[str, float]]] = []
+    for seed in range(options.sets):
+        tables = make_set(seed)
+        plans = make_plans(tables, seed, topology)
+        plans["planner by default"] = EmbeddingShardingPlanner(default, tables.batch_size, tables.request(default).constraints).plan(
+            tables.tables
+        )
+        found = {}
+        for name, plan in plans.items():
+            slowest = np.max([answer[1][seed][name] for answer in answers], axis=0)
+            found[name] = {"measured": float(np.percentile(slowest, 25))} | {
+                which: max(r.total_s for r in estimate_ranks(tables.request(t), plan))
+                for which, t in (("calibrated", topology), ("default", default))
+            }
+        sets.append(found)
+    scores = {"calibrated": score(sets, "calibrated", "planner"), "default": score(sets, "default", "planner by default")}
+    lines = [f"Calibration took {calibration_s:.1f} s.", "", "| | calibrated | default constants |", "|---|---|---|"]
+    for what, text in (
+        ("spearman", f"Spearman correlation over {3 * len(sets)} plans"),
+        ("within_sets", "mean Spearman correlation inside a set"),
+        ("median_error", "median relative error"),
+        ("chosen_over_best", "chosen plan / best plan measured, median"),
+        ("worst_chosen_over_best", "the same, worst set"),
+        ("chosen_within_10_percent", f"sets of {len(sets)} where it is within 10% of the best"),
+    ):
+        values = [getattr(scores[which], what) for which in scores]
+        lines.append(f"| {text} | " + " | ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in values) + " |")
+    lines += ["", "Milliseconds: measured (predicted, predicted by default constants).", "", "| set | plans |", "|---|---|"]
+    for seed, plans_of in enumerate(sets):
+        shown = "; ".join(
+            f"{name} {p['measured'] * 1e3:.2f} ({p['calibrated'] * 1e3:.2f}, {p['default'] * 1e3:.2f})" for name, p in plans_of.items()
+        )
+        tables = make_set(seed)
+        lines.append(f"| {seed}: {len(tables.tables)} tables, batch {tables.batch_size} | {shown} |")
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        results = {"scores": {which: asdict(s) for which, s in scores.items()}, "sets": sets, "topology": topology.to_json()}
+        print("written:", report.write("predicted", results, text))
+
+
+if __name__ == "__main__":
+    main()
