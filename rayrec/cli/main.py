@@ -6,14 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rayrec.cli import plan
+from rayrec.cli import calibrate, plan
 from rayrec.errors import RayrecError
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all subcommands; each sets `run`."""
     parser = argparse.ArgumentParser(prog="rayrec", description="Sharded embeddings for recommendation models.")
-    plan.add_parser(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    plan.add_parser(subcommands)
+    calibrate.add_parser(subcommands)
     return parser
 
 

@@ -1,7 +1,8 @@
 """The driver: Ray as the control plane of a training run. The only part of rayrec that imports ray and the actors."""
 
+from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig
 from rayrec.driver.driver import Driver
 from rayrec.train.config import CheckpointConfig, OptimizerConfig
 
-__all__ = ["CheckpointConfig", "Driver", "FailureConfig", "OptimizerConfig", "Result", "RunConfig", "ScalingConfig"]
+__all__ = ["CheckpointConfig", "Driver", "FailureConfig", "OptimizerConfig", "Result", "RunConfig", "ScalingConfig", "calibrate"]

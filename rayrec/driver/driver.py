@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import Result, RunConfig, ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.planning import check_plan_word, find_tables, resolve_plan
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.topology import discover
+from rayrec.driver.topology import discover, read_topology
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.train.config import Dataset, TrainSpec
@@ -41,6 +42,7 @@ class Driver:
         plan: "auto", a sharding kind, a JSON file, or a plan.
         constraints: by table, for the planner.
         tables: the model's tables, if it cannot be built on the meta device.
+        topology: a calibrated topology, or its JSON file, whose constants the planner shall use; ranks and memory are those that exist.
     Raises:
         ConfigError: the options contradict each other.
 
@@ -59,6 +61,7 @@ class Driver:
         plan: str | ShardingPlan = "auto",
         constraints: Mapping[str, ParameterConstraints] | None = None,
         tables: Sequence[BaseEmbeddingConfig] | None = None,
+        topology: Topology | str | None = None,
     ) -> None:
         if not callable(model):
             raise ConfigError(f"model is a {type(model).__name__}; pass a function that builds the module on each rank.")
@@ -66,6 +69,7 @@ class Driver:
         self._model, self._data, self._eval_data = model, data, eval_data
         self._scaling, self._run, self._plan, self._constraints = scaling, run, plan, constraints
         self._tables = list(tables) if tables is not None else None
+        self._topology = read_topology(topology) if isinstance(topology, str) else topology
         self._controller: Controller | None = None
 
     @contextmanager
@@ -84,6 +88,19 @@ class Driver:
         plans: list[ShardingPlan] = []
         self._control(Display("off"), lambda group: plans.append(self._plan_for(group)))
         return plans[0]
+
+    def calibrate(self) -> Topology:
+        """Measure the ranks that this driver gets, in seconds; later plans of this driver use what was found.
+
+        Returns:
+            the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan --topology`.
+        Raises:
+            ConfigError: the ranks do not fit the cluster.
+            TrainingFailed: a rank failed.
+        """
+        run = self._run
+        self._topology = calibrate(self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s)
+        return self._topology
 
     def fit(self) -> Result:
         """Train, save, and score the evaluation data.
@@ -167,6 +184,8 @@ class Driver:
 
     def _plan_for(self, group: RankGroup) -> ShardingPlan:
         topology: Topology = discover(group, self._scaling, self._run.setup_timeout_s)
+        if self._topology is not None:
+            topology = topology.with_speeds_of(self._topology)
         if self._tables is None:
             self._tables = find_tables(self._model)
         return resolve_plan(

@@ -7,9 +7,11 @@ activations and the data's batches in flight, shared evenly by the ranks of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
+from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.layout.topology import DEFAULT_SPEEDS
 
@@ -40,6 +42,18 @@ def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topo
         inter_host_bw=speeds.inter_host_bw,
         latency_s=speeds.latency_s,
     )
+
+
+def read_topology(path: str) -> Topology:
+    """A topology's JSON file.
+
+    Raises:
+        ConfigError: it cannot be read. PlanError: it holds no topology.
+    """
+    try:
+        return Topology.from_json(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the topology {path}: {error}.") from None
 
 
 def _node_memory() -> dict[str, float]:

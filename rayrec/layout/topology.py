@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -119,6 +119,11 @@ class Topology:
             memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(num_ranks, 1)
         return cls.uniform(1, num_ranks, memory_bytes, device, **speeds)
 
+    def with_speeds_of(self, other: Topology) -> Topology:
+        """These ranks and their memory, with the bandwidths, latency and rates of `other`."""
+        speeds = {f.name: getattr(other, f.name) for f in fields(self) if f.name not in ("hosts", "memory_bytes", "device")}
+        return replace(self, **speeds)
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""
@@ -159,23 +164,23 @@ class Topology:
         return cls.from_fields(parse_object(text, source))
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> Topology:
+    def from_fields(cls, entry: Fields) -> Topology:
         """Read from a parsed JSON object. Raises PlanError, as `from_json`."""
-        device = fields.text("device")
+        device = entry.text("device")
         try:
             topology = cls(
-                hosts=fields.int_rows("hosts"),
+                hosts=entry.int_rows("hosts"),
                 device=device,  # type: ignore[arg-type]  # __post_init__ checks it
-                memory_bytes=fields.ints("memory_bytes"),
-                memory_bw=fields.number("memory_bw"),
-                intra_host_bw=fields.number("intra_host_bw"),
-                inter_host_bw=fields.number("inter_host_bw"),
-                latency_s=fields.number("latency_s"),
-                rates=Rates.from_fields(fields.child("rates")) if fields.has("rates") else Rates(),
+                memory_bytes=entry.ints("memory_bytes"),
+                memory_bw=entry.number("memory_bw"),
+                intra_host_bw=entry.number("intra_host_bw"),
+                inter_host_bw=entry.number("inter_host_bw"),
+                latency_s=entry.number("latency_s"),
+                rates=Rates.from_fields(entry.child("rates")) if entry.has("rates") else Rates(),
             )
         except ConfigError as error:
-            raise PlanError(f"{fields.where}: {error}") from None
-        fields.finish()
+            raise PlanError(f"{entry.where}: {error}") from None
+        entry.finish()
         return topology
 
 

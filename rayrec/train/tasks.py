@@ -1,10 +1,16 @@
-"""The two tasks of this package, as picklable values that ranks run: train a model (and score it), or score a checkpoint."""
+"""The tasks of this package, as picklable values that ranks run: train a model (and score it), score a checkpoint, measure the ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
 
+import torch
+
+from rayrec.comm.choose import exchange_for
+from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.distributed.calibrate import calibrate
+from rayrec.layout import Topology
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
 from rayrec.train.seat import RankContext
@@ -74,6 +80,19 @@ class EvaluateTask:
             if self.spec.resume_from:
                 trainer.restore(self.spec.resume_from, weights_only=True)
             return plain_scores(trainer.evaluate(self.spec.eval_data))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateTask:
+    """Measure these ranks; `topology` says which of them share a host and what memory they have."""
+
+    topology: Topology
+
+    def run(self, context: RankContext) -> Topology:
+        """On one rank; all ranks run it together."""
+        device = torch.device(_device(context))
+        exchange: Exchange = exchange_for(None, device) if self.topology.world_size > 1 else LocalExchange()
+        return calibrate(exchange, self.topology, device, context.note)
 
 
 def plain_scores(scores: object) -> dict[str, float]:

@@ -30,6 +30,7 @@ def driver(
     plan: Any = "auto",
     cpus_per_worker: float = CPUS_PER_RANK,
     batch: int = 512,
+    topology: Any = None,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -50,6 +51,7 @@ def driver(
         RunConfig(**options),
         eval_data=open_data(str(clicks.eval), schema),
         plan=plan,
+        topology=topology,
     )
 
 

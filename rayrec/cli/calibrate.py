@@ -1,0 +1,39 @@
+"""`rayrec calibrate`: measure the cluster that Ray joins, or this machine, and write the topology that plans are made for.
+
+rayrec calibrate --ranks 2 --out topology.json
+rayrec plan --schema schema.json --topology topology.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subcommands.add_parser("calibrate", help="measure the ranks of a cluster, for plans", description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks, as they will train")
+    parser.add_argument("--gpu", action="store_true", help="one GPU per rank; otherwise CPU")
+    parser.add_argument("--cpus", type=float, default=1, metavar="C", help="CPUs of a rank (%(default)s)")
+    parser.add_argument("--memory", type=float, metavar="GB", help="10^9 bytes that a rank's tables may take; by default from the nodes")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where to write the topology as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, write, and say what was found. Raises RayrecError."""
+    from rayrec.driver import ScalingConfig, calibrate  # Ray, which planning does not need
+
+    scaling = ScalingConfig(
+        num_workers=options.ranks,
+        use_gpu=options.gpu,
+        cpus_per_worker=options.cpus,
+        memory_per_worker=None if options.memory is None else int(options.memory * 1e9),
+    )
+    topology = calibrate(scaling, lambda event: print(event, flush=True))
+    Path(options.out).write_text(topology.to_json() + "\n", encoding="utf-8")
+    print(
+        f"{topology.world_size} ranks on {len(topology.hosts)} hosts: random rows {topology.memory_bw / 1e9:.1f} GB/s, a collective takes "
+        f"{topology.latency_s * 1e6:.0f} us\ntopology: {options.out}"
+    )

@@ -1,0 +1,48 @@
+"""Measure a cluster: its ranks are started as for training, calibrate themselves, and end; what is left is a topology.
+
+topology = calibrate(ScalingConfig(num_workers=8))
+Path("topology.json").write_text(topology.to_json())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.controller import Controller
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.topology import discover
+from rayrec.layout import Topology
+
+if TYPE_CHECKING:
+    from rayrec.train.progress import ProgressReport
+    from rayrec.train.seat import RankTask
+
+
+def calibrate(
+    scaling: ScalingConfig,
+    on_event: Callable[[ProgressReport | str], None] = lambda event: None,
+    *,
+    timeout_s: float = 300.0,
+    setup_timeout_s: float = 120.0,
+) -> Topology:
+    """The topology of the ranks that Ray gives, with constants as these ranks measured them.
+
+    Args:
+        scaling: how many ranks, and what each gets: as they will train.
+        on_event: gets a line about every step of it.
+        timeout_s: bound on every collective. setup_timeout_s: bound on the start of the ranks.
+    Raises:
+        ConfigError: the ranks do not fit the cluster.
+        TrainingFailed: a rank failed.
+    """
+
+    def prepare(group: RankGroup) -> RankTask:
+        from rayrec.train.tasks import CalibrateTask
+
+        return CalibrateTask(topology=discover(group, scaling, setup_timeout_s))
+
+    controller = Controller(scaling, prepare, on_event, timeout_s=timeout_s, setup_timeout_s=setup_timeout_s)
+    found: Topology = controller.run()[0]
+    return found
