@@ -1,129 +1,116 @@
-"""One training step of 26 Criteo-like tables on local gloo ranks: rayrec against TorchRec and plain torch, interleaved in one run.
+"""One training step of embedding tables alone on local ranks: rayrec against TorchRec, interleaved in one run.
 
-    python -m benchmarks.step [--ranks 2] [--rounds 9] [--steps 6] [--pooling 1 10] [--dim 64] [--batch 2048]
-    python -m benchmarks.step --systems "rayrec table_wise" "rayrec pipeline" "torchrec table_wise" --malloc tuned
+    python -m benchmarks.step [--cases "pooling 1" sequence ...] [--rounds 7] [--steps 6] [--ranks 2]
+    python -m benchmarks.step --cases "pooling 1" --systems "rayrec table_wise" "rayrec grid" "torchrec table_wise"
 
-Every rank process holds all systems of a case; a round runs a few steps of each in turn, so that a drift of the machine hits all alike.
-A step is timed on every rank and the slowest rank counts. The figure is the median over all steps of all rounds; the ratio is taken per
-round. TorchRec takes part where it is importable (it asks for an environment of its own), table-wise: it refuses row-wise kinds on CPU.
+A step is the forward pass of all tables, the backward pass of the sum of their outputs, and the update (row-wise Adagrad). Every system has
+rank processes of its own; a few take turns at a time, always with the case's references among them: TorchRec with malloc as shipped and as
+rayrec's ranks tune it for themselves. TorchRec takes part where it is importable (it asks for an environment of its own); on CPU it refuses
+row-wise kinds, so that its table-wise step is the reference of all.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import multiprocessing as mp
-import os
-import time
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from benchmarks import report
-from benchmarks.workload import Workload, bytes_floor, quartiles
+from benchmarks.ranks import Step, System, Turns, compare, time_in_turns
+from benchmarks.systems import available, build
+from benchmarks.workload import Workload, bytes_floor
 
-DEFAULT = (
-    "rayrec table_wise",
-    "rayrec row_wise",
-    "rayrec column_wise",
-    "rayrec grid",
-    "rayrec mixed",
-    "rayrec pipeline",
-    "rayrec fp16",
-    "rayrec int8",
-    "torchrec table_wise",
-    "plain",
-)
+SHIPPED = ", shipped"  # malloc as it comes
+ALONE = ", 1 rank"
 
 
-def rank_main(rank: int, port: Any, args: argparse.Namespace, results: Any) -> None:
-    """One rank: build all systems, run the rounds, hand back seconds by system and round."""
-    import warnings
+class Case(NamedTuple):
+    """What is trained, the systems that others are compared with, and the others."""
 
-    warnings.filterwarnings("ignore")
-    import torch
-    import torch.distributed as dist
+    work: Workload
+    references: tuple[str, ...]
+    systems: tuple[str, ...]
 
-    from benchmarks.systems import available, build
-    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
-    from rayrec.train.memory import tune_malloc
 
-    torch.set_num_threads(1)
-    if args.malloc == "tuned":
-        tune_malloc()
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(args.ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(args.ranks))
-    if rank == 0:
-        store = create_store("127.0.0.1")
-        for _ in range(args.ranks - 1):
-            port.put(store.port)
-    else:
-        store = connect_store("127.0.0.1", port.get())
-    init_process_group(store, rank, args.ranks, timeout_s=300)
-    measured = {}
-    for pooling in args.pooling:
-        work = Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)
-        batches = work.batches(rank, args.ranks, 8)
-        steps = {name: build(name, work, rank, args.ranks, batches) for name in available(args.systems)}
-        for step in steps.values():
-            for i in range(args.warmup):
-                step(i)
-        seconds: dict[str, list[list[float]]] = {name: [] for name in steps}
-        for round_ in range(args.rounds):
-            for name, step in steps.items():
-                dist.barrier()
-                seconds[name].append([])
-                for i in range(args.steps):
-                    start = time.perf_counter()
-                    step(args.warmup + round_ * args.steps + i)
-                    seconds[name][-1].append(time.perf_counter() - start)
-        measured[pooling] = seconds
-        del steps, step
-        gc.collect()
-    destroy_process_group()
-    results.put((rank, measured))
+_KINDS = ("rayrec table_wise", "rayrec row_wise", "rayrec column_wise", "rayrec grid", "rayrec mixed")
+_TABLE_WISE = ("torchrec table_wise, shipped", "torchrec table_wise")
+_DATA_PARALLEL = (("torchrec data_parallel, shipped", "torchrec data_parallel"), ("rayrec data_parallel",))
+_SEQUENCE = (("torchrec sequence, shipped", "torchrec sequence"), ("rayrec sequence", "rayrec sequence_dedup"))
+CASES = {
+    "pooling 1": Case(
+        Workload(), _TABLE_WISE, (*_KINDS, "rayrec pipeline", "rayrec fp16", "rayrec int8", "rayrec table_wise, 1 rank", "plain")
+    ),
+    "pooling 10": Case(Workload(pooling=10), _TABLE_WISE, (*_KINDS, "rayrec int8", "rayrec table_wise, 1 rank")),
+    "pooling 1, D 128": Case(Workload(dim=128), _TABLE_WISE, ("rayrec table_wise",)),
+    "sequence": Case(Workload(cap=300_000), *_SEQUENCE),
+    "data parallel, 4 x 1e5 rows": Case(Workload(tables=4, sizes=(100_000,) * 4), *_DATA_PARALLEL),
+    "data parallel, 2 x 1e6 rows": Case(Workload(tables=2, sizes=(1_000_000,) * 2), *_DATA_PARALLEL),
+}
+
+
+def step_of(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
+    """The step of one system on this rank."""
+    return build(name, work, rank, num_ranks, work.batches(rank, num_ranks, 8))
+
+
+def run_case(case: Case, names: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Times of the references, and of the other systems with the ratio of their time to the first reference's of their own turns."""
+    references = [name for name in case.references if name in names] or list(names[:1])
+    others = [name for name in names if name not in references]
+    found: dict[str, dict[str, Any]] = {}
+    for first in range(0, max(1, len(others)), args.together):
+        chunk = [*references, *others[first : first + args.together]]
+        systems = {}
+        for name in chunk:
+            plain = name.removesuffix(SHIPPED).removesuffix(ALONE)
+            systems[name] = System(step_of, (plain, case.work), not name.endswith(SHIPPED), 1 if name.endswith(ALONE) else args.ranks)
+        measured = compare(time_in_turns(systems, Turns(args.rounds, args.steps, args.warmup)), references[0])
+        tuned = compare_to(measured, references)
+        found = {**measured, **found} if not found else {**found, **{k: v for k, v in measured.items() if k not in references}}
+        for name, speed in tuned.items():
+            found[name]["to_last_reference"] = speed
+    return found
+
+
+def compare_to(measured: dict[str, dict[str, Any]], references: Sequence[str]) -> dict[str, float]:
+    """Median time of the last reference over that of every system."""
+    base = measured[references[-1]]["ms"]["median"]
+    return {name: base / found["ms"]["median"] for name, found in measured.items()}
 
 
 def main() -> None:
-    """Start the ranks, gather their times, print and write the table."""
+    """Start the ranks, let the systems take turns, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--systems", nargs="+", help="only these of every case")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6, help="steps of each system per round")
     parser.add_argument("--warmup", type=int, default=6)
-    parser.add_argument("--pooling", type=int, nargs="+", default=[1, 10])
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=2048, help="rows of the global batch")
-    parser.add_argument("--cap", type=int, default=1_000_000, help="rows of the largest table")
-    parser.add_argument("--malloc", choices=("shipped", "tuned"), default="shipped", help="tuned: as in rayrec's ranks, for all systems")
-    parser.add_argument("--systems", nargs="+", default=DEFAULT, help="'SYSTEM KIND'; the first is the reference")
+    parser.add_argument("--together", type=int, default=3, help="systems that take turns with the references; each holds its own tables")
     parser.add_argument("--label", help="name of the results files")
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = mp.get_context("spawn")
-    port, queue = context.Queue(), context.Queue()
-    processes = [context.Process(target=rank_main, args=(rank, port, args, queue)) for rank in range(args.ranks)]
-    for process in processes:
-        process.start()
-    ranks = dict(queue.get(timeout=1500) for _ in processes)
-    for process in processes:
-        process.join(30)
     results: dict[str, Any] = {}
-    first = next(iter(ranks[0][args.pooling[0]]))
-    lines = [f"| pooling | system | ms per step, median (quartiles) | rows/s | time against {first} |", "|---|---|---|---|---|"]
-    for pooling in args.pooling:
-        slowest = {name: np.max([ranks[r][pooling][name] for r in ranks], axis=0) for name in ranks[0][pooling]}  # (rounds, steps)
-        base = np.median(slowest[first], axis=1)
-        for name, times in slowest.items():
-            ms, ratio = quartiles(times.ravel() * 1e3), quartiles(np.median(times, axis=1) / base)
-            results[f"pooling {pooling}, {name}"] = {"ms": ms, "ratio": ratio}
+    lines = [
+        "| case | system | ms per step, median (quartiles) | faults | speed against TorchRec as shipped | against TorchRec tuned |",
+        "|---|---|---|---|---|---|",
+    ]
+    for title in args.cases:
+        case = CASES[title]
+        names = [n for n in available((*case.references, *case.systems)) if not args.systems or n in args.systems]
+        if not names:
+            continue
+        for name, found in run_case(case, names, args).items():
+            ms, ratio = found["ms"], found["ratio"]
+            results[f"{title}, {name}"] = found
             lines.append(
-                f"| {pooling} | {name} | {ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {args.batch / ms['median'] * 1e3:,.0f} "
-                f"| {ratio['median']:.2f}x ({ratio['p25']:.2f} to {ratio['p75']:.2f}) |"
+                f"| {title} | {name} | {ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['faults']} "
+                f"| {1 / ratio['median']:.2f}x ({1 / ratio['p75']:.2f} to {1 / ratio['p25']:.2f}) | {found['to_last_reference']:.2f}x |"
             )
-        megabytes = bytes_floor(Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)) / 1e6
-        lines.append(f"| {pooling} | bytes that must move | {megabytes:.0f} MB | | |")
-    print("\n".join(lines))
-    print("written:", report.write("step", results, "\n".join(lines), args.label or f"step-malloc-{args.malloc}"))
+        lines.append(f"| {title} | bytes that must move | {bytes_floor(case.work) / 1e6:.0f} MB | | | |")
+    text = "\n".join(lines)
+    print(text)
+    print("written:", report.write("step", results, text, args.label))
 
 
 if __name__ == "__main__":

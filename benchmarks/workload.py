@@ -28,6 +28,7 @@ class Workload:
         batch: rows of the global batch.
         cap: rows of the largest table.
         zipf: exponent of the id distribution.
+        sizes: rows of every table, in place of the Criteo set's.
     """
 
     dim: int = 64
@@ -37,10 +38,13 @@ class Workload:
     tables: int = 26
     zipf: float = 1.05
     lr: float = 0.02
+    sizes: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> list[int]:
         """num_embeddings of every table."""
+        if self.sizes is not None:
+            return list(self.sizes)
         return [max(10, min(self.cap, CRITEO_ROWS[i % 26])) for i in range(self.tables)]
 
     @property

@@ -53,14 +53,13 @@ class SharedMemoryExchange(FlatExchange):
 
     Attributes:
         collectives: started so far.
-        waited_s: seconds spent waiting for peers so far.
     """
 
     keeps_own = True
 
     def __init__(self, over: Gathers, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = over.rank, over.world_size, timeout_s
-        self.collectives, self.waited_s = 0, 0.0
+        self.collectives = 0
         self._stride = 2 + 4 * self.world_size
         self._page = OwnSegment(8 * (_TABLES + 2 * self._stride))
         self._outbox: list[OwnSegment | None] = [None, None]
@@ -276,7 +275,6 @@ class SharedMemoryExchange(FlatExchange):
         while time.perf_counter() < spun:
             for _ in range(16):
                 if words[index] >= least:
-                    self.waited_s += time.perf_counter() - start
                     return
         page = self._pages[rank]
         deadline = start + self.timeout_s
@@ -284,7 +282,7 @@ class SharedMemoryExchange(FlatExchange):
             seen = words[_STARTED]
             ended, left = self._lives[rank].ended(), words[_LEFT]  # asked before the word, so that a last message is not missed
             if words[index] >= least:
-                break
+                return
             if self._aborted:
                 raise CommError(f"rank {self.rank} of {self.world_size}: the exchange was aborted while it waited for rank {rank}.")
             if ended or left:
@@ -292,7 +290,6 @@ class SharedMemoryExchange(FlatExchange):
             if time.perf_counter() > deadline:
                 raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
             futex_wait(page.address, seen, _SLICE_S if index == _STARTED else 0.002)
-        self.waited_s += time.perf_counter() - start
 
     def _gone(self, rank: int, why: str) -> CommError:
         return CommError(f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is gone: {why}.")

@@ -16,7 +16,7 @@ import torch
 
 import rayrec.layout
 from rayrec.comm import SimulatedWorld
-from rayrec.comm.exchange import Exchange
+from rayrec.comm.exchange import Exchange, FlatExchange
 from rayrec.distributed import shard_embeddings
 from rayrec.layout import (
     EmbeddingBagConfig,
@@ -90,7 +90,7 @@ def test_examples_in_documents_run(name, tmp_path):
     run(EXAMPLES[name], tmp_path)
 
 
-class Recording:
+class Recording(FlatExchange):
     """An exchange that writes down, per call, the bytes that leave for other ranks."""
 
     def __init__(self, exchange: Exchange, parts: dict[str, Recording]) -> None:
