@@ -25,6 +25,8 @@ from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import LookupGroup, RankSlots, Sizes, Slot
 from rayrec.distributed.spans import CombinePlan, Span, cut_spans
 
+_WIDE = 256  # columns
+
 
 def pack_rows(
     mine: RankSlots, rows: Sequence[Tensor], got: Sequence[Sizes], exchange: Exchange, own: int | None
@@ -216,9 +218,9 @@ class SentGrads:
 
 
 def pack_grads(
-    plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor, exchange: Exchange, own: int | None
+    plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor, exchange: Exchange, own: int | None, scale: float
 ) -> SentGrads:
-    """Sort the gradients of this rank's outputs by owner.
+    """Sort the gradients of this rank's outputs by owner, times `scale`.
 
     Args:
         own: this rank, where its message to itself is kept apart.
@@ -242,7 +244,8 @@ def pack_grads(
         at = 0
         for i, (spans, count) in enumerate(zip(plan.sends_back[owner], size, strict=False)):
             if count:
-                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1), plan.cuts[owner] if i == 0 else None)
+                gather = plan.cuts[owner] if i == 0 else None
+                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1), scale, gather)
             at += count
         for group in mine.sequences:
             for slot in group.slots:
@@ -251,7 +254,7 @@ def pack_grads(
                 home = sequence_home(routed, send, owner, slot)
                 if home is not None:
                     grad = grad[home - routed.source.kjt_offsets[send.keys.index(slot.use.feature)]]
-                buffer[at : at + count].view(-1, slot.width).copy_(grad)
+                torch.mul(grad, scale, out=buffer[at : at + count].view(-1, slot.width))
                 at += count
     return SentGrads(flat, kept, matrix)
 
@@ -261,17 +264,26 @@ def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: 
     found = [like.new_empty(shape) for shape in shapes]
     for spans, matrix in zip(plan.hops_back, found, strict=True):
         if matrix.numel():
-            _write_grads(plan, spans, grads, matrix)
+            _write_grads(plan, spans, grads, matrix, 1.0)
     return found
 
 
-def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor, gather: BlockGather | None = None) -> None:
-    """Fill the (rows, columns of all spans) matrix with the gradient of its columns."""
+def _write_grads(
+    plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor, scale: float, gather: BlockGather | None = None
+) -> None:
+    """Fill the (rows, columns of all spans) matrix with the gradient of its columns, times `scale`."""
     if len(grads.pooled) == len(plan.slots.widths):
+        parts = [grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans]
+        if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
+            for span, part in zip(spans, parts, strict=True):  # one pass, where rows are long enough for it
+                torch.mul(part, scale, out=matrix[:, span.source : span.source + span.width])
+            return
         if gather is not None:
             gather(grads.pooled[spans[0].collection], matrix)
         else:
-            torch.cat([grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans], 1, out=matrix)
+            torch.cat(parts, 1, out=matrix)
+        if scale != 1.0:
+            matrix.mul_(scale)
         return
     matrix.zero_()  # padded bags have no gradient
     for span in spans:
@@ -279,7 +291,7 @@ def _write_grads(plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, mat
             for cut in cut_spans([span], use):
                 grad = grads.uses[span.collection, use.index]
                 at = cut.column - use.column
-                matrix[: grad.shape[0], cut.source : cut.source + cut.width] = grad[:, at : at + cut.width]
+                torch.mul(grad[:, at : at + cut.width], scale, out=matrix[: grad.shape[0], cut.source : cut.source + cut.width])
 
 
 def split_grads(
@@ -318,5 +330,8 @@ def _stack(parts: Sequence[Tensor], width: int, scale: float, into: Tensor | Non
     sizes = [part.numel() for part in parts]
     stacked = parts[0].new_empty(sum(sizes)) if into is None else into.view(-1)
     for part, place in zip(parts, stacked.split(sizes), strict=True):
-        torch.mul(part, scale, out=place)
+        if scale != 1.0:
+            torch.mul(part, scale, out=place)
+        elif part.data_ptr() != place.data_ptr():
+            place.copy_(part)
     return stacked.view(-1, width)

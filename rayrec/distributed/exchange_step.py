@@ -124,11 +124,12 @@ class Combine(torch.autograd.Function):
                 pooled[collection] = next(flow).contiguous() if any(step.plan.cuts) else next(flow)
         home = HomeGrads(pooled, uses, step.bags)
         codec, scale = step.codecs.backward, 1.0 / len(routed.got)  # the one division by the number of ranks
-        packed = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec))
+        early = scale if codec is None else 1.0  # before the wire, unless it would lose bits there
+        packed = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec), early)
         out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
         in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
         received = _swap(step, codec, packed.flat, packed.kept, out_sizes, in_sizes)
-        found = split_grads(step.mine, received, routed.got, scale, packed.matrix)
+        found = split_grads(step.mine, received, routed.got, scale / early, packed.matrix)
         if step.hops is not None:
             sizes = HopSizes.of(slots, step.plan.rank, routed)
             back = pack_hop_grads(step.plan, sizes.home, home, grads[0])
