@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.far import put_far
 from benchmarks.workload import Workload
 
-Step = Callable[[int], None]
+Step = Callable[[int], object]
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixed")
@@ -24,7 +25,7 @@ VARIANTS = ("pipeline", "fp16", "int8", "sequence", "sequence_dedup")
 
 
 def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
-    """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise variant."""
+    """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise variant; with " far", over `FarExchange`."""
     from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel
     from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
@@ -32,6 +33,8 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     from rayrec.optim import RowWiseAdagrad
     from rayrec.sparse import KeyedJaggedTensor
 
+    far = variant.endswith(" far")
+    variant = variant.removesuffix(" far")
     sequence = variant.startswith("sequence")
     make_table = EmbeddingConfig if sequence else EmbeddingBagConfig
     tables = [make_table(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)]
@@ -46,6 +49,8 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
         prefetch=variant == "pipeline",
         dedup_sequences=variant == "sequence_dedup",
     )
+    if far:
+        put_far(model)
 
     def kjt_of(i: int) -> KeyedJaggedTensor:
         ids, lengths = batches[i % len(batches)]
@@ -190,6 +195,10 @@ def build(name: str, work: Workload, rank: int, world_size: int, batches: Batche
     system, _, variant = name.partition(" ")
     if system == "plain":
         return plain_step(work, rank, world_size, batches)
+    if "dlrm" in variant:
+        from benchmarks.dlrm_steps import dlrm_step
+
+        return dlrm_step(work, rank, world_size, batches, variant)
     return (rayrec_step if system == "rayrec" else torchrec_step)(work, rank, world_size, batches, variant)
 
 
