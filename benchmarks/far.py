@@ -43,5 +43,5 @@ def put_far(model: DistributedModelParallel) -> None:
     """Let the model's ranks exchange ids, rows and gradients over a far wire; dense gradients are not delayed."""
     engine = model._engine
     engine.exchange = FarExchange(engine.exchange)  # type: ignore[assignment]
-    if engine._prefetch_exchange is not None:
-        engine._prefetch_exchange = FarExchange(engine._prefetch_exchange)  # type: ignore[assignment]
+    if engine._ahead is not None:
+        engine._ahead._exchange = FarExchange(engine._ahead._exchange)  # type: ignore[assignment]

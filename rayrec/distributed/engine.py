@@ -10,7 +10,6 @@ Slot tables, send plans and combine plans are compiled once per set of collectio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -28,6 +27,7 @@ from rayrec.distributed.inbox import Inbox
 from rayrec.distributed.peers import look_up_with_peers
 from rayrec.distributed.reshard import move_table
 from rayrec.distributed.route import GroupIds, RoutedIds, SendPlan, plan_send, route
+from rayrec.distributed.routes_ahead import RoutesAhead
 from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable
 from rayrec.distributed.spans import CombinePlan, plan_combine
 from rayrec.distributed.timing import StepTimer, span
@@ -58,13 +58,6 @@ class _Compiled:
     slots: SlotTable
     combine: CombinePlan
     sends: dict[tuple[str, ...], SendPlan] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Prefetched:
-    kjt: KeyedJaggedTensor
-    collections: frozenset[int]
-    routed: Future[RoutedIds]
 
 
 class ShardedEmbeddings:
@@ -108,9 +101,7 @@ class ShardedEmbeddings:
                 self.lookups[group.key] = GroupLookup(group, device)
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._inbox = Inbox(len(collections))
-        self._prefetch_exchange = prefetch_exchange
-        self._prefetched: list[_Prefetched] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
         self._distinct: tuple[KeyedJaggedTensor, Distinct] | None = None
         self._lr: float | None = None
         self.timer: StepTimer | None = None
@@ -136,9 +127,9 @@ class ShardedEmbeddings:
         """
         tables = [table for c in self.collections for table in c.tables]
         plan.check(tables, self.exchange.world_size)
-        for item in self._prefetched:
-            item.routed.result()  # made for the old plan: every rank has it, and routes again
-        self.forget_prefetched()
+        if self._ahead is not None:
+            self._ahead.wait()  # made for the old plan: every rank has it, and routes again
+            self._ahead.forget()
         iteration = self._common_iteration()  # a rank may have had no shard until now
         old_plan, old = self.plan, self.shard_states()
         compiled = {frozenset([i]): self._compile_for(plan, frozenset([i])) for i in range(len(self.collections))}
@@ -216,21 +207,20 @@ class ShardedEmbeddings:
         Raises:
             ConfigError: the engine has no connections for it.
         """
-        if self._prefetch_exchange is None:
+        if self._ahead is None:
             raise ConfigError(
                 "prefetch needs an exchange of its own: build the model with DistributedModelParallel(prefetch=True), and do not close it."
             )
         together = self._inbox.first_call(kjt)
         if together is None or self.options.dedup_sequences or (kjt.weights_or_none() is not None and kjt.weights().requires_grad):
             return False
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._prefetched.append(_Prefetched(kjt, together, self._pool.submit(self._route, together, kjt, self._prefetch_exchange, False)))
+        self._ahead.start(kjt, together, lambda exchange: self._route(together, kjt, exchange, False))
         return True
 
     def forget_prefetched(self) -> None:
         """Expect no forward of what was prefetched until now; exchanges under way end by themselves."""
-        self._prefetched = []
+        if self._ahead is not None:
+            self._ahead.forget()
 
     def close(self, wait: bool = True) -> None:
         """End the thread that prefetches and forget what it routed; from now on `prefetch` raises. A second call does nothing.
@@ -239,20 +229,11 @@ class ShardedEmbeddings:
             wait: for exchanges under way, since other ranks take part in them. After a failure pass False: they end, with an error, once
                 connections are cut.
         """
-        self.forget_prefetched()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close(wait)
         self._inbox.clear()
-        self._prefetch_exchange = self._distinct = None
-        if self._pool is not None:
-            self._pool.shutdown(wait=wait, cancel_futures=not wait)
-        self._pool = None
-
-    def _take_prefetched(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> RoutedIds | None:
-        for i, item in enumerate(self._prefetched):
-            if item.kjt is kjt:
-                del self._prefetched[i]
-                routed = item.routed.result()
-                return routed if item.collections == collections else None
-        return None
+        self._distinct = None
 
     def _route(self, collections: frozenset[int], kjt: KeyedJaggedTensor, exchange: Exchange, track: bool) -> RoutedIds:
         compiled = self._compile(collections)
@@ -274,7 +255,8 @@ class ShardedEmbeddings:
         compiled = self._compile(collections)
         weights = kjt.weights_or_none() if compiled.slots.weighted else None
         learned = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        routed = self._take_prefetched(collections, kjt) or self._route(collections, kjt, self.exchange, learned)
+        ahead = self._ahead.take(kjt, collections) if self._ahead is not None else None
+        routed = ahead or self._route(collections, kjt, self.exchange, learned)
         bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
         hops = self._hops if compiled.slots.two_hop else None
         step = Step(

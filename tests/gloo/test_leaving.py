@@ -51,7 +51,7 @@ def closed(rank: int, world_size: int) -> None:
     assert len(prefetching()) == 1
     for _ in range(2):
         model.close()
-        assert not prefetching() and not model._engine._prefetched
+        assert not prefetching() and model._engine._ahead is None
     with torch.no_grad():
         assert torch.equal(model(parts(0, rank, world_size))[1][1], before)
     with pytest.raises(ConfigError, match="do not close it"):

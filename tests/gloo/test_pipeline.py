@@ -90,7 +90,7 @@ def piped(rank: int, world_size: int, kind: str) -> Outcome:
     assert started == ([True] * (STEPS - 1) if kind == "sparse" else []), started  # all but the first batch travelled ahead
     with pytest.raises(StopIteration):
         pipeline.progress(batches)
-    assert not model._engine._prefetched
+    assert not model._engine._ahead  # nothing is left under way
     pipeline.close()
     return outcome(model, losses, outputs)
 
@@ -214,7 +214,7 @@ def own_ids(rank: int, world_size: int, kind: str, shared: bool) -> tuple[list[f
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps = list(PIPELINES[kind](model, dense, "cpu").iterate(ids_of(i, rank, shared=shared) for i in range(5)))
-    assert not model._engine._prefetched
+    assert not model._engine._ahead  # nothing is left under way
     return [float(s.loss) for s in steps], [str(w.message) for w in caught if w.category is RuntimeWarning], sum(started)
 
 
@@ -357,3 +357,24 @@ def test_on_a_gpu_batches_copied_on_a_stream_train_as_the_plain_loop(kind: str) 
     model, dense = fresh()
     got = [float(step.loss) for step in PIPELINES[kind](model, dense, "cuda").iterate(batches)]
     assert got == pytest.approx(wanted, rel=1e-4)  # atomic sums of the kernels come in any order
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_ids_are_routed_on_a_stream_of_their_own_and_wait_for_their_copy() -> None:
+    optimizer = sparse_optimizer("rowwise_adagrad", 0.05)
+    model = DistributedModelParallel(
+        build(dense_device="cuda"), plan=make_plan("mixed", 1), sparse_optimizer=optimizer, device="cuda", seed=1
+    )
+    ahead = DistributedModelParallel(
+        build(dense_device="cuda"), plan=make_plan("mixed", 1), sparse_optimizer=optimizer, device="cuda", seed=1, prefetch=True
+    )
+    device = torch.device("cuda")
+    model(OnDevice.of(parts(0, 0, 1)).to(device))
+    ahead(OnDevice.of(parts(0, 0, 1)).to(device))
+    caller = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(caller):  # neither the default stream nor the thread's
+        torch.cuda._sleep(100_000_000)  # the copy below comes late
+        batch = OnDevice.of(parts(1, 0, 1)).to(device, non_blocking=True)
+        assert ahead.prefetch(batch.sparse_features)
+        assert torch.equal(ahead(batch)[1][1], model(batch)[1][1])
+        assert not ahead._engine._ahead
