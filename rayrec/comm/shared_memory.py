@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 import weakref
 from array import array
 from collections.abc import Sequence
@@ -22,17 +21,12 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
-from rayrec.comm.shared_segment import OwnSegment, PeerLife, Segment, futex_wait, futex_wake, unsupported
+from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
+from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unsupported
 from rayrec.errors import CommError, ShapeError
 
-# words of the page: collectives started, those of all ranks that this one has mapped, those it has finished reading, whether it has left;
-# then per half of the outbox: fd, size, and a table of 4 words per rank
-_STARTED, _MAPPED, _READ, _LEFT = 0, 1, 2, 3
-_TABLES = 4
-_SPIN_S = 100e-6  # a sleeping wait costs about as much to wake up
-_SLICE_S = 0.05
-_LEAVE_S = 10.0
 _LEAST_BYTES = 1 << 20
+_LEAVE_S = 10.0
 
 _alive: weakref.WeakSet[SharedMemoryExchange] = weakref.WeakSet()
 
@@ -60,18 +54,13 @@ class SharedMemoryExchange(FlatExchange):
     def __init__(self, over: Gathers, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = over.rank, over.world_size, timeout_s
         self.collectives = 0
-        self._stride = 2 + 4 * self.world_size
-        self._page = OwnSegment(8 * (_TABLES + 2 * self._stride))
+        self._layout = PageLayout(self.world_size)
+        self._page = OwnSegment(8 * self._layout.words)
         self._outbox: list[OwnSegment | None] = [None, None]
-        self._attached: list[list[tuple[int, int, Segment] | None]] = [[None, None] for _ in range(self.world_size)]
-        self._others = [r for r in range(self.world_size) if r != self.rank]
-        self._pages: dict[int, Segment] = {}
-        self._lives: dict[int, PeerLife] = {}
-        self._pids: list[int] = []
         self._unfinished: list[_Collective] = []
-        self._aborted = self._closed = False
+        self._peers: Peers | None = None
+        self._closed = False
         self._owner = os.getpid()
-        self._spin_s = _SPIN_S if self.world_size <= len(os.sched_getaffinity(0)) else 0.0
 
     @staticmethod
     def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
@@ -84,24 +73,15 @@ class SharedMemoryExchange(FlatExchange):
         made = None if reason else SharedMemoryExchange(over, timeout_s)
         mine = [os.getpid(), made._page.fd, made._page.size] if made is not None else [0, -1, 0]
         everyone = [part.tolist() for part in over.all_gather(torch.tensor(mine), [3] * over.world_size).wait()]
-        fine = made is not None and made._attach(everyone)
+        if made is not None:
+            made._peers = Peers.attach(made.rank, everyone, timeout_s)
+        fine = made is not None and made._peers is not None
         agreed = [int(part) for part in over.all_gather(torch.tensor([int(fine)]), [1] * over.world_size).wait()]
         if made is None or not all(agreed):
             return None
         made._page.close()  # all have attached
         _alive.add(made)
         return made
-
-    def _attach(self, everyone: Sequence[Sequence[int]]) -> bool:
-        self._pids = [pid for pid, _, _ in everyone]
-        try:
-            for rank in self._others:
-                pid, fd, size = everyone[rank]
-                self._lives[rank] = PeerLife(pid)
-                self._pages[rank] = Segment.attach(pid, fd, size)
-        except (OSError, ValueError):
-            return False
-        return True
 
     def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
@@ -146,26 +126,26 @@ class SharedMemoryExchange(FlatExchange):
 
     def abort(self) -> None:
         """End this process's waits with CommError, now and later; from any thread."""
-        self._aborted = True
-        for page in self._pages.values():
-            futex_wake(page.address)
+        self.peers.abort()
 
     def close(self) -> None:
         """Leave: peers that wait for this rank raise. Waits some seconds at most, for peers to map what was sent to them."""
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        deadline = time.monotonic() + (0.0 if self._aborted else _LEAVE_S)
-        for rank in self._others:
-            words = self._pages[rank].words
-            while words[_MAPPED] < self.collectives and not words[_LEFT] and not self._lives[rank].ended() and time.monotonic() < deadline:
-                time.sleep(0.0005)
-        self._page.words[_LEFT] = 1
+        self.peers.let_map(self.collectives, _LEAVE_S)
+        self._page.words[LEFT] = 1
         futex_wake(self._page.address)
 
     def __del__(self) -> None:
-        if self._pages:
+        if self._peers is not None:
             self.close()
+
+    @property
+    def peers(self) -> Peers:
+        """The other ranks."""
+        assert self._peers is not None, "made by open"
+        return self._peers
 
     # -- one collective ------------------------------------------------------------------------------------------------------------
 
@@ -190,11 +170,10 @@ class SharedMemoryExchange(FlatExchange):
             at += size
             begin += 0 if splits is None else count
         assert splits is None or begin == send.numel(), f"rank {self.rank} sends {send.numel()} elements in splits {splits}"
-        first = _TABLES + number % 2 * self._stride
         words = self._page.words
-        words[first : first + self._stride] = memoryview(table)
+        words[self._layout.half(number)] = memoryview(table)
         self.collectives = number
-        words[_STARTED] = number
+        words[STARTED] = number
         futex_wake(self._page.address)
         own = send if splits is None else send[sum(splits[: self.rank]) :][: splits[self.rank]]
         collective = _Collective(self, number, own, list(headers[self.rank]) if headers else [])
@@ -223,8 +202,7 @@ class SharedMemoryExchange(FlatExchange):
                 collective.own()
         self._release()
         half = number % 2
-        for rank in self._others:
-            self.await_word(rank, _READ, number - 2)
+        self.peers.await_all(READ, number - 2)
         outbox = self._outbox[half]
         if outbox is None or outbox.size < size:
             if outbox is not None:
@@ -234,7 +212,7 @@ class SharedMemoryExchange(FlatExchange):
 
     def _release(self) -> None:
         """Tell peers what this rank has finished reading; views handed out are dead from here."""
-        self._page.words[_READ] = self._finished()
+        self._page.words[READ] = self._finished()
 
     def _finished(self) -> int:
         return self._unfinished[0].number - 1 if self._unfinished else self.collectives
@@ -242,57 +220,7 @@ class SharedMemoryExchange(FlatExchange):
     def done(self, collective: _Collective) -> None:
         """A collective of this rank has been mapped."""
         self._unfinished.remove(collective)
-        self._page.words[_MAPPED] = self._finished()
-
-    def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
-        """The outbox of a peer and its table entry for this rank, once the peer has started collective `number`."""
-        self.await_word(rank, _STARTED, number)
-        half = number % 2
-        words = self._pages[rank].words
-        first = _TABLES + half * self._stride
-        fd, size = words[first], words[first + 1]
-        known = self._attached[rank][half]
-        if known is None or known[:2] != (fd, size):
-            try:
-                known = (fd, size, Segment.attach(self._pids[rank], fd, size))
-            except OSError as error:
-                raise self._gone(rank, f"its memory cannot be attached ({error})") from error
-            self._attached[rank][half] = known
-        entry = first + 2 + 4 * self.rank
-        return known[2], words[entry : entry + 4]
-
-    def await_word(self, rank: int, index: int, least: int) -> None:
-        """Wait until a word of a peer's page is at least `least`.
-
-        Raises:
-            CommError: see the module.
-        """
-        words = self._pages[rank].words
-        if words[index] >= least:
-            return
-        start = time.perf_counter()
-        spun = start + self._spin_s
-        while time.perf_counter() < spun:
-            for _ in range(16):
-                if words[index] >= least:
-                    return
-        page = self._pages[rank]
-        deadline = start + self.timeout_s
-        while True:
-            seen = words[_STARTED]
-            ended, left = self._lives[rank].ended(), words[_LEFT]  # asked before the word, so that a last message is not missed
-            if words[index] >= least:
-                return
-            if self._aborted:
-                raise CommError(f"rank {self.rank} of {self.world_size}: the exchange was aborted while it waited for rank {rank}.")
-            if ended or left:
-                raise self._gone(rank, "its process has ended" if ended else "it has left the exchange")
-            if time.perf_counter() > deadline:
-                raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
-            futex_wait(page.address, seen, _SLICE_S if index == _STARTED else 0.002)
-
-    def _gone(self, rank: int, why: str) -> CommError:
-        return CommError(f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is gone: {why}.")
+        self._page.words[MAPPED] = self._finished()
 
 
 class _Collective:
@@ -310,7 +238,7 @@ class _Collective:
                 if rank == self.exchange.rank:
                     self._arrived.append((self._header, self._own))
                     continue
-                outbox, (begin, end, head, tail) = self.exchange.read(rank, self.number)
+                outbox, (begin, end, head, tail) = self.exchange.peers.read(rank, self.number)
                 self._arrived.append((outbox.words[head // 8 : tail // 8].tolist(), outbox.bytes[begin:end].view(self._own.dtype)))
             self.exchange.done(self)
         return self._arrived

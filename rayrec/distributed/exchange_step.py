@@ -20,17 +20,8 @@ from torch import Tensor
 
 from rayrec.comm.codec import Codec, Codecs, Sections, coded_all_to_all
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.combine import (
-    HomeGrads,
-    arrive,
-    join_pooled,
-    join_sequence,
-    join_varying,
-    pack_grads,
-    pack_hop_grads,
-    pack_rows,
-    split_grads,
-)
+from rayrec.distributed.combine import arrive, join_pooled, join_sequence, join_varying, pack_rows
+from rayrec.distributed.gradients import HomeGrads, pack_grads, pack_hop_grads, split_grads
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import RankSlots, Sizes
 from rayrec.distributed.spans import CombinePlan

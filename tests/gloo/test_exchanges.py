@@ -120,7 +120,7 @@ def test_a_rank_that_leaves_is_noticed(ranks: RankPool) -> None:
 def outwait(rank: int, world: int) -> None:
     exchange = open_exchange("shared_memory", rank)
     assert isinstance(exchange, SharedMemoryExchange)
-    exchange.timeout_s = 0.3
+    exchange.peers.timeout_s = 0.3
     if rank == 0:
         with pytest.raises(CommError, match=r"rank 1 is gone: it did not come within 0\.3 s"):
             exchange.all_to_all(torch.zeros(2), [1, 1], [1, 1]).wait()

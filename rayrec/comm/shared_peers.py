@@ -1,0 +1,141 @@
+"""The other ranks of a shared-memory exchange, as one of them sees them: their pages, their outboxes, and whether they live.
+
+A page holds words that only its owner writes; a peer waits until one of them has grown.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayrec.comm.shared_segment import PeerLife, Segment, futex_wait, futex_wake
+from rayrec.errors import CommError
+
+# words of a page: collectives started, those of all ranks that its owner has mapped, those it has finished reading, whether it has left
+STARTED, MAPPED, READ, LEFT = range(4)
+_TABLES = 4
+_SPIN_S = 100e-6  # a sleeping wait costs about as much to wake up
+_SLICE_S = 0.05
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Where the words of a page lie: after the first four, per half of the outbox its fd and size, and 4 words for each of `ranks`.
+
+    Those are the first and last byte of the rank's message, and of its header.
+    """
+
+    ranks: int
+
+    @property
+    def words(self) -> int:
+        """All words of a page."""
+        return _TABLES + 2 * (2 + 4 * self.ranks)
+
+    def half(self, number: int) -> slice:
+        """The words about the half of the outbox that collective `number` uses."""
+        first = _TABLES + number % 2 * (2 + 4 * self.ranks)
+        return slice(first, first + 2 + 4 * self.ranks)
+
+
+class Peers:
+    """The other ranks. Make it with `attach`.
+
+    Attributes:
+        aborted: whether waits shall end.
+    """
+
+    def __init__(self, rank: int, pids: Sequence[int], timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = rank, len(pids), timeout_s
+        self.aborted = False
+        self._pids = pids
+        self._layout = PageLayout(len(pids))
+        self._others = [r for r in range(len(pids)) if r != rank]
+        self._pages: dict[int, Segment] = {}
+        self._lives: dict[int, PeerLife] = {}
+        self._outboxes: dict[tuple[int, int], tuple[int, int, Segment]] = {}  # (rank, half) -> fd, size, mapped
+        self._spin_s = _SPIN_S if self.world_size <= len(os.sched_getaffinity(0)) else 0.0
+
+    @staticmethod
+    def attach(rank: int, everyone: Sequence[Sequence[int]], timeout_s: float) -> Peers | None:
+        """Map the pages of all other ranks; None where that is impossible.
+
+        Args:
+            everyone: per rank its process, and the fd and the size of its page.
+        """
+        made = Peers(rank, [pid for pid, _, _ in everyone], timeout_s)
+        try:
+            for other in made._others:
+                pid, fd, size = everyone[other]
+                made._lives[other] = PeerLife(pid)
+                made._pages[other] = Segment.attach(pid, fd, size)
+        except (OSError, ValueError):
+            return None
+        return made
+
+    def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
+        """The outbox of a peer and its table entry for this rank, once the peer has started collective `number`."""
+        self._await(rank, STARTED, number)
+        table = self._pages[rank].words[self._layout.half(number)]
+        fd, size = table[0], table[1]
+        known = self._outboxes.get((rank, number % 2))
+        if known is None or known[:2] != (fd, size):
+            try:
+                known = (fd, size, Segment.attach(self._pids[rank], fd, size))
+            except OSError as error:
+                raise self._gone(rank, f"its memory cannot be attached ({error})") from error
+            self._outboxes[rank, number % 2] = known
+        return known[2], table[2 + 4 * self.rank : 6 + 4 * self.rank]
+
+    def await_all(self, index: int, least: int) -> None:
+        """Wait until a word of every peer's page is at least `least`.
+
+        Raises:
+            CommError: a peer has ended or left, the wait was aborted, or it took longer than the timeout.
+        """
+        for rank in self._others:
+            self._await(rank, index, least)
+
+    def abort(self) -> None:
+        """End waits, now and later; from any thread."""
+        self.aborted = True
+        for page in self._pages.values():
+            futex_wake(page.address)
+
+    def let_map(self, number: int, timeout_s: float) -> None:
+        """Wait until every peer has mapped the messages of collective `number`, has left, or has ended; some seconds at most."""
+        deadline = time.monotonic() + (0.0 if self.aborted else timeout_s)
+        for rank in self._others:
+            words = self._pages[rank].words
+            while words[MAPPED] < number and not words[LEFT] and not self._lives[rank].ended() and time.monotonic() < deadline:
+                time.sleep(0.0005)
+
+    def _await(self, rank: int, index: int, least: int) -> None:
+        words = self._pages[rank].words
+        if words[index] >= least:
+            return
+        start = time.perf_counter()
+        spun = start + self._spin_s
+        while time.perf_counter() < spun:
+            for _ in range(16):
+                if words[index] >= least:
+                    return
+        page = self._pages[rank]
+        deadline = start + self.timeout_s
+        while True:
+            seen = words[STARTED]
+            ended, left = self._lives[rank].ended(), words[LEFT]  # asked before the word, so that a last message is not missed
+            if words[index] >= least:
+                return
+            if self.aborted:
+                raise CommError(f"rank {self.rank} of {self.world_size}: the exchange was aborted while it waited for rank {rank}.")
+            if ended or left:
+                raise self._gone(rank, "its process has ended" if ended else "it has left the exchange")
+            if time.perf_counter() > deadline:
+                raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
+            futex_wait(page.address, seen, _SLICE_S if index == STARTED else 0.002)
+
+    def _gone(self, rank: int, why: str) -> CommError:
+        return CommError(f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is gone: {why}.")
