@@ -24,7 +24,7 @@ def average_gradients(exchange: SharedMemoryExchange, bucket: GradBucket) -> Fut
         CommError: a peer is gone.
     """
     buffer = bucket.buffer()
-    finish = _start_whole(exchange, buffer) if exchange.world_size == 2 else _start_parts(exchange, buffer)
+    finish = start_sum(exchange, buffer)
     future: Future[Tensor] = Future()
 
     def end_of_backward() -> None:
@@ -34,6 +34,11 @@ def average_gradients(exchange: SharedMemoryExchange, bucket: GradBucket) -> Fut
 
     torch.autograd.Variable._execution_engine.queue_callback(end_of_backward)  # runs before DDP's own, which is queued later
     return future
+
+
+def start_sum(exchange: SharedMemoryExchange, buffer: Tensor) -> Callable[[], None]:
+    """Publish `buffer`, (N,) and equally long on all ranks; the call returned puts the sum over ranks in its place."""
+    return _start_whole(exchange, buffer) if exchange.world_size == 2 else _start_parts(exchange, buffer)
 
 
 def _start_whole(exchange: SharedMemoryExchange, buffer: Tensor) -> Callable[[], None]:
