@@ -9,12 +9,15 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CheckpointError, ConfigError, InputError, PlanError, RayrecError, TrainingFailed, VersionError
+from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,6 +157,29 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
         Path(file.name).replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write the result to {path}: {error}") from None
+
+
+def process_start() -> float:
+    """When this process began, in seconds of the wall clock; now, where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        since_boot = ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (OSError, ValueError, AttributeError):
+        return time.time()
+
+
+def seconds_by_part(timing: Sequence[Milestone]) -> dict[str, float]:
+    """Seconds from each milestone to the next, by the name of the later one."""
+    ordered = sorted(timing, key=lambda milestone: milestone.at)
+    return {b.name: round(b.at - a.at, 3) for a, b in pairwise(ordered)}
+
+
+def timing_table(timing: Sequence[Milestone]) -> str:
+    """The parts of a start-up, one a line, with their sum."""
+    parts = seconds_by_part(timing)
+    lines = [f"  {name:<24}{seconds:7.2f} s" for name, seconds in parts.items()]
+    return "\n".join(["start-up, by part:", *lines, f"  {'to the first step':<24}{sum(parts.values()):7.2f} s"])
 
 
 def run_job(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:

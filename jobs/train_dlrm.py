@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -21,14 +22,18 @@ from jobs.recipe import (
     ModelRecipe,
     add_scaling_options,
     open_data,
+    process_start,
     read_text,
     run_job,
     scores_beside_truth,
     scores_line,
+    seconds_by_part,
+    timing_table,
     write_result,
 )
 from rayrec.errors import ConfigError
 from rayrec.train.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, WIRE_PRECISIONS
+from rayrec.train.progress import Milestone
 
 
 class DataPaths(NamedTuple):
@@ -68,6 +73,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help="precision of pooled rows between ranks")
     run.add_argument("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help="precision of their gradients")
     run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--timing", action="store_true", help="print how long each part of the start-up took")
     run.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     keep = parser.add_argument_group("what is kept")
     keep.add_argument("--checkpoint-dir", help="folder or URI of the run's checkpoints")
@@ -85,11 +91,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         RayrecError: see `jobs.recipe.run_job`.
     """
     args = parse(argv)
+    timing = [Milestone("process", process_start()), Milestone("imports")]
     with ExitStack() as stack:
-        return _train(args, _data_paths(args, stack))
+        if args.train is None and args.eval is None and args.schema is None:
+            from rayrec.driver.cluster import connected
+
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
+            with ThreadPoolExecutor(1) as pool:  # Ray starts while the data are made
+                made = pool.submit(_make_data, args, folder)
+                stack.enter_context(connected())
+                timing.append(Milestone("Ray cluster"))
+            paths, ready = made.result()
+            timing.append(ready)
+        else:
+            paths = _given_data(args)
+        return _train(args, paths, timing)
 
 
-def _train(args: argparse.Namespace, paths: DataPaths) -> int:
+def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) -> int:
     from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
 
     recipe = ModelRecipe(model=args.model, schema=read_text(paths.schema), dense_layers=args.dense_layers, over_layers=args.over_layers)
@@ -117,6 +136,9 @@ def _train(args: argparse.Namespace, paths: DataPaths) -> int:
     held_out = open_data(paths.eval, recipe.schema) if paths.eval else None
     driver = Driver(recipe, train, scaling, run, eval_data=held_out, plan=args.plan)
     result = driver.fit()
+    timing += result.milestones
+    if args.timing:
+        print(timing_table(timing))
     scores = scores_beside_truth(result.metrics, paths.eval) if paths.eval else {}
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     print(f"{'stopped at' if result.stopped else 'done:'} step {result.steps}, {result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}")
@@ -135,6 +157,7 @@ def _train(args: argparse.Namespace, paths: DataPaths) -> int:
         "eval": scores,
         "checkpoint": result.checkpoint,
         "stopped": result.stopped,
+        "startup_s": seconds_by_part(timing),
         "model": args.model,
         "global_batch": args.global_batch,
         "seed": args.seed,
@@ -143,23 +166,24 @@ def _train(args: argparse.Namespace, paths: DataPaths) -> int:
     return 0
 
 
-def _data_paths(args: argparse.Namespace, stack: ExitStack) -> DataPaths:
-    if args.train is not None:
-        if args.schema is None:
-            raise ConfigError("--train needs --schema FILE, which says what the columns are.")
-        if args.rows is not None or args.eval_rows is not None:
-            raise ConfigError("--rows and --eval-rows are of planted-truth data; leave them out with --train.")
-        return DataPaths(args.train, args.eval, args.schema)
-    if args.eval is not None or args.schema is not None:
+def _given_data(args: argparse.Namespace) -> DataPaths:
+    if args.train is None:
         raise ConfigError("--eval and --schema need --train DIR; without all three the job makes its own data.")
+    if args.schema is None:
+        raise ConfigError("--train needs --schema FILE, which says what the columns are.")
+    if args.rows is not None or args.eval_rows is not None:
+        raise ConfigError("--rows and --eval-rows are of planted-truth data; leave them out with --train.")
+    return DataPaths(args.train, args.eval, args.schema)
+
+
+def _make_data(args: argparse.Namespace, folder: str) -> tuple[DataPaths, Milestone]:
     from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
     chosen = {"rows_train": args.rows, "rows_eval": args.eval_rows}
     config = SyntheticConfig(**{name: rows for name, rows in chosen.items() if rows is not None}, seed=args.seed)
     print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
     made = write_synthetic(folder, config)
-    return DataPaths(str(made.train), str(made.eval), str(made.schema))
+    return DataPaths(str(made.train), str(made.eval), str(made.schema)), Milestone("data")
 
 
 def _storage(path: str | None) -> tuple[str | None, str]:

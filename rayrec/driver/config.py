@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig
+from rayrec.train.progress import Milestone
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -158,6 +159,7 @@ class Result:
         checkpoint: newest checkpoint of the run, or None.
         plan: where the tables lay.
         stopped: the run ended early because it was asked to.
+        milestones: when the parts of the start-up were over, in order, up to the first step.
     """
 
     steps: int
@@ -169,3 +171,4 @@ class Result:
     checkpoint: str | None
     plan: ShardingPlan
     stopped: bool = False
+    milestones: tuple[Milestone, ...] = ()

@@ -20,7 +20,7 @@ from rayrec.driver.placement import placed
 from rayrec.driver.policies import Observation, judge
 from rayrec.driver.rank_group import RankGroup, started
 from rayrec.errors import TrainingFailed
-from rayrec.train.progress import ProgressReport
+from rayrec.train.progress import Event, Milestone
 from rayrec.train.seat import RankTask
 
 POLL_S = 0.1
@@ -61,7 +61,7 @@ class Controller:
         self,
         scaling: ScalingConfig,
         prepare: Callable[[RankGroup], RankTask | None],
-        on_event: Callable[[ProgressReport | str], None] = lambda event: None,
+        on_event: Callable[[Event], None] = lambda event: None,
         *,
         timeout_s: float = 300.0,
         setup_timeout_s: float = 120.0,
@@ -117,16 +117,20 @@ class Controller:
     def _initialize(self) -> State:
         self._cluster = self._stack.enter_context(connected())
         self._stack.enter_context(stop_on_sigterm(self.request_stop))
+        self._on_event(Milestone("connection to Ray"))
         return State.SCHEDULING
 
     def _schedule(self) -> State:
         assert self._cluster is not None
         room = self._stack.enter_context(placed(self._scaling, self._cluster, self._on_event))
         self._group = self._stack.enter_context(started(self._scaling, room, self._setup_timeout_s))
+        self._on_event(Milestone("actors"))
         task = self._prepare(self._group)
         if task is None:
             return State.SHUTTING_DOWN
+        self._on_event(Milestone("plan"))
         self._group.start(task, self._timeout_s, self._setup_timeout_s)
+        self._on_event(Milestone("torch on the ranks"))
         return State.RUNNING
 
     def _poll(self) -> State:

@@ -1,6 +1,6 @@
 """What a user sees of a run: a live bar on a terminal, plain lines where stdout is no terminal, nothing when told so.
 
-It shows events and keeps none. rich is imported only for the live bar.
+It keeps no events but the milestones of the start. rich is imported only for the live bar.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from typing import Any, Literal
 
 from rayrec.layout import ShardingPlan
-from rayrec.train.progress import ProgressReport
+from rayrec.train.progress import Event, Milestone, ProgressReport
 
 
 class Display:
@@ -23,6 +23,7 @@ class Display:
     def __init__(self, mode: Literal["auto", "plain", "off"] = "auto", total_steps: int = 0) -> None:
         self._mode = ("live" if sys.stdout.isatty() else "plain") if mode == "auto" else mode
         self._total = total_steps
+        self.milestones: list[Milestone] = []
         self._bar: Any = None
         self._task: Any = None
 
@@ -39,9 +40,11 @@ class Display:
         """Show where the tables lie."""
         self.line(plan.report())
 
-    def event(self, event: ProgressReport | str) -> None:
-        """Show what a rank said."""
-        if isinstance(event, str):
+    def event(self, event: Event) -> None:
+        """Show what a rank said; milestones are kept, for the result."""
+        if isinstance(event, Milestone):
+            self.milestones.append(event)
+        elif isinstance(event, str):
             self.line(event)
         elif self._mode == "live":
             self._draw(event)

@@ -136,6 +136,7 @@ class Driver:
             checkpoint=outcome.checkpoint,
             plan=plans[0],
             stopped=outcome.stopped,
+            milestones=tuple(display.milestones),
         )
 
     def evaluate(self, checkpoint: str | None, data: Dataset | None = None) -> Mapping[str, float]:

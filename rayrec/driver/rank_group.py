@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.policies import Failure, Observation
 from rayrec.errors import TrainingFailed
-from rayrec.train.progress import ProgressReport, RankPoll
+from rayrec.train.progress import Event, RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class RankGroup:
         self._pending: dict[Any, int] = {}
         self._seen = 0
         self._generation = 0
-        self.events: list[ProgressReport | str] = []
+        self.events: list[Event] = []
 
     @property
     def world_size(self) -> int:

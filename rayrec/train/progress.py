@@ -52,6 +52,22 @@ class ProgressReport:
     ne: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """A part of the start-up is over.
+
+    Attributes:
+        name: what is done.
+        at: when, in seconds of the wall clock; clocks of other machines may differ.
+    """
+
+    name: str
+    at: float = field(default_factory=time.time)
+
+
+Event = ProgressReport | Milestone | str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
     """Why a rank's thread ended: one line, the traceback as text, when, in which step, and whether a peer is to blame."""
@@ -77,7 +93,7 @@ class RankPoll:
 
     state: RankState
     step: int = 0
-    events: tuple[ProgressReport | str, ...] = ()
+    events: tuple[Event, ...] = ()
     error: RankError | None = None
     result: Any = None
 
@@ -87,7 +103,7 @@ class ProgressLog:
     """Collects what a rank's thread reports until the driver asks; appended by one thread, read by another."""
 
     step: int = 0
-    events: list[ProgressReport | str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
 
 def is_collateral(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rayrec.train.progress import ProgressLog, ProgressReport
+from rayrec.train.progress import Milestone, ProgressLog, ProgressReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +64,11 @@ class RankContext:
         """Say a line to the user; of rank 0 only."""
         if self.seat.rank == 0:
             self.log.events.append(text)
+
+    def mark(self, name: str) -> None:
+        """Note that a part of the start-up is over; of rank 0 only."""
+        if self.seat.rank == 0:
+            self.log.events.append(Milestone(name))
 
     def at_step(self, step: int) -> None:
         """Remember how far this rank is."""

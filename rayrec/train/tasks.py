@@ -47,12 +47,21 @@ class FitTask:
     def run(self, context: RankContext) -> FitOutcome:
         """On one rank; all ranks run it together."""
         spec = self.spec
+        context.mark("ranks connected")
         with RankTrainer(spec, _device(context)) as trainer:
             if spec.resume_from:
                 trainer.restore(spec.resume_from)
                 context.note(f"resumed from {spec.resume_from} at step {trainer.step}")
             context.at_step(trainer.step)
-            stopped = trainer.run(context.should_stop, context.report, context.at_step)
+            context.mark("model and tables made")
+            first = trainer.step + 1
+
+            def at_step(step: int) -> None:
+                context.at_step(step)
+                if step == first:
+                    context.mark("first step")
+
+            stopped = trainer.run(context.should_stop, context.report, at_step)
             metrics = {}
             if spec.eval_data is not None and not stopped:
                 metrics = plain_scores(trainer.evaluate(spec.eval_data))

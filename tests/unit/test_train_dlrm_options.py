@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from jobs.recipe import MODELS
+from jobs.recipe import MODELS, process_start, seconds_by_part, timing_table
 from jobs.train_dlrm import parse
 from rayrec.optim import SPARSE_OPTIMIZERS
+from rayrec.train.progress import Milestone
 
 
 def test_every_option_reads_into_its_value() -> None:
@@ -26,3 +29,10 @@ def test_every_name_is_taken_and_others_are_not(option: str, names: tuple[str, .
     with pytest.raises(SystemExit):
         parse([option, "nothing"])
     assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+def test_a_start_up_is_told_by_part() -> None:
+    timing = [Milestone("process", 10.0), Milestone("plan", 13.5), Milestone("imports", 11.0), Milestone("first step", 14.0)]
+    assert seconds_by_part(timing) == {"imports": 1.0, "plan": 2.5, "first step": 0.5}
+    assert "to the first step          4.00 s" in timing_table(timing).splitlines()[-1]
+    assert time.time() - 3600 < process_start() <= time.time()
