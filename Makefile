@@ -9,7 +9,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 ARGS ?=
-BENCH ?= step
+BENCH ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -24,7 +24,7 @@ help:
 	@echo "make test       all tests but the slow ones                                   (ARGS=... is passed on)"
 	@echo "make test-all   all tests"
 	@echo "make lint       ruff check, ruff format --check, mypy"
-	@echo "make bench      python -m benchmarks.\$$(BENCH), by default the training step  (ARGS=... is passed on)"
+	@echo "make bench      all benchmarks, about 10 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
 	@echo "make clean      remove .venv and caches"
 
 train: $(CPU)
@@ -42,7 +42,7 @@ lint: $(DEV)
 	@$(PY) -m mypy
 
 bench: $(DEV)
-	@$(PY) -m benchmarks.$(BENCH) $(ARGS)
+	@$(PY) -m benchmarks$(if $(BENCH),.$(BENCH)) $(ARGS)
 
 $(PY):
 	@echo "making $(VENV) with $(PYTHON)"
