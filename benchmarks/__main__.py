@@ -17,6 +17,7 @@ COMMANDS: dict[str, list[str]] = {
     "step": ["--rounds", "7", "--steps", "5"],
     "dlrm": ["--rounds", "9", "--steps", "5"],
     "lookup": ["--rounds", "9"],
+    "exchange": ["--rounds", "5"],
     "kjt": ["--rounds", "40"],
     "data": ["--rounds", "40"],
     "driver": ["--rounds", "2", "--rows", "400000"],

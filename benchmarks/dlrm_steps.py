@@ -6,6 +6,7 @@ record batch (columns to ids, lengths and dense rows, with all checks) is part o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
@@ -18,6 +19,7 @@ from benchmarks.far import put_far
 from benchmarks.workload import Workload
 
 DENSE = 13
+STORED_S = 20e-3  # until storage answers: a request to an object store takes that long, or longer
 
 
 def dlrm_step(
@@ -28,7 +30,7 @@ def dlrm_step(
     Args:
         batches: (ids, lengths) of local batches; labels and dense columns are drawn here.
         variant: "pipeline" in it runs `TrainPipelineSparseDist`, otherwise each step converts and then is `train_step`; with "far" in it
-            the ranks exchange over `FarExchange`.
+            the ranks exchange over `FarExchange`; with "stored" a batch takes `STORED_S` to arrive, during which the core is free.
     """
     from rayrec.data import Batch, DenseColumn, Feature, FeatureSchema, to_batch
     from rayrec.distributed import DistributedModelParallel
@@ -50,6 +52,8 @@ def dlrm_step(
     records = [record_batch(work, rng, ids, lengths) for ids, lengths in batches]
 
     def read(i: int) -> Batch:
+        if "stored" in variant:
+            time.sleep(STORED_S)
         batch = to_batch(records[i % len(records)], schema)
         batch.global_rows = work.batch
         return batch

@@ -7,7 +7,8 @@ A step is the forward pass of all tables, the backward pass of the sum of their 
 rank processes of its own; a few take turns at a time, always with the case's references among them: TorchRec with malloc as shipped and as
 rayrec's ranks tune it for themselves. TorchRec takes part where it is importable (it asks for an environment of its own); on CPU it refuses
 row-wise kinds, so that its table-wise step is the reference of all. "far" lets every message take 1 ms or more while the core is free, as
-between machines: there is the wait that a pipeline hides. Such cases are compared with rayrec's own step.
+between machines, and "stored" lets a batch take 20 ms to arrive: there are the waits that a pipeline hides. Such cases are compared with
+rayrec's own step.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ CASES = {
     "pooling 1, D 128": Case(Workload(dim=128), _TABLE_WISE, ("rayrec table_wise",)),
     "sequence": Case(Workload(cap=300_000), *_SEQUENCE),
     "dlrm from record batches": Case(Workload(cap=300_000), ("rayrec dlrm",), ("rayrec dlrm pipeline",)),
+    "dlrm, slow storage": Case(Workload(cap=300_000), ("rayrec dlrm stored",), ("rayrec dlrm pipeline stored",)),
     "ranks far apart": Case(Workload(), ("rayrec table_wise far",), ("rayrec pipeline far",)),
     "data parallel, 4 x 1e5 rows": Case(Workload(tables=4, sizes=(100_000,) * 4), *_DATA_PARALLEL),
     "data parallel, 2 x 1e6 rows": Case(Workload(tables=2, sizes=(1_000_000,) * 2), *_DATA_PARALLEL),

@@ -16,13 +16,13 @@ from rayrec.driver.topology import discover
 from rayrec.layout import Topology
 
 if TYPE_CHECKING:
-    from rayrec.train.progress import ProgressReport
+    from rayrec.train.progress import Event
     from rayrec.train.seat import RankTask
 
 
 def calibrate(
     scaling: ScalingConfig,
-    on_event: Callable[[ProgressReport | str], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
     *,
     timeout_s: float = 300.0,
     setup_timeout_s: float = 120.0,
