@@ -29,11 +29,14 @@ class StepTimer:
         clock: seconds now; by default those of the wall.
     Attributes:
         seconds: of each part, waits included. waited: of them, spent waiting for other ranks.
+        ahead: whether the input of a step was exchanged in a thread of its own, beside the step before.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self.seconds, self.waited = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+        self.ahead = False
+        self._owner = threading.get_ident()
         self._here = threading.local()  # a prefetching thread is in a part of its own
 
     def reset(self) -> None:
@@ -73,6 +76,7 @@ class StepTimer:
 
     def _begin(self, part: str) -> float:
         self._here.part = part
+        self.ahead = self.ahead or (part == "input" and threading.get_ident() != self._owner)
         return self.clock()
 
     def _end(self, part: str, start: float) -> None:

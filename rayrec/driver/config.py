@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
+from rayrec.layout.hindsight import Hindsight
 from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig
 from rayrec.train.progress import Milestone
 
@@ -160,6 +161,7 @@ class Result:
         plan: where the tables lay.
         stopped: the run ended early because it was asked to.
         milestones: when the parts of the start-up were over, in order, up to the first step.
+        hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of one window.
     """
 
     steps: int
@@ -172,3 +174,4 @@ class Result:
     plan: ShardingPlan
     stopped: bool = False
     milestones: tuple[Milestone, ...] = ()
+    hindsight: Hindsight | None = None

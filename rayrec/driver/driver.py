@@ -20,6 +20,10 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.topology import discover, read_topology
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
+from rayrec.layout.estimates import RankEstimate
+from rayrec.layout.hindsight import Hindsight
+from rayrec.planner.estimate import estimate_ranks
+from rayrec.planner.request import PlanRequest
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.seat import RankTask
 
@@ -117,15 +121,21 @@ class Driver:
         steps = self._steps(self._data)
         display = Display(self._run.progress, steps)
         plans: list[ShardingPlan] = []
+        predicted: list[tuple[RankEstimate, ...]] = []
 
         def prepare(group: RankGroup) -> RankTask:
             from rayrec.train.tasks import FitTask
 
-            plans.append(self._plan_for(group))
+            topology = self._topology_of(group)
+            plans.append(self._plan_on(topology))
+            predicted.append(self._predict(plans[0], topology))
             display.plan(plans[0])
             return FitTask(spec=self._spec(plans[0], data=self._data, eval_data=self._eval_data, steps=steps, path=self._run.resume_from))
 
         outcome = self._control(display, prepare)[0]
+        hindsight = Hindsight(predicted[0], outcome.times) if outcome.times else None
+        if hindsight is not None:
+            display.line(hindsight.report())
         return Result(
             steps=outcome.steps,
             rows=outcome.rows,
@@ -137,6 +147,7 @@ class Driver:
             plan=plans[0],
             stopped=outcome.stopped,
             milestones=tuple(display.milestones),
+            hindsight=hindsight,
         )
 
     def evaluate(self, checkpoint: str | None, data: Dataset | None = None) -> Mapping[str, float]:
@@ -184,9 +195,13 @@ class Driver:
             display.close()
 
     def _plan_for(self, group: RankGroup) -> ShardingPlan:
-        topology: Topology = discover(group, self._scaling, self._run.setup_timeout_s)
-        if self._topology is not None:
-            topology = topology.with_speeds_of(self._topology)
+        return self._plan_on(self._topology_of(group))
+
+    def _topology_of(self, group: RankGroup) -> Topology:
+        topology = discover(group, self._scaling, self._run.setup_timeout_s)
+        return topology if self._topology is None else topology.with_speeds_of(self._topology)
+
+    def _plan_on(self, topology: Topology) -> ShardingPlan:
         if self._tables is None:
             self._tables = find_tables(self._model)
         return resolve_plan(
@@ -197,6 +212,17 @@ class Driver:
             sparse_optimizer=self._run.sparse_optimizer.name,
             constraints=self._constraints,
         )
+
+    def _predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
+        """What the prices say of any plan for this driver's tables."""
+        request = PlanRequest(
+            tables=tuple(self._tables or ()),
+            topology=topology,
+            batch_size=-(-self._run.global_batch_size // topology.world_size),
+            constraints=dict(self._constraints or {}),
+            sparse_optimizer=self._run.sparse_optimizer.name,
+        )
+        return estimate_ranks(request, plan)
 
     def _steps(self, data: Dataset) -> int:
         run = self._run

@@ -23,7 +23,7 @@ class PartRates:
         fixed_s: once a step.
         slot_s: per slot (a feature in a shard) that the rank owns; in "input" per slot and source rank.
         home_slot_s: per slot of any owner, as home of the batch.
-        item_s: per id (in "input": per id and bag that is sorted into row blocks).
+        item_s: per id; in "input" per id and bag that is sorted into row blocks, in "output" and "gradient" per piece of a row at home.
         stream: times the bytes that are read and written in order or from a cache. rows: times the bytes of distinct rows touched.
     Raises:
         ConfigError: a constant is negative or not finite.

@@ -149,8 +149,8 @@ class CostModel:
         return StepAmounts(
             Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
             Amounts(),
-            Amounts(home_slots=pieces, stream=2 * back),
-            Amounts(home_slots=pieces, stream=2 * total.row_bytes / summed),
+            Amounts(home_slots=pieces, items=work.bags * (1 if replicated else slots), stream=2 * back),
+            Amounts(home_slots=pieces, items=work.bags * slots, stream=2 * total.row_bytes / summed),
             Amounts(),
         )
 

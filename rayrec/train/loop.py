@@ -18,12 +18,14 @@ from rayrec.checkpoint import CheckpointManager, restore_checkpoint, save_checkp
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import CheckpointError, ConfigError, InputError
+from rayrec.layout.hindsight import RankTimes
 from rayrec.metrics import BinaryMetrics
 from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.pipeline import TrainPipelineSparseDist
 from rayrec.train.progress import ProgressReport
 from rayrec.train.step import checked, forward, summarize
+from rayrec.train.times import StepTimes
 from rayrec.train.window import Window, all_sum, next_length
 
 
@@ -56,6 +58,7 @@ class RankTrainer:
         self.checkpoint: str | None = None
         self._epoch, self._batch = 0, 0
         self._window_steps = 1
+        self._times = StepTimes(self.model)
         self._per_epoch = 1
         self._pipeline = TrainPipelineSparseDist(self.model, self._dense, self.device, world_size=self.world_size)
 
@@ -130,6 +133,7 @@ class RankTrainer:
         total = window.merge(should_stop)
         self.rows += total.rows
         self.seconds += total.seconds
+        self._times.add(window.steps, total.seconds)
         self.loss = total.loss
         if not abs(total.loss) < float("inf"):
             raise InputError(
@@ -141,6 +145,10 @@ class RankTrainer:
         speed = total.rows / max(total.seconds, 1e-9)
         on_report(ProgressReport(step=self.step, rows=self.rows, rows_per_s=speed, loss=total.loss, auc=total.auc, ne=total.ne))
         return total.stop
+
+    def times(self) -> tuple[RankTimes, ...]:
+        """Where the time of the mean step went, of every rank on every rank; empty where it was not measured."""
+        return tuple(times for times in _gather(self._times.mean()) if times is not None)
 
     def _batches(self) -> Any:
         """This rank's batches from the cursor on, epoch after epoch; the pipeline reads them ahead, so the cursor is not theirs to move."""

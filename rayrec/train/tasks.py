@@ -11,6 +11,7 @@ from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.distributed.calibrate import calibrate
 from rayrec.layout import Topology
+from rayrec.layout.hindsight import RankTimes
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
 from rayrec.train.seat import RankContext
@@ -27,6 +28,7 @@ class FitOutcome:
         metrics: scores on the evaluation data; empty without any.
         checkpoint: newest checkpoint, or None.
         stopped: it was asked to stop.
+        times: of the mean step, by rank; empty where parts were not measured.
     """
 
     steps: int
@@ -36,6 +38,7 @@ class FitOutcome:
     metrics: dict[str, float] = field(default_factory=dict)
     checkpoint: str | None = None
     stopped: bool = False
+    times: tuple[RankTimes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,7 @@ class FitTask:
                     context.mark("first step")
 
             stopped = trainer.run(context.should_stop, context.report, at_step)
+            times = trainer.times()
             metrics = {}
             if spec.eval_data is not None and not stopped:
                 metrics = plain_scores(trainer.evaluate(spec.eval_data))
@@ -73,6 +77,7 @@ class FitTask:
             metrics=metrics,
             checkpoint=trainer.checkpoint,
             stopped=stopped,
+            times=times,
         )
 
 

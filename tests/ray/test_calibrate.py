@@ -43,3 +43,13 @@ def test_a_topology_that_is_none_is_refused_before_anything_starts(clicks: Synth
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(PlanError, match="device"):
         worlds.driver(clicks, 2, topology=str(tmp_path / "bad.json"))
+
+
+@pytest.mark.parametrize("plan", ["auto", "row_wise"])
+def test_a_run_is_compared_with_its_prediction(clicks: SyntheticPaths, plan: str) -> None:
+    result = worlds.driver(clicks, 2, plan=plan, epochs=2).fit()
+    hindsight = result.hindsight
+    assert hindsight is not None and len(hindsight.measured) == len(hindsight.predicted) == 2
+    for times in hindsight.measured:
+        assert all(s > 0 for s in times.seconds) and sum(times.seconds) < times.step_s < 1.0
+    assert "measured/predicted" in hindsight.report()
