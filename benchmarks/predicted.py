@@ -6,7 +6,7 @@ The ranks calibrate themselves first. Then every table set is trained under thre
 planner's own, and two others (by one kind, or by random kinds and ranks). The planner on default constants is asked beside it, and its
 plan is measured, too. A step is forward, backward and update of the tables without a dense model; it is timed on every rank and the
 slowest rank counts. The figure of a plan is the lower quartile of its steps; a set during which other processes took more than a
-twentieth of the machine is measured again.
+tenth of the machine is measured again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.request import PlanRequest
 
 MEMORY = 2 << 30
-AGAIN, OTHERS_SHARE = 3, 0.05
+AGAIN, OTHERS_SHARE = 2, 0.1
 OTHERS = ("table_wise", "row_wise", "column_wise", "mixed", "mixed")
 
 
@@ -222,7 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=30)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6, help="steps of each plan per round")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()

@@ -25,11 +25,18 @@ class RankTimes:
     Attributes:
         seconds: of every part, in the order of `PARTS`, waits included. waited: of them, spent waiting in collectives.
         step_s: of the whole step with dense layers and data.
+        ahead: the input was exchanged beside the step before, so that it is no part of the step.
     """
 
     seconds: tuple[float, ...]
     waited: tuple[float, ...]
     step_s: float
+    ahead: bool = False
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds of the step outside of all parts."""
+        return self.step_s - sum(self.seconds[self.ahead :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,8 @@ class Hindsight:
     @property
     def waits(self) -> tuple[float, ...]:
         """Per rank, seconds of a step spent waiting for slower ranks."""
-        return tuple(sum(r.seconds) - sum(work) for r, work in zip(self.measured, self.worked, strict=True))
+        each = zip(self.measured, self.worked, strict=True)
+        return tuple(sum(r.seconds[r.ahead :]) - sum(work[r.ahead :]) for r, work in each)
 
     def findings(self) -> list[str]:
         """Parts and ranks that were far from the prediction, and what may be wrong; empty when all was near."""
@@ -86,10 +94,10 @@ class Hindsight:
                 lines.append(f"... and {len(self.measured) - MAX_RANKS} more ranks")
                 break
             cells = [f"{format_ms(s)}/{format_ms(getattr(told, f'{part}_s'))}" for part, s in zip(PARTS, work, strict=True)]
-            rest = times.step_s - sum(times.seconds)
-            lines.append(
-                f"{rank:>5}" + "".join(f"{c:>13}" for c in cells) + "".join(f"{format_ms(s):>9}" for s in (wait, rest, times.step_s))
-            )
+            others = (wait, times.rest_s, times.step_s)
+            lines.append(f"{rank:>5}" + "".join(f"{cell:>13}" for cell in cells) + "".join(f"{format_ms(s):>9}" for s in others))
+        if any(times.ahead for times in self.measured):
+            lines.append("The input is exchanged beside the step before and is no part of a step.")
         return "\n".join(lines + [f"! {finding}" for finding in self.findings()])
 
 

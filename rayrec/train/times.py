@@ -38,4 +38,4 @@ class StepTimes:
         if self._timer is None or not self._steps:
             return None
         seconds, waited = ([of[part] / self._steps for part in PARTS] for of in (self._timer.seconds, self._timer.waited))
-        return RankTimes(seconds=tuple(seconds), waited=tuple(waited), step_s=self._seconds / self._steps)
+        return RankTimes(seconds=tuple(seconds), waited=tuple(waited), step_s=self._seconds / self._steps, ahead=self._timer.ahead)

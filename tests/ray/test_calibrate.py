@@ -51,5 +51,5 @@ def test_a_run_is_compared_with_its_prediction(clicks: SyntheticPaths, plan: str
     hindsight = result.hindsight
     assert hindsight is not None and len(hindsight.measured) == len(hindsight.predicted) == 2
     for times in hindsight.measured:
-        assert all(s > 0 for s in times.seconds) and sum(times.seconds) < times.step_s < 1.0
+        assert all(s > 0 for s in times.seconds) and 0 < times.rest_s < times.step_s < 1.0 and times.ahead
     assert "measured/predicted" in hindsight.report()

@@ -33,6 +33,13 @@ def test_a_rank_that_waits_for_another_is_not_slow() -> None:
     assert lines[2].split()[:3] == ["0", "1.000/1.000", "1.000/1.000"] and lines[2].split()[-3:] == ["2.000", "1.000", "8.000"]
 
 
+def test_an_input_that_ran_ahead_is_no_part_of_the_step() -> None:
+    times = RankTimes(seconds=(5 * MS, MS, MS, MS, MS), waited=(4 * MS, 0, 0, 0, 0), step_s=5 * MS, ahead=True)
+    hindsight = Hindsight((predicted(1, 1, 1, 1, 1),) * 2, (times, times))
+    assert times.rest_s == pytest.approx(MS) and hindsight.waits == pytest.approx((0.0, 0.0))
+    assert "no part of a step" in hindsight.report()
+
+
 @pytest.mark.parametrize("index", range(len(PARTS)))
 def test_a_part_that_is_far_off_names_its_constant(index: int) -> None:
     times = [1.0] * len(PARTS)
