@@ -24,7 +24,8 @@ FINE = tuple(1.0 + i / 32 for i in range(32))  # where the ladder ended far from
 FAR = 1.05
 POLISHED = 2  # the best packings of the ladder
 LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)  # memory ladder, times the bytes of a perfectly even packing
-SMALL = 4000  # items x ranks up to which the whole memory ladder is always searched
+SMALL = 4000  # items x ranks up to which every search is a fine one
+MONOTONE = 16_000  # items x ranks up to which the whole memory ladder is always searched, so that more memory makes no plan slower
 RESTARTS = 16
 PATIENCE = 60  # moves without a faster slowest rank
 
@@ -93,7 +94,7 @@ def pack(items: Sequence[Item], topology: Topology) -> list[Choice]:
     fits = free is not None and all(used + free.home_bytes <= limit for used, limit in zip(free.used, limits, strict=True))
     if free is not None and fits:
         found.append(free)
-    if not fits or (len(items) * world <= SMALL and free is not None and free.slowest > bound * 1.0001):
+    if not fits or (len(items) * world <= MONOTONE and free is not None and free.slowest > bound * 1.0001):
         even = sum(min(sum(o.num_bytes) + world * o.home_bytes for o in item.options) for item in items) / world
         mean = max(sum(limits) / world, 1.0)
         for factor in LIMITS:
