@@ -14,7 +14,7 @@ import sys
 import time
 
 COMMANDS: dict[str, list[str]] = {
-    "step": ["--rounds", "7", "--steps", "5"],
+    "step": ["--rounds", "4", "--steps", "5"],
     "dlrm": ["--rounds", "9", "--steps", "5"],
     "lookup": ["--rounds", "9"],
     "exchange": ["--rounds", "5"],

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.checkpoint import ShardState
+from rayrec.distributed.cpu_lookup import table_memory
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.row_update import update_rows
 from rayrec.distributed.slots import LookupGroup
@@ -243,7 +244,9 @@ def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device)
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
     dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[group.key.data_type]
-    flat, bands, used = torch.zeros(sum(shard.shape[0] * shard.shape[1] for shard in group.shards), dtype=dtype, device=device), [], 0
+    flat = _zeros(sum(shard.shape[0] * shard.shape[1] for shard in group.shards), dtype, device)
+    bands: list[_Band] = []
+    used = 0
     for width in dict.fromkeys(widths):
         shards, rows = {}, 0
         for shard in group.shards:
@@ -252,10 +255,19 @@ def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device)
                 rows += shard.shape[0]
         slots = tuple(i for i, w in enumerate(widths) if w == width)
         first_rows = [shards[group.slots[i].shard] for i in slots]
-        state = {n: torch.zeros((rows, width) if per == "element" else rows, device=device) for n, per in optimizer.state_widths.items()}
+        state = {
+            name: _zeros(rows * width, torch.float32, device).view(rows, width) if per == "element" else torch.zeros(rows, device=device)
+            for name, per in optimizer.state_widths.items()
+        }
         weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
         bands.append(_Band(weight, state, shards, slots, tuple(columns[i] for i in slots), torch.tensor(first_rows, device=device)))
     return flat, bands
+
+
+def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(values, dtype=dtype, device=device)
+    return table_memory(-(-values * dtype.itemsize // 4)).view(dtype)[:values]
 
 
 def _forward_arguments(group: LookupGroup, bands: Sequence[_Band]) -> tuple[Any, ...]:
