@@ -5,7 +5,8 @@
 The ranks calibrate themselves first. Then every table set is trained under three plans through DistributedModelParallel, interleaved: the
 planner's own, and two others (by one kind, or by random kinds and ranks). The planner on default constants is asked beside it, and its
 plan is measured, too. A step is forward, backward and update of the tables without a dense model; it is timed on every rank and the
-slowest rank counts. The figure of a plan is the lower quartile of its steps. A set during which other processes worked more than a
+slowest rank counts. The figure of a plan is the lower quartile of its steps: seconds on the wall, and, as other processes may use the
+machine meanwhile, CPU seconds of the rank, which are the same where it is alone. A set during which other processes worked more than a
 tenth of what the ranks did is measured again while there is time, and counts as disturbed when that did not help.
 """
 
@@ -104,8 +105,8 @@ def batches_of(tables: TableSet, rank: int, count: int) -> list[Any]:
     return found
 
 
-def measure(tables: TableSet, plans: dict[str, ShardingPlan], rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every timed step on this rank, by plan."""
+def measure(tables: TableSet, plans: dict[str, ShardingPlan], rank: int, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Seconds on the wall and of the CPU of every timed step on this rank, by plan."""
     import torch
     import torch.distributed as dist
 
@@ -119,15 +120,15 @@ def measure(tables: TableSet, plans: dict[str, ShardingPlan], rank: int, options
     for name, plan in plans.items():
         collection = EmbeddingBagCollection(list(tables.tables), device=torch.device("meta"))
         models[name] = DistributedModelParallel(collection, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=0)
-    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     for round_ in range(options.rounds + 1):
         for name, model in models.items():
             dist.barrier()
             for i in range(options.steps):
-                start = time.perf_counter()
+                start, worked = time.perf_counter(), time.process_time()
                 model(batches[i % len(batches)]).values().backward(gradient)
                 if round_ and i:  # the first round warms up, the first step of a round brings the tables back into caches
-                    seconds[name].append(time.perf_counter() - start)
+                    seconds[name].append((time.perf_counter() - start, time.process_time() - worked))
     return seconds
 
 
@@ -202,15 +203,15 @@ class Score:
     chosen_within_10_percent: int
 
 
-def score(sets: list[dict[str, dict[str, float]]], which: str, chosen: str) -> Score:
-    """Compare predictions of `which` constants with what was measured; `chosen` is the plan of the planner that used them."""
-    pairs = [(plan[which], plan["measured"]) for plans in sets for name, plan in plans.items() if name != "planner by default"]
+def score(sets: list[dict[str, dict[str, float]]], which: str, chosen: str, clock: str) -> Score:
+    """Compare predictions of `which` constants with what `clock` measured; `chosen` is the plan of the planner that used them."""
+    pairs = [(plan[which], plan[clock]) for plans in sets for name, plan in plans.items() if name != "planner by default"]
     inside = [
         spearman([p[which] for n, p in plans.items() if n != "planner by default"],
-                 [p["measured"] for n, p in plans.items() if n != "planner by default"])
+                 [p[clock] for n, p in plans.items() if n != "planner by default"])
         for plans in sets
     ]  # fmt: skip
-    best = [plans[chosen]["measured"] / min(p["measured"] for p in plans.values()) for plans in sets]
+    best = [plans[chosen][clock] / min(p[clock] for p in plans.values()) for plans in sets]
     return Score(
         spearman=spearman([p for p, _ in pairs], [m for _, m in pairs]),
         within_sets=mean(inside),
@@ -252,16 +253,18 @@ def main() -> None:
         found = {}
         for name, plan in plans.items():
             slowest = np.max([answer[1][seed][0][name] for answer in answers], axis=0)
-            found[name] = {"measured": float(np.percentile(slowest, 25))} | {
+            wall, worked = np.percentile(slowest, 25, axis=0).tolist()
+            found[name] = {"wall": wall, "cpu": worked} | {
                 which: max(r.total_s for r in estimate_ranks(tables.request(t), plan))
                 for which, t in (("calibrated", topology), ("default", default))
             }
         sets.append(found)
     quiet = [plans for plans, (_, others) in zip(sets, answers[0][1], strict=True) if others < OTHERS_SHARE]
-    scores = {"calibrated": score(sets, "calibrated", "planner"), "default": score(sets, "default", "planner by default")}
-    if quiet:
-        scores["calibrated, undisturbed sets"] = score(quiet, "calibrated", "planner")
-        scores["default, undisturbed sets"] = score(quiet, "default", "planner by default")
+    scores = {
+        f"{which}, {clock}": score(sets, which, "planner" if which == "calibrated" else "planner by default", clock)
+        for clock in ("cpu", "wall")
+        for which in ("calibrated", "default")
+    }
     lines = [f"Calibration took {calibration_s:.1f} s. {len(quiet)} of {len(sets)} sets were measured undisturbed by other processes.", ""]
     lines += [f"| | {' | '.join(scores)} |", "|---" * (1 + len(scores)) + "|"]
     for what, text in (
@@ -270,14 +273,14 @@ def main() -> None:
         ("median_error", "median relative error"),
         ("chosen_over_best", "chosen plan / best plan measured, median"),
         ("worst_chosen_over_best", "the same, worst set"),
-        ("chosen_within_10_percent", f"sets where it is within 10% of the best, of {len(sets)} and {len(quiet)}"),
+        ("chosen_within_10_percent", f"sets of {len(sets)} where it is within 10% of the best"),
     ):
         values = [getattr(scores[which], what) for which in scores]
         lines.append(f"| {text} | " + " | ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in values) + " |")
-    lines += ["", "Milliseconds: measured (predicted, predicted by default constants).", "", "| set | plans |", "|---|---|"]
+    lines += ["", "Milliseconds: measured wall, CPU (predicted, predicted by default constants).", "", "| set | plans |", "|---|---|"]
     for seed, plans_of in enumerate(sets):
         shown = "; ".join(
-            f"{name} {p['measured'] * 1e3:.2f} ({p['calibrated'] * 1e3:.2f}, {p['default'] * 1e3:.2f})" for name, p in plans_of.items()
+            f"{name} {p['wall'] * 1e3:.2f}, {p['cpu'] * 1e3:.2f} ({p['calibrated'] * 1e3:.2f}, {p['default'] * 1e3:.2f})" for name, p in plans_of.items()
         )
         tables = make_set(seed)
         mark = "" if answers[0][1][seed][1] < OTHERS_SHARE else " (disturbed)"

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
         cpus_per_worker=options.cpus,
         memory_per_worker=None if options.memory is None else int(options.memory * 1e9),
     )
-    topology = calibrate(scaling, lambda event: print(event, flush=True))
+    topology = calibrate(scaling, lambda line: print(line, flush=True))
     Path(options.out).write_text(topology.to_json() + "\n", encoding="utf-8")
     print(
         f"{topology.world_size} ranks on {len(topology.hosts)} hosts: random rows {topology.memory_bw / 1e9:.1f} GB/s, a collective takes "

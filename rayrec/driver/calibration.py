@@ -16,13 +16,12 @@ from rayrec.driver.topology import discover
 from rayrec.layout import Topology
 
 if TYPE_CHECKING:
-    from rayrec.train.progress import Event
     from rayrec.train.seat import RankTask
 
 
 def calibrate(
     scaling: ScalingConfig,
-    on_event: Callable[[Event], None] = lambda event: None,
+    say: Callable[[str], None] = lambda line: None,
     *,
     timeout_s: float = 300.0,
     setup_timeout_s: float = 120.0,
@@ -31,7 +30,7 @@ def calibrate(
 
     Args:
         scaling: how many ranks, and what each gets: as they will train.
-        on_event: gets a line about every step of it.
+        say: gets a line about every step of it.
         timeout_s: bound on every collective. setup_timeout_s: bound on the start of the ranks.
     Raises:
         ConfigError: the ranks do not fit the cluster.
@@ -42,6 +41,10 @@ def calibrate(
         from rayrec.train.tasks import CalibrateTask
 
         return CalibrateTask(topology=discover(group, scaling, setup_timeout_s))
+
+    def on_event(event: object) -> None:
+        if isinstance(event, str):
+            say(event)
 
     controller = Controller(scaling, prepare, on_event, timeout_s=timeout_s, setup_timeout_s=setup_timeout_s)
     found: Topology = controller.run()[0]
