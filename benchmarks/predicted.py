@@ -105,7 +105,9 @@ def batches_of(tables: TableSet, rank: int, count: int) -> list[Any]:
     return found
 
 
-def measure(tables: TableSet, plans: dict[str, ShardingPlan], rank: int, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+def measure(
+    tables: TableSet, plans: dict[str, ShardingPlan], rank: int, options: argparse.Namespace
+) -> dict[str, list[tuple[float, float]]]:
     """Seconds on the wall and of the CPU of every timed step on this rank, by plan."""
     import torch
     import torch.distributed as dist
@@ -280,7 +282,8 @@ def main() -> None:
     lines += ["", "Milliseconds: measured wall, CPU (predicted, predicted by default constants).", "", "| set | plans |", "|---|---|"]
     for seed, plans_of in enumerate(sets):
         shown = "; ".join(
-            f"{name} {p['wall'] * 1e3:.2f}, {p['cpu'] * 1e3:.2f} ({p['calibrated'] * 1e3:.2f}, {p['default'] * 1e3:.2f})" for name, p in plans_of.items()
+            f"{name} {p['wall'] * 1e3:.2f}, {p['cpu'] * 1e3:.2f} ({p['calibrated'] * 1e3:.2f}, {p['default'] * 1e3:.2f})"
+            for name, p in plans_of.items()
         )
         tables = make_set(seed)
         mark = "" if answers[0][1][seed][1] < OTHERS_SHARE else " (disturbed)"
