@@ -282,7 +282,7 @@ def main() -> None:
     lines += ["", "Milliseconds: measured wall, CPU (predicted, predicted by default constants).", "", "| set | plans |", "|---|---|"]
     for seed, plans_of in enumerate(sets):
         shown = "; ".join(
-            f"{name} {p['wall'] * 1e3:.2f}, {p['cpu'] * 1e3:.2f} ({p['calibrated'] * 1e3:.2f}, {p['default'] * 1e3:.2f})"
+            "{} {:.2f}, {:.2f} ({:.2f}, {:.2f})".format(name, *(p[what] * 1e3 for what in ("wall", "cpu", "calibrated", "default")))
             for name, p in plans_of.items()
         )
         tables = make_set(seed)
