@@ -120,3 +120,23 @@ def test_every_transport_trains_alike_bit_for_bit(ranks: RankPool, seed: int) ->
                 assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
             for (shard, got), (want_shard, want) in zip(shards, want_shards, strict=True):
                 assert shard == want_shard and torch.equal(got, want)
+
+
+def count_waits(rank: int, world_size: int, world: World) -> list[int]:
+    batches, targets = batches_of(world, STEPS), targets_of(world, batches_of(world, STEPS))
+    model = DistributedModelParallel(build_collections(world, "meta"), plan=world.plan, sparse_optimizer=world.optimizer, seed=world.seed)
+    exchange = model._engine.exchange
+    assert isinstance(exchange, SharedMemoryExchange)
+    counts = []
+    for step in range(STEPS):
+        before = exchange.collectives
+        out = [output_of(module, batches[step][rank]) for module in model.module]
+        sum((o * t).sum() for o, t in zip(out, targets[step][rank], strict=True)).backward()
+        counts.append(exchange.collectives - before)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "grid_shard", "data_parallel"])
+def test_a_step_waits_three_times(ranks: RankPool, kind: str) -> None:
+    for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, OPTIMIZERS[0])):
+        assert counts == [3] * STEPS  # ids with their header, rows, gradients
