@@ -113,9 +113,10 @@ class DistributedModelParallel(nn.Module):
         ddp = DistributedDataParallel(
             self.module, device_ids=devices, process_group=process_group, forward_sync_buffers=False, gradient_as_bucket_view=True
         )
-        exchange = exchange_for(process_group, self.device, transport, own=True)
-        if isinstance(exchange, SharedMemoryExchange):
-            ddp.register_comm_hook(exchange, average_gradients)
+        if self.device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
+            exchange = exchange_for(process_group, self.device, transport, own=True)
+            if isinstance(exchange, SharedMemoryExchange):
+                ddp.register_comm_hook(exchange, average_gradients)
         return ddp
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
