@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import figures
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
@@ -65,3 +67,8 @@ def test_links_between_documents_lead_somewhere():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).is_file(), f"{page.name} links to {target}"
+
+
+def test_the_table_of_figures_is_that_of_the_newest_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["figures", "--check"])
+    assert figures.main() == 0, "run python -m benchmarks.figures"
