@@ -127,7 +127,7 @@ def _view(plan: CombinePlan, arrived: Arrived, span: Span) -> Tensor:
 def join_pooled(plan: CombinePlan, arrived: Arrived, collection: int) -> Tensor:
     """(B, D): sum row blocks and join column blocks of a batch whose keys all have B bags."""
     if collection in plan.joins:
-        return plan.joins[collection](torch.cat(arrived.pooled, 1))
+        return plan.joins[collection](torch.cat([part for part in arrived.pooled if part.shape[1]], 1))
     output = torch.cat([_view(plan, arrived, span) for span in plan.writes[collection]], 1)
     for span in plan.adds:
         if span.collection == collection:
@@ -159,7 +159,7 @@ def join_sequence(plan: CombinePlan, routed: RoutedIds, send: SendPlan, arrived:
         for slot, owner, rows in arrived.sequences[collection, use.index]:
             home = sequence_home(routed, send, owner, slot)
             if home is None and slot.width == use.width:
-                output = rows
+                output = rows if owner == plan.rank else rows.clone()  # the exchange only lends what it brings
                 break
             if output is None:
                 output = rows.new_empty(bounds[key + 1] - bounds[key], use.width)

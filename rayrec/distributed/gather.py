@@ -44,6 +44,6 @@ class BlockGather:
     def __call__(self, source: Tensor, out: Tensor | None = None) -> Tensor:
         """(B, columns) -> (B, output columns), into `out`, which is contiguous, if given."""
         rows = source.shape[0]
-        blocks = source.contiguous().view(rows, -1, self.width)
-        into = None if out is None else out.view(rows, -1, self.width)
-        return torch.index_select(blocks, 1, self.index, out=into).view(rows, -1)
+        blocks = source.contiguous().view(rows, self.columns // self.width, self.width)
+        into = None if out is None else out.view(rows, self.index.numel(), self.width)
+        return torch.index_select(blocks, 1, self.index, out=into).view(rows, self.index.numel() * self.width)

@@ -12,6 +12,7 @@ from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import (
     EmbeddingBagConfig,
+    EmbeddingConfig,
     PoolingType,
     ShardingPlan,
     TablePlacement,
@@ -23,6 +24,8 @@ from rayrec.layout import (
     table_row_wise,
     table_wise,
 )
+from rayrec.modules import EmbeddingCollection
+from rayrec.sparse import KeyedJaggedTensor
 from tests.ranks import RankPool
 from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
 from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
@@ -140,3 +143,21 @@ def count_waits(rank: int, world_size: int, world: World) -> list[int]:
 def test_a_step_waits_three_times(ranks: RankPool, kind: str) -> None:
     for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, OPTIMIZERS[0])):
         assert counts == [3] * STEPS  # ids with their header, rows, gradients
+
+
+def keep_outputs(rank: int, world_size: int) -> bool:
+    tables = [EmbeddingConfig(50, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
+    plan = ShardingPlan(world_size=world_size, tables={t.name: TablePlacement(table_wise(t, i % 2)) for i, t in enumerate(tables)})
+    model = DistributedModelParallel(EmbeddingCollection(tables, device="meta"), plan=plan, seed=1)
+    generator = torch.Generator().manual_seed(rank)
+    kept, copies = [], []
+    for _ in range(3):
+        lengths = torch.full((4 * 6,), 3)
+        kjt = KeyedJaggedTensor([f"f{i}" for i in range(4)], torch.randint(0, 50, (72,), generator=generator), lengths=lengths)
+        kept.append([jagged.values() for jagged in model(kjt).values()])
+        copies.append([values.clone() for values in kept[-1]])
+    return all(torch.equal(a, b) for x, y in zip(kept, copies, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_outputs_of_earlier_steps_stay_as_they_were(ranks: RankPool) -> None:
+    assert ranks.run(2, keep_outputs) == [True, True]

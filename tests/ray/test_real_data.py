@@ -67,7 +67,6 @@ def test_two_ranks_train_real_rows_under_every_plan_as_one_rank_does(
         assert NAMED.get(plan, plan) in kinds and kinds <= {NAMED.get(plan, plan), "table_wise"}
     elif plan == "a file":
         assert kinds == {"row_wise", "table_wise"}
-    assert result["train_loss"] == pytest.approx(alone[name]["train_loss"], abs=SAME)
     assert result["eval"]["rows"] == alone[name]["eval"]["rows"]
     assert result["eval"]["logloss"] == pytest.approx(alone[name]["eval"]["logloss"], abs=SAME)
 
