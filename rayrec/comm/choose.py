@@ -29,7 +29,7 @@ class Transport(Enum):
 
 
 def exchange_for(
-    group: dist.ProcessGroup | None, device: torch.device, transport: Transport = Transport.AUTO, own: bool = False, host: str | None = None
+    group: dist.ProcessGroup | None, device: torch.device, transport: Transport = Transport.AUTO, own: bool = False
 ) -> Exchange:
     """An exchange over the ranks of `group`; every rank of it calls, in the same order as other collectives.
 
@@ -39,7 +39,6 @@ def exchange_for(
         transport: AUTO chooses as the module says; PROCESS_GROUP never shares memory; SHARED_MEMORY raises where AUTO would not share
             memory among any ranks.
         own: also make new connections for any other group.
-        host: what tells this rank's host from others; by default the running kernel and its process namespace.
     Raises:
         CommError: no process group exists, or SHARED_MEMORY is not possible.
     """
@@ -50,7 +49,7 @@ def exchange_for(
         if transport is Transport.SHARED_MEMORY and whole.world_size > 1:
             raise CommError(f"transport 'shared_memory' is for CPU ranks, these are on {device.type}; use 'auto'.")
         return whole
-    name = int.from_bytes(blake2b((host or host_identity()).encode(), digest_size=7).digest(), "big")
+    name = int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
     found = share_hosts(whole, name, timeout_s())
     if found is whole and transport is Transport.SHARED_MEMORY:
         raise CommError("transport 'shared_memory': no two ranks share a host and can share memory there; use 'auto'.")

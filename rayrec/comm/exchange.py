@@ -7,6 +7,7 @@ future type of the library. `FlatExchange` gives what follows from `all_to_all` 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -107,16 +108,16 @@ class Exchange(Protocol):
         ...
 
 
-class FlatExchange:
+class FlatExchange(ABC):
     """All of `Exchange` from `all_to_all`."""
 
     rank: int
     world_size: int
     keeps_own = False
 
+    @abstractmethod
     def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
-        raise NotImplementedError
 
     def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
         """See `Exchange.views`."""

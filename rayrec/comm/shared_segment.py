@@ -62,22 +62,28 @@ class Segment:
             os.close(opened)
 
 
-class OwnSegment(Segment):
-    """Memory that this process made, zeroed; `fd` stays open, so that peers can attach, until `close`."""
+class _Descriptor:
+    """A file descriptor that ends with its owner."""
 
-    def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("rayrec", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, size)
-        super().__init__(self.fd, size)
+    fd = -1
 
     def close(self) -> None:
-        """No peer can attach from now on; mappings stay."""
+        """Close it; a second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def __del__(self) -> None:
         self.close()
+
+
+class OwnSegment(Segment, _Descriptor):
+    """Memory that this process made, zeroed; peers can attach until `close`, and mappings stay."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("rayrec", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, size)
+        super().__init__(self.fd, size)
 
 
 class _TimeSpec(ctypes.Structure):
@@ -100,23 +106,14 @@ def futex_wake(address: int) -> None:
     _libc.syscall(_FUTEX, ctypes.c_void_p(address), _WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-class PeerLife:
+class PeerLife(_Descriptor):
     """Whether a process still lives."""
 
     def __init__(self, pid: int) -> None:
-        self._fd = os.pidfd_open(pid)
+        self.fd = os.pidfd_open(pid)
         self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
+        self._poll.register(self.fd, select.POLLIN)
 
     def ended(self) -> bool:
         """Whether the process has ended."""
         return bool(self._poll.poll(0))
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()

@@ -67,6 +67,8 @@ class Hindsight:
         found = []
         step_s = max(rank.step_s for rank in self.measured)
         for i, part in enumerate(PARTS):
+            if i == 0 and any(rank.ahead for rank in self.measured):
+                continue  # beside the step its time says as much about the step as about itself
             took = _mean([work[i] for work in self.worked])
             wanted = _mean([getattr(rank, f"{part}_s") for rank in self.predicted])
             if abs(took - wanted) > COUNTS * step_s and not wanted / FAR <= took <= wanted * FAR:

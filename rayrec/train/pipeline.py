@@ -10,6 +10,7 @@ Cost: one more batch of memory (two on a GPU). All ranks must have the same numb
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class PipelineStep(NamedTuple):
     output: Any
 
 
-class _Pipeline:
+class _Pipeline(ABC):
     """Batches flow through; a subclass says what is done with each."""
 
     def __init__(self, model: nn.Module, device: torch.device | str, prefetch: bool, autocast: torch.dtype | None = None) -> None:
@@ -133,8 +134,8 @@ class _Pipeline:
             raise ConfigError(f"the model returned {type(result).__name__}; a pipeline needs (loss, output), as DLRMTrain gives.") from None
         return loss, output
 
-    def _step(self, batch: Any, last: bool) -> PipelineStep:
-        raise NotImplementedError
+    @abstractmethod
+    def _step(self, batch: Any, last: bool) -> PipelineStep: ...
 
 
 class TrainPipelineBase(_Pipeline):
