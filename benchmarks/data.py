@@ -79,8 +79,7 @@ def main() -> None:
         spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
         lines.append(f"| {name} | {spread} | {size / ms['median'] / 1e6:.2f} | {ratio['median']:.2f}x |")
     lines.append(f"\n{args.rows} rows, {args.columns} columns, {size / 1e6:.1f} MB.")
-    print("\n".join(lines))
-    print("written:", report.write("data", results, "\n".join(lines)))
+    report.show("data", results, lines)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from benchmarks import report
 from benchmarks.ranks import Step, System, Turns, compare, time_in_turns
-from benchmarks.systems import available, plan_of
+from benchmarks.systems import available, plan_of, sharded_by_torchrec
 from benchmarks.workload import Workload
 
 DENSE, BELOW, ABOVE = 13, (512, 256), (512, 256, 1)
@@ -128,16 +128,7 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
 
 
 def _torchrec(work: Workload, num_ranks: int, batches: Any, dense: list[Tensor], labels: list[Tensor]) -> Step:
-    import logging
-
-    logging.disable(logging.WARNING)
-    import torch.distributed as dist
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from torchrec.distributed.planner.types import ParameterConstraints
-    from torchrec.distributed.types import ShardingEnv
     from torchrec.models.dlrm import DLRM
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -151,17 +142,7 @@ def _torchrec(work: Workload, num_ranks: int, batches: Any, dense: list[Tensor],
     ]
     collection = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
     model = DLRM(collection, DENSE, [*BELOW, work.dim], list(ABOVE), dense_device=torch.device("cpu"))
-    sharder = EmbeddingBagCollectionSharder(
-        fused_params={"learning_rate": work.lr, "eps": 1e-8, "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
-    )
-    wanted = {t.name: ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"]) for t in tables}
-    topology = Topology(world_size=num_ranks, compute_device="cpu", local_world_size=num_ranks, hbm_cap=0, ddr_cap=64 << 30)
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=work.batch // num_ranks, constraints=wanted)
-    group = dist.group.WORLD
-    plan = planner.collective_plan(model, [sharder], group)
-    sharded = DistributedModelParallel(
-        module=model, env=ShardingEnv.from_process_group(group), device=torch.device("cpu"), plan=plan, sharders=[sharder]
-    )
+    sharded = sharded_by_torchrec(model, EmbeddingBagCollectionSharder, work, num_ranks)
     dense_parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     optimizer = CombinedOptimizer(
         [sharded.fused_optimizer, KeyedOptimizerWrapper(dense_parameters, lambda params: torch.optim.SGD(params, lr=work.lr))]
@@ -205,8 +186,7 @@ def main() -> None:
     lines.append(
         f"\nMedians over {args.rounds} rounds of {args.steps} steps, quartiles in brackets; CPU ms and page faults of one rank per step."
     )
-    print("\n".join(lines))
-    print("written:", report.write("dlrm", results, "\n".join(lines)))
+    report.show("dlrm", results, lines)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.ranks import join
 from benchmarks.workload import quartiles
 from jobs.recipe import ModelRecipe, open_data
 
@@ -41,19 +42,11 @@ def bare_rank(rank: int, port: Any, folder: str, args: argparse.Namespace, plan:
     from rayrec.train.memory import tune_malloc
 
     tune_malloc()
-    import torch
 
-    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+    from rayrec.comm.process_group import destroy_process_group
     from rayrec.train.loop import RankTrainer
 
-    torch.set_num_threads(1)
-    if rank == 0:
-        store = create_store("127.0.0.1")
-        for _ in range(args.ranks - 1):
-            port.put(store.port)
-    else:
-        store = connect_store("127.0.0.1", port.get())
-    init_process_group(store, rank, args.ranks)
+    join(rank, args.ranks, lambda found: [port.put(found) for _ in range(args.ranks - 1)], port.get)
     trainer = RankTrainer(spec_of(folder, args, plan))
     trainer.run()
     queue.put((rank, trainer.rows / trainer.seconds))
@@ -106,8 +99,7 @@ def main() -> None:
         q = quartiles(values)
         lines.append(f"| {name} | {q['median']:,.0f} ({q['min']:,.0f} to {q['max']:,.0f}) |")
     lines.append(f"\nRay / bare, round by round: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f}), {args.rounds} rounds.")
-    print("\n".join(lines))
-    print("written:", report.write("driver", {"rates": rates, "ratio": ratio}, "\n".join(lines)))
+    report.show("driver", {"rates": rates, "ratio": ratio}, lines)
 
 
 if __name__ == "__main__":

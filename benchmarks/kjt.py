@@ -138,8 +138,7 @@ def main() -> None:
             peer = f"{q['torchrec']['median']:.0f} | {q['torchrec']['median'] / ours:.1f}x" if "torchrec" in q else "| "
             lines.append(f"| {shape.rows} x {shape.keys} | {name} | {raw:.0f} | {ours:.0f} | {ours / raw:.2f}x | {peer} |")
     lines.append(f"\nMedians of {args.rounds} interleaved rounds, one thread.")
-    print("\n".join(lines))
-    print("written:", report.write("kjt", results, "\n".join(lines)))
+    report.show("kjt", results, lines)
 
 
 if __name__ == "__main__":

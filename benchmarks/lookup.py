@@ -145,8 +145,7 @@ def main() -> None:
             spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
             lines.append(f"| {pooling} | {name} | {spread} | {ratio['median']:.2f}x | {more:.1f}x |")
     lines.append(f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, one thread, {args.rounds} interleaved rounds.")
-    print("\n".join(lines))
-    print("written:", report.write("lookup", results, "\n".join(lines)))
+    report.show("lookup", results, lines)
 
 
 if __name__ == "__main__":

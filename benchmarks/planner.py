@@ -20,10 +20,10 @@ from benchmarks.planner_sets import Problem, all_problems, make_problem, small_p
 from rayrec.layout import Layout, Replicated, TableLayout
 from rayrec.layout.presets import preset_topology
 from rayrec.planner import search
+from rayrec.planner.bounds import lower_bound, simple_bound
 from rayrec.planner.costs import CostModel
 from rayrec.planner.items import table_works
 from rayrec.planner.planner import plan_request
-from rayrec.planner.search import lower_bound, simple_bound
 
 MARKS = ((26, 1, 0.1), (1000, 16, 3.0), (1000, 128, 30.0))  # tables, hosts of 8, seconds allowed
 
@@ -34,7 +34,7 @@ class Outcome:
 
     Attributes:
         cpu_s: of planning. step_ms: predicted, fixed latency left out.
-        over_simple: step / max(cheapest total work / ranks, largest unavoidable piece). over_bound: step / `search.lower_bound`, which
+        over_simple: step / max(cheapest total work / ranks, largest unavoidable piece). over_bound: step / `bounds.lower_bound`, which
             also knows that splitting adds work.
         over_long: the same search with a much finer ladder as the divisor; None where the bound is near enough.
     """

@@ -86,6 +86,26 @@ def compare(measured: Mapping[str, dict[str, Any]], reference: str) -> dict[str,
     }
 
 
+def join(rank: int, num_ranks: int, tell: Callable[[int], object], ask: Callable[[], int]) -> None:
+    """Meet the other ranks in a process group of one thread each.
+
+    Args:
+        tell: called on rank 0 with the port of the rendezvous. ask: returns it on the others.
+    """
+    import torch
+
+    from rayrec.comm.process_group import connect_store, create_store, init_process_group
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(num_ranks))
+    if rank == 0:
+        store = create_store("127.0.0.1")
+        tell(store.port)
+    else:
+        store = connect_store("127.0.0.1", ask())
+    init_process_group(store, rank, num_ranks, timeout_s=TIMEOUT_S)
+
+
 class _Ranks:
     """The processes of one system."""
 
@@ -136,19 +156,11 @@ def _rank_main(rank: int, system: System, pipe: Any) -> None:
 
     if system.tuned:
         tune_malloc()
-    import torch
     import torch.distributed as dist
 
-    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+    from rayrec.comm.process_group import destroy_process_group
 
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(system.num_ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(system.num_ranks))
-    if rank == 0:
-        store = create_store("127.0.0.1")
-        pipe.send(store.port)
-    else:
-        store = connect_store("127.0.0.1", pipe.recv())
-    init_process_group(store, rank, system.num_ranks, timeout_s=TIMEOUT_S)
+    join(rank, system.num_ranks, pipe.send, pipe.recv)
     step = system.build(rank, system.num_ranks, *system.args)
     while True:
         try:

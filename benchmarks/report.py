@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +41,13 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def show(name: str, results: dict[str, Any], lines: Sequence[str]) -> None:
+    """Print a table and write it with its results."""
+    text = "\n".join(lines)
+    print(text)
+    print("written:", write(name, results, text))
 
 
 def write(name: str, results: dict[str, Any], table: str, label: str | None = None) -> Path:

@@ -48,8 +48,7 @@ def main() -> None:
     results = {part: quartiles(taken) for part, taken in seconds.items()}
     lines = ["| part | s, median (min to max) |", "|---|---|"]
     lines += [f"| {part} | {q['median']:.2f} ({q['min']:.2f} to {q['max']:.2f}) |" for part, q in results.items()]
-    print("\n".join(lines))
-    print("written:", report.write("startup", results, "\n".join(lines)))
+    report.show("startup", results, lines)
 
 
 if __name__ == "__main__":

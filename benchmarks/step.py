@@ -100,6 +100,7 @@ def main() -> None:
         "| case | system | ms per step, median (quartiles) | faults | speed against the case's first | against its tuned reference |",
         "|---|---|---|---|---|---|",
     ]
+    shown, path = 0, report.RESULTS
     for title in args.cases:
         case = CASES[title]
         names = [n for n in available((*case.references, *case.systems)) if not args.systems or n in args.systems]
@@ -113,9 +114,10 @@ def main() -> None:
                 f"| {1 / ratio['median']:.2f}x ({1 / ratio['p75']:.2f} to {1 / ratio['p25']:.2f}) | {found['to_last_reference']:.2f}x |"
             )
         lines.append(f"| {title} | bytes that must move | {bytes_floor(case.work) / 1e6:.0f} MB | | | |")
-    text = "\n".join(lines)
-    print(text)
-    print("written:", report.write("step", results, text, args.label))
+        path = report.write("step", results, "\n".join(lines), args.label)  # a run that is cut short keeps its cases
+        print("\n".join(lines[shown:]), flush=True)
+        shown = len(lines)
+    print("written:", path)
 
 
 if __name__ == "__main__":

@@ -104,19 +104,37 @@ def plan_of(tables, kind: str, work: Workload, world_size: int):  # type: ignore
     return ShardingPlan(world_size=world_size, tables={name: parts[k].tables[name] for name, k in kinds.items()})
 
 
-def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
-    """TorchRec's DistributedModelParallel over one collection, with its own planner held to one kind."""
+def sharded_by_torchrec(model: nn.Module, sharder_type: Any, work: Workload, world_size: int, kind: str = "table_wise") -> Any:
+    """TorchRec's DistributedModelParallel over tables t0, t1 ..., with its own planner held to one kind; row-wise Adagrad in the backward.
+
+    Args:
+        sharder_type: of the model's collections.
+    """
     import logging
 
     logging.disable(logging.WARNING)
     import torch.distributed as dist
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingEnv
+
+    sharder = sharder_type(fused_params={"learning_rate": work.lr, "eps": 1e-8, "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD})
+    kernel = "dense" if kind == "data_parallel" else "fused"
+    wanted = {f"t{i}": ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel]) for i in range(work.tables)}
+    topology = Topology(world_size=world_size, compute_device="cpu", local_world_size=world_size, hbm_cap=0, ddr_cap=64 << 30)
+    planner = EmbeddingShardingPlanner(topology=topology, batch_size=work.batch // world_size, constraints=wanted)
+    group = dist.group.WORLD
+    plan = planner.collective_plan(model, [sharder], group)
+    env = ShardingEnv.from_process_group(group)
+    return DistributedModelParallel(module=model, env=env, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+
+
+def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
+    """TorchRec's DistributedModelParallel over one collection."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -138,18 +156,8 @@ def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, 
     ]
     device = torch.device("meta")
     model = Wrapper(EmbeddingCollection(device=device, tables=tables) if sequence else EmbeddingBagCollection(device=device, tables=tables))
-    fused = {"learning_rate": work.lr, "eps": 1e-8, "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
-    sharder = (EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder)(fused_params=fused)
     kind = variant if variant == "data_parallel" else "table_wise"
-    kernel = "dense" if kind == "data_parallel" else "fused"
-    wanted = {t.name: ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel]) for t in tables}
-    topology = Topology(world_size=world_size, compute_device="cpu", local_world_size=world_size, hbm_cap=0, ddr_cap=64 << 30)
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=work.batch // world_size, constraints=wanted)
-    group = dist.group.WORLD
-    plan = planner.collective_plan(model, [sharder], group)
-    sharded = DistributedModelParallel(
-        module=model, env=ShardingEnv.from_process_group(group), device=torch.device("cpu"), plan=plan, sharders=[sharder]
-    )
+    sharded = sharded_by_torchrec(model, EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder, work, world_size, kind)
     dense = torch.optim.Adagrad(sharded.parameters(), lr=work.lr) if kind == "data_parallel" else None
 
     def step(i: int) -> None:

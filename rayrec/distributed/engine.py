@@ -20,16 +20,16 @@ from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.compile import compile_slots
+from rayrec.distributed.compiled import Compiled
 from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.inbox import Inbox
 from rayrec.distributed.peers import look_up_with_peers
-from rayrec.distributed.reshard import move_table
-from rayrec.distributed.route import GroupIds, RoutedIds, SendPlan, plan_send, route
+from rayrec.distributed.reshard import Moving, move_tables
+from rayrec.distributed.route import GroupIds, RoutedIds, route
 from rayrec.distributed.routes_ahead import RoutesAhead
-from rayrec.distributed.slots import CollectionSpec, GroupKey, SlotTable
-from rayrec.distributed.spans import CombinePlan, plan_combine
+from rayrec.distributed.slots import CollectionSpec, GroupKey
 from rayrec.distributed.timing import StepTimer, span
 from rayrec.distributed.two_hop import Hops
 from rayrec.errors import ConfigError
@@ -51,13 +51,6 @@ class EngineOptions:
     check_ids: bool = True
     codecs: Codecs = field(default_factory=Codecs)
     dedup_sequences: bool = False
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    slots: SlotTable
-    combine: CombinePlan
-    sends: dict[tuple[str, ...], SendPlan] = field(default_factory=dict)
 
 
 class ShardedEmbeddings:
@@ -93,7 +86,7 @@ class ShardedEmbeddings:
         self.peers = peers
         self.optimizers, self.options = dict(optimizers), options or EngineOptions()
         plan.check([table for c in collections for table in c.tables], exchange.world_size)
-        self._compiled: dict[frozenset[int], _Compiled] = {}
+        self._compiled: dict[frozenset[int], Compiled] = {}
         self._hops = self._split(plan)
         self.lookups: dict[GroupKey, GroupLookup] = {}
         for index in range(len(collections)):
@@ -139,13 +132,9 @@ class ShardedEmbeddings:
             kept = self.lookups.get(group.key)
             lookups[group.key] = kept if kept is not None and kept.group == group else GroupLookup(group, self.device)
         new = [state for lookup in lookups.values() for state in lookup.shard_states()]
-        sent = 0
-        for table in tables:
-            before, after = old_plan.tables[table.name].layout, plan.tables[table.name].layout
-            have, want = ([s for s in states if s.shard.table == table.name] for states in (old, new))
-            fresh = [w for w in want if all(w.weight.data_ptr() != h.weight.data_ptr() for h in have)]
-            columns = {WEIGHT: False} | {n: w == "row" for n, w in self.optimizers[table.name].state_widths.items()}
-            sent += move_table(table.name, before, after, have, fresh, columns, self.exchange, self.device)
+        widths = {t.name: {WEIGHT: False} | {n: per == "row" for n, per in self.optimizers[t.name].state_widths.items()} for t in tables}
+        moving = [Moving(n, old_plan.tables[n].layout, plan.tables[n].layout, columns) for n, columns in widths.items()]
+        sent = move_tables(moving, old, new, self.exchange, self.device)
         for lookup in lookups.values():
             lookup.iteration = iteration
             if self._lr is not None:
@@ -157,9 +146,8 @@ class ShardedEmbeddings:
         return sent
 
     def _common_iteration(self) -> int:
-        world = self.exchange.world_size
-        box = torch.full((world,), self.iteration, dtype=torch.int64, device=self.device)
-        return int(self.exchange.all_to_all(box, [1] * world, [1] * world).wait().max())
+        box = torch.tensor([self.iteration], device=self.device)
+        return max(int(one) for one in self.exchange.all_gather(box, [1] * self.exchange.world_size).wait())
 
     @property
     def iteration(self) -> int:
@@ -240,16 +228,10 @@ class ShardedEmbeddings:
         with span(self.timer, "input"):
             if self.options.check_ids:
                 check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
-            return route(kjt, compiled.slots, self._send_plan(compiled, kjt), self._watched(exchange), track)
+            return route(kjt, compiled.slots, compiled.send_plan(kjt), self._watched(exchange), track)
 
     def _watched(self, exchange: Exchange) -> Exchange:
         return exchange if self.timer is None else self.timer.watch(exchange)
-
-    def _send_plan(self, compiled: _Compiled, kjt: KeyedJaggedTensor) -> SendPlan:
-        keys = tuple(kjt.keys())
-        if keys not in compiled.sends:
-            compiled.sends[keys] = plan_send(compiled.slots, keys, self.device)
-        return compiled.sends[keys]
 
     def _run(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> dict[int, tuple[Tensor, ...]]:
         compiled = self._compile(collections)
@@ -261,7 +243,7 @@ class ShardedEmbeddings:
         hops = self._hops if compiled.slots.two_hop else None
         step = Step(
             compiled.combine,
-            self._send_plan(compiled, kjt),
+            compiled.send_plan(kjt),
             routed,
             self._watched(self.exchange),
             self.options.codecs,
@@ -295,7 +277,7 @@ class ShardedEmbeddings:
             return self.lookups[key](ids)
         return look_up_with_peers(self.lookups[key], ids, self.peers)
 
-    def _compile(self, collections: frozenset[int]) -> _Compiled:
+    def _compile(self, collections: frozenset[int]) -> Compiled:
         if collections not in self._compiled:
             self._compiled[collections] = self._compile_for(self.plan, collections)
         return self._compiled[collections]
@@ -306,7 +288,6 @@ class ShardedEmbeddings:
             return Hops.of(self.exchange, plan.hosts)
         return None
 
-    def _compile_for(self, plan: ShardingPlan, collections: frozenset[int]) -> _Compiled:
+    def _compile_for(self, plan: ShardingPlan, collections: frozenset[int]) -> Compiled:
         specs = {c: self.collections[c] for c in collections}
-        slots = compile_slots(plan, specs, self.optimizers, self.exchange.world_size)
-        return _Compiled(slots, plan_combine(slots, self.exchange.rank, self.device))
+        return Compiled.of(compile_slots(plan, specs, self.optimizers, self.exchange.world_size), self.exchange.rank, self.device)

@@ -53,32 +53,48 @@ def _size(move: Move, row_wise: Mapping[str, bool]) -> int:
     return sum(len(move.rows) * (1 if one else len(move.cols)) for one in row_wise.values())
 
 
-@torch.no_grad()
-def move_table(
-    table: str,
-    old: Layout,
-    new: Layout,
-    have: Sequence[ShardState],
-    want: Sequence[ShardState],
-    columns: Mapping[str, bool],
-    exchange: Exchange,
-    device: torch.device,
+@dataclass(frozen=True)
+class Moving:
+    """One table on its way.
+
+    Attributes:
+        columns: name of each tensor of a shard, weight first -> whether it has one value per row.
+    """
+
+    table: str
+    old: Layout
+    new: Layout
+    columns: Mapping[str, bool]
+
+
+def move_tables(
+    tables: Sequence[Moving], old: Sequence[ShardState], new: Sequence[ShardState], exchange: Exchange, device: torch.device
 ) -> int:
-    """Fill this rank's new shards of one table; every rank calls it for every table in the same order.
+    """Fill this rank's new shards; every rank calls it with the same tables in the same order.
 
     Args:
-        have, want: this rank's shards of the table under the old and the new layout.
-        columns: name of each tensor of a shard, weight first -> whether it has one value per row.
+        old, new: this rank's shards. New ones that share the memory of an old one are what they were.
     Returns:
         Float32 values that this rank sent.
     Raises:
         CommError: a peer is gone.
     """
+    sent = 0
+    for moving in tables:
+        have, want = ([s for s in states if s.shard.table == moving.table] for states in (old, new))
+        fresh = [w for w in want if all(w.weight.data_ptr() != h.weight.data_ptr() for h in have)]
+        sent += _move(moving, have, fresh, exchange, device)
+    return sent
+
+
+@torch.no_grad()
+def _move(moving: Moving, have: Sequence[ShardState], want: Sequence[ShardState], exchange: Exchange, device: torch.device) -> int:
+    columns = moving.columns
     placer, rank = Placer(), exchange.rank
     for target in want:
         for source in have:
             placer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
-    plan = list(moves(table, old, new))
+    plan = list(moves(moving.table, moving.old, moving.new))
     out = [[m for m in plan if m.source.rank == rank and m.target.rank == r] for r in range(exchange.world_size)]
     inn = [[m for m in plan if m.target.rank == rank and m.source.rank == r] for r in range(exchange.world_size)]
     sources = {state.shard: state for state in have}

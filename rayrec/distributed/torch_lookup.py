@@ -16,83 +16,22 @@ rows outside of device memory on CUDA.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.cpu_lookup import table_memory
+from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, complete_sum, forward_arguments, put_rows, shift
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.row_update import update_rows
 from rayrec.distributed.slots import LookupGroup
 from rayrec.errors import ConfigError
-from rayrec.layout import DataType, Shard
 from rayrec.optim import SparseOptimizer
-from rayrec.sparse.ops import offsets_of, runs
+from rayrec.sparse.ops import runs
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}  # of touched rows updated at once: 512 KiB per temporary, or few launches
 _SUM, _FLOAT32 = 0, 0  # FBGEMM's pooling mode and output type
-
-
-@dataclass(frozen=True)
-class _Band:
-    """The slots of one width and their shards, rows below each other in one buffer.
-
-    Attributes:
-        weight: (rows, D) in the storage type.
-        state: per state name (rows,) or (rows, D) float32.
-        shards: each shard with its first row in the buffer.
-        slots: indices of the group's slots, ascending.
-        columns: first output column of each slot.
-        first_rows: (S,) int64, the first buffer row of each slot's shard.
-    """
-
-    weight: Tensor
-    state: dict[str, Tensor]
-    shards: dict[Shard, int]
-    slots: tuple[int, ...]
-    columns: tuple[int, ...]
-    first_rows: Tensor
-
-    @property
-    def width(self) -> int:
-        return self.weight.shape[1]
-
-    @cached_property
-    def index_type(self) -> torch.dtype:
-        """Of row numbers: 32 bits sort twice as fast as 64."""
-        return torch.int32 if self.weight.shape[0] < 1 << 31 else torch.int64
-
-
-@dataclass(frozen=True)
-class _Bags:
-    """What one band reads in one step.
-
-    Attributes:
-        rows_N: rows of the band's buffer.
-        offsets: (S * B + 1,).
-        weights_N: weight of each id, or None.
-        spans: where these ids lie among those of the group.
-        slots: S.
-    """
-
-    rows_N: Tensor
-    offsets: Tensor
-    weights_N: Tensor | None
-    spans: tuple[slice, ...]
-    slots: int
-
-    def grad_row_N(self, by_slot: bool) -> Tensor:
-        """For each id the row of its bag's gradient: bags of a slot below each other, or slots of a bag."""
-        bags = self.offsets.numel() - 1
-        rows = torch.arange(bags, device=self.offsets.device, dtype=self.rows_N.dtype)
-        if not by_slot:
-            rows = rows.view(-1, self.slots).t().reshape(-1)
-        return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
 
 
 class TorchLookup:
@@ -117,8 +56,8 @@ class TorchLookup:
             )
         self.group, self.optimizer, self.device = group, optimizer, device
         self.learning_rate, self.iteration = optimizer.lr, 0
-        self._rows, self._bands = _bands(group, optimizer, device)
-        self._kernel = _forward_arguments(group, self._bands) if device.type == "cpu" else ()
+        self._rows, self._bands = bands_of(group, optimizer, device)
+        self._kernel = forward_arguments(group, self._bands) if device.type == "cpu" else ()
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
 
     def __call__(self, routed: GroupIds) -> Tensor:
@@ -142,7 +81,7 @@ class TorchLookup:
                 found[shard] = ShardState(shard, band.weight[rows], {name: state[rows] for name, state in band.state.items()})
         return [found[shard] for shard in self.group.shards]
 
-    def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[_Bags]) -> Tensor:
+    def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]) -> Tensor:
         if self.group.key.sequence:  # one slot, and every id a bag of its own
             return self._bands[0].weight.index_select(0, bags[0].rows_N).float()
         if self.device.type == "cpu":
@@ -151,34 +90,34 @@ class TorchLookup:
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         pooled = torch.empty(num_bags, self.group.width, device=self.device)
         for band, b in zip(self._bands, bags, strict=True):
-            part = _bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(len(band.slots), num_bags, band.width)
+            part = bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(len(band.slots), num_bags, band.width)
             for i, column in enumerate(band.columns):
                 pooled[:, column : column + band.width] = part[i]
         return pooled
 
-    def _grad_of_bags(self, band: _Band, grad: Tensor) -> Tensor:
-        """(S * B, D): the gradients of one band's bags, in the order that `_Bags.grad_row_N` knows."""
+    def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
+        """(S * B, D): the gradients of one band's bags, in the order that `Bags.grad_row_N` knows."""
         if len(self._bands) == 1:
             return grad.view(-1, band.width)
         return torch.cat([grad[:, column : column + band.width] for column in band.columns])
 
-    def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[_Bags]:
+    def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[Bags]:
         """The bags of each band, with ids as rows of its buffer."""
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         bounds = offsets[:: max(num_bags, 1)]
         if len(self._bands) == 1:
-            return [_Bags(_shift(ids, self._bands[0], bounds), offsets, weights, (slice(None),), len(self.group.slots))]
+            return [Bags(shift(ids, self._bands[0], bounds), offsets, weights, (slice(None),), len(self.group.slots))]
         cuts, lengths, found = bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1), offsets.diff(), []
         for band in self._bands:
             slots = runs(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
-            own = _complete_sum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
-            rows_N = _shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
+            own = complete_sum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
+            rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
-            found.append(_Bags(rows_N, own, weights_N, spans, len(band.slots)))
+            found.append(Bags(rows_N, own, weights_N, spans, len(band.slots)))
         return found
 
-    def _grad_of_weights(self, bags: Sequence[_Bags], grads: Sequence[Tensor], weights: Tensor) -> Tensor:
+    def _grad_of_weights(self, bags: Sequence[Bags], grads: Sequence[Tensor], weights: Tensor) -> Tensor:
         """(N,): what each id's weight scales, its row, times the gradient of its bag."""
         found = torch.empty_like(weights)
         for band, b, grad in zip(self._bands, bags, grads, strict=True):
@@ -192,13 +131,13 @@ class TorchLookup:
     def _block_elements(self) -> int:
         return _BLOCK_ELEMENTS["cpu" if self.device.type == "cpu" else "cuda"]
 
-    def _update(self, band: _Band, bags: _Bags, grad: Tensor) -> None:
+    def _update(self, band: Band, bags: Bags, grad: Tensor) -> None:
         """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
         sorted_N, order_N = bags.rows_N.sort(stable=True)
         bag_N = bags.grad_row_N(len(self._bands) > 1).index_select(0, order_N)
         weights_N = None if bags.weights_N is None else bags.weights_N.index_select(0, order_N)
         touched_U, counts_U = sorted_N.unique_consecutive(return_counts=True)
-        touched_U, starts = touched_U.long(), _complete_sum(counts_U)
+        touched_U, starts = touched_U.long(), complete_sum(counts_U)
         step = max(1, self._block_elements() // band.width)
         cuts = list(range(0, touched_U.numel(), step))
         heads = starts[::step].tolist() if len(cuts) > 1 else [0]
@@ -207,13 +146,13 @@ class TorchLookup:
         for i, first in enumerate(cuts):
             rows = touched_U[first : first + step]
             ids = slice(heads[i], heads[i + 1])
-            sums = _bag_sums(grad, bag_N[ids], starts[first : first + step + 1] - heads[i], None if weights_N is None else weights_N[ids])
+            sums = bag_sums(grad, bag_N[ids], starts[first : first + step + 1] - heads[i], None if weights_N is None else weights_N[ids])
             weight = band.weight.index_select(0, rows).float()
             state = {name: tensor.index_select(0, rows) for name, tensor in band.state.items()}
             update_rows(self.optimizer, self.learning_rate, self.iteration, weight, sums, state)
-            _put(band.weight, rows, weight.to(band.weight.dtype))
+            put_rows(band.weight, rows, weight.to(band.weight.dtype))
             for name, tensor in state.items():
-                _put(band.state[name], rows, tensor)
+                put_rows(band.state[name], rows, tensor)
 
 
 class _Pool(torch.autograd.Function):
@@ -237,75 +176,3 @@ class _Pool(torch.autograd.Function):
         for band, bags, grad_of_bags in zip(lookup._bands, ctx.bags, by_band, strict=True):
             lookup._update(band, bags, grad_of_bags)
         return None, None, None, None, grad_of_weights
-
-
-def _bands(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> tuple[Tensor, list[_Band]]:
-    """All rows in one flat buffer, and the bands that share it."""
-    widths = [slot.width for slot in group.slots]
-    columns = offsets_of(widths)
-    dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[group.key.data_type]
-    flat = _zeros(sum(shard.shape[0] * shard.shape[1] for shard in group.shards), dtype, device)
-    bands: list[_Band] = []
-    used = 0
-    for width in dict.fromkeys(widths):
-        shards, rows = {}, 0
-        for shard in group.shards:
-            if shard.shape[1] == width:
-                shards[shard] = rows
-                rows += shard.shape[0]
-        slots = tuple(i for i, w in enumerate(widths) if w == width)
-        first_rows = [shards[group.slots[i].shard] for i in slots]
-        state = {
-            name: _zeros(rows * width, torch.float32, device).view(rows, width) if per == "element" else torch.zeros(rows, device=device)
-            for name, per in optimizer.state_widths.items()
-        }
-        weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
-        bands.append(_Band(weight, state, shards, slots, tuple(columns[i] for i in slots), torch.tensor(first_rows, device=device)))
-    return flat, bands
-
-
-def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(values, dtype=dtype, device=device)
-    return table_memory(-(-values * dtype.itemsize // 4)).view(dtype)[:values]
-
-
-def _forward_arguments(group: LookupGroup, bands: Sequence[_Band]) -> tuple[Any, ...]:
-    """Where FBGEMM's pooling finds the rows of each slot: offsets into the flat buffer, output columns, their sum, and rows so far."""
-    starts = {shard: band.weight.storage_offset() + first * band.width for band in bands for shard, first in band.shards.items()}
-    columns = torch.tensor(offsets_of(slot.width for slot in group.slots), dtype=torch.int32)
-    rows = torch.tensor(offsets_of(slot.shard.shape[0] for slot in group.slots))
-    return torch.tensor([starts[slot.shard] for slot in group.slots]), columns, group.width, rows
-
-
-def _shift(ids: Tensor, band: _Band, bounds: Tensor) -> Tensor:
-    """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin, and the end."""
-    rows = ids.to(band.index_type)
-    if band.first_rows.numel() == 1 or not ids.numel():
-        return rows  # the first shard of a band begins at row 0
-    return rows + band.first_rows.to(band.index_type).repeat_interleave(bounds.diff(), output_size=ids.numel())
-
-
-def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Write rows of a table. index_copy moves one element at a time, so a row is cut into the largest elements there are."""
-    for wide in (torch.complex128, torch.float64):
-        size = wide.itemsize // table.element_size()
-        if table.dim() == 2 and table.shape[1] % size == 0 and table.storage_offset() % size == 0:
-            table, values = table.view(wide), values.view(wide)
-            break
-    table.index_copy_(0, rows, values)
-
-
-def _complete_sum(lengths: Tensor) -> Tensor:
-    return functional.pad(lengths.cumsum(0), (1, 0))
-
-
-def _bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
-    """(bags, D) float32: the (weighted) sum of each bag's rows."""
-    if not rows_N.numel():
-        return torch.zeros(offsets.numel() - 1, table.shape[1], device=table.device)
-    if table.dtype != torch.float32:  # widen the rows first: torch would sum a float16 table in float16
-        table, rows_N = table[rows_N].float(), torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype)
-    return functional.embedding_bag(
-        rows_N, table, offsets.to(rows_N.dtype), mode="sum", per_sample_weights=weights_N, include_last_offset=True
-    )

@@ -7,6 +7,7 @@ torch optimizers: learning-rate schedulers, step hooks and GradScaler take them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from rayrec.errors import CheckpointError, ConfigError
 
 
-class KeyedOptimizer(torch.optim.Optimizer):
+class KeyedOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer over named parameters.
 
     Args:
@@ -94,9 +95,9 @@ class KeyedOptimizer(torch.optim.Optimizer):
     def post_load_state_dict(self) -> None:
         """Called at the end of `load_state_dict`."""
 
+    @abstractmethod
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters."""
-        raise NotImplementedError
 
     def add_param_group(self, param_group: Any) -> None:
         """Not supported: parameters need names.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayrec.layout.topology import Topology
+from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import solve
 from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
@@ -36,47 +37,6 @@ class NoRoom(Exception):
 
     item: int
     free_bytes: tuple[int, ...] = ()
-
-
-def simple_bound(items: Sequence[Item], world_size: int) -> float:
-    """The larger of: the cheapest total work over the ranks, and the largest piece that no option avoids."""
-    mean = sum(item.options[0].mean_s for item in items)
-    return max([mean, *(min(option.work_s / option.num_ranks + option.home_s for option in item.options) for item in items)], default=0.0)
-
-
-def lower_bound(items: Sequence[Item], world_size: int) -> float:
-    """Seconds that no packing of these options can beat; at least `simple_bound`.
-
-    In T seconds, an item can only use options whose pieces, with what all items cost every home, take at most T; the cheapest of those
-    for the mean rank must not add up to more than T. The smallest such T is found by bisection.
-    """
-    home = sum(min(option.home_s for option in item.options) for item in items)
-    ways = []
-    for item in items:
-        spare = home - min(option.home_s for option in item.options)
-        ways.append([(option.work_s / option.num_ranks + option.home_s + spare, option.mean_s) for option in item.options])
-    low = simple_bound(items, world_size)
-
-    def possible(top: float) -> bool:
-        total = 0.0
-        for each in ways:
-            cheapest = next((mean for piece, mean in each if piece <= top), None)  # options are sorted by mean
-            if cheapest is None:
-                return False
-            total += cheapest
-            if total > top:
-                return False
-        return True
-
-    if not items or possible(low):
-        return low
-    high = max(low, max(max(piece, mean) for each in ways for piece, mean in each)) * len(items) + home
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if possible(middle) else (middle, high)
-        if high - low < 1e-4 * low:
-            break
-    return low
 
 
 def pack(items: Sequence[Item], topology: Topology) -> list[Choice]:

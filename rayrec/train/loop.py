@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from rayrec.checkpoint import CheckpointManager, restore_checkpoint, save_checkpoint
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
-from rayrec.errors import CheckpointError, ConfigError, InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout.hindsight import RankTimes
 from rayrec.metrics import BinaryMetrics
 from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.dense import dense_optimizer, dense_tensors, load_dense
 from rayrec.train.pipeline import TrainPipelineSparseDist
 from rayrec.train.progress import ProgressReport
 from rayrec.train.step import checked, forward, summarize
 from rayrec.train.times import StepTimes
-from rayrec.train.window import Window, all_sum, next_length
+from rayrec.train.window import Window, all_sum, gather_objects, next_length
 
 
 class RankTrainer:
@@ -52,7 +52,7 @@ class RankTrainer:
         self.model = DistributedModelParallel(
             module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed, qcomms=qcomms, prefetch=True
         )
-        self._dense = _dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
+        self._dense = dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
         self.checkpoint: str | None = None
@@ -148,7 +148,7 @@ class RankTrainer:
 
     def times(self) -> tuple[RankTimes, ...]:
         """Where the time of the mean step went, of every rank on every rank; empty where it was not measured."""
-        return tuple(times for times in _gather(self._times.mean()) if times is not None)
+        return tuple(times for times in gather_objects(self._times.mean()) if times is not None)
 
     def _batches(self) -> Any:
         """This rank's batches from the cursor on, epoch after epoch; the pipeline reads them ahead, so the cursor is not theirs to move."""
@@ -221,8 +221,8 @@ class RankTrainer:
             plan=self.spec.plan,
             rank=self.rank,
             world_size=self.world_size,
-            gather=_gather,
-            dense=self._dense_tensors(),
+            gather=gather_objects,
+            dense=dense_tensors(self.model),
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=self.step,
             cursor={"epoch": self._epoch, "batch": self._batch, "global_batch_size": self.spec.global_batch_size, "seed": self.spec.seed},
@@ -249,7 +249,7 @@ class RankTrainer:
             states = [type(state)(state.shard, state.weight) for state in states]
         optimizers = {name: {"name": optimizer.name} for name, optimizer in self.model.sparse_optimizers.items()}
         saved = restore_checkpoint(path, states, tables=self.tables, optimizers=None if weights_only else optimizers)
-        _load_dense(self._dense_tensors(), saved.dense, path)
+        load_dense(dense_tensors(self.model), saved.dense, path)
         self.step = saved.step
         if weights_only:
             return
@@ -274,36 +274,3 @@ class RankTrainer:
                     f"Use {what}={cursor[what]}."
                 )
         self._epoch, self._batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
-
-    def _dense_tensors(self) -> dict[str, Tensor]:
-        """Live dense parameters and persistent buffers by the names of the user's module."""
-        found = {name: p.detach() for name, p in self.model.dense_parameters()}
-        for path, module in self.model.module.named_modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if name not in module._non_persistent_buffers_set:
-                    found[f"{path}.{name}" if path else name] = buffer
-        return found
-
-
-def _gather(value: Any, /) -> list[Any]:
-    if not dist.is_initialized():
-        return [value]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
-
-
-@torch.no_grad()
-def _load_dense(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: str) -> None:
-    if set(live) != set(saved):
-        odd = sorted(set(live) ^ set(saved))[0]
-        raise CheckpointError(f"{path} and the model differ in {odd!r}, which only one of them has. Build the model that was saved.")
-    for name, tensor in live.items():
-        if tensor.shape != saved[name].shape:
-            raise CheckpointError(f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model wants {tuple(tensor.shape)}.")
-        tensor.copy_(saved[name])
-
-
-def _dense_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer | None:
-    kinds: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
-    return kinds[name](parameters, lr=lr) if parameters else None  # type: ignore[call-arg]

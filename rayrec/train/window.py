@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -100,3 +100,12 @@ def next_length(steps: int, seconds: float, wanted_s: float) -> int:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def gather_objects(value: Any, /) -> list[Any]:
+    """The values of all ranks, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone

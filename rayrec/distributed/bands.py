@@ -1,0 +1,149 @@
+"""Rows of equal width in one buffer, the bags that meet them in a step, and sums over bags: what `TorchLookup` computes with."""
+
+# B bags per slot, S slots of one width, N their ids, U touched rows, D width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayrec.distributed.cpu_lookup import table_memory
+from rayrec.distributed.slots import LookupGroup
+from rayrec.layout import DataType, Shard
+from rayrec.optim import SparseOptimizer
+from rayrec.sparse.ops import offsets_of
+
+
+@dataclass(frozen=True)
+class Band:
+    """The slots of one width and their shards, rows below each other in one buffer.
+
+    Attributes:
+        weight: (rows, D) in the storage type.
+        state: per state name (rows,) or (rows, D) float32.
+        shards: each shard with its first row in the buffer.
+        slots: indices of the group's slots, ascending.
+        columns: first output column of each slot.
+        first_rows: (S,) int64, the first buffer row of each slot's shard.
+    """
+
+    weight: Tensor
+    state: dict[str, Tensor]
+    shards: dict[Shard, int]
+    slots: tuple[int, ...]
+    columns: tuple[int, ...]
+    first_rows: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[1]
+
+    @cached_property
+    def index_type(self) -> torch.dtype:
+        """Of row numbers: 32 bits sort twice as fast as 64."""
+        return torch.int32 if self.weight.shape[0] < 1 << 31 else torch.int64
+
+
+@dataclass(frozen=True)
+class Bags:
+    """What one band reads in one step.
+
+    Attributes:
+        rows_N: rows of the band's buffer.
+        offsets: (S * B + 1,).
+        weights_N: weight of each id, or None.
+        spans: where these ids lie among those of the group.
+        slots: S.
+    """
+
+    rows_N: Tensor
+    offsets: Tensor
+    weights_N: Tensor | None
+    spans: tuple[slice, ...]
+    slots: int
+
+    def grad_row_N(self, by_slot: bool) -> Tensor:
+        """For each id the row of its bag's gradient: bags of a slot below each other, or slots of a bag."""
+        bags = self.offsets.numel() - 1
+        rows = torch.arange(bags, device=self.offsets.device, dtype=self.rows_N.dtype)
+        if not by_slot:
+            rows = rows.view(-1, self.slots).t().reshape(-1)
+        return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
+
+
+def bands_of(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> tuple[Tensor, list[Band]]:
+    """All rows in one flat buffer, and the bands that share it."""
+    widths = [slot.width for slot in group.slots]
+    columns = offsets_of(widths)
+    dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[group.key.data_type]
+    flat = _zeros(sum(shard.shape[0] * shard.shape[1] for shard in group.shards), dtype, device)
+    bands: list[Band] = []
+    used = 0
+    for width in dict.fromkeys(widths):
+        shards, rows = {}, 0
+        for shard in group.shards:
+            if shard.shape[1] == width:
+                shards[shard] = rows
+                rows += shard.shape[0]
+        slots = tuple(i for i, w in enumerate(widths) if w == width)
+        first_rows = [shards[group.slots[i].shard] for i in slots]
+        state = {
+            name: _zeros(rows * width, torch.float32, device).view(rows, width) if per == "element" else torch.zeros(rows, device=device)
+            for name, per in optimizer.state_widths.items()
+        }
+        weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
+        bands.append(Band(weight, state, shards, slots, tuple(columns[i] for i in slots), torch.tensor(first_rows, device=device)))
+    return flat, bands
+
+
+def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(values, dtype=dtype, device=device)
+    return table_memory(-(-values * dtype.itemsize // 4)).view(dtype)[:values]
+
+
+def forward_arguments(group: LookupGroup, bands: Sequence[Band]) -> tuple[Any, ...]:
+    """Where FBGEMM's pooling finds the rows of each slot: offsets into the flat buffer, output columns, their sum, and rows so far."""
+    starts = {shard: band.weight.storage_offset() + first * band.width for band in bands for shard, first in band.shards.items()}
+    columns = torch.tensor(offsets_of(slot.width for slot in group.slots), dtype=torch.int32)
+    rows = torch.tensor(offsets_of(slot.shard.shape[0] for slot in group.slots))
+    return torch.tensor([starts[slot.shard] for slot in group.slots]), columns, group.width, rows
+
+
+def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
+    """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin, and the end."""
+    rows = ids.to(band.index_type)
+    if band.first_rows.numel() == 1 or not ids.numel():
+        return rows  # the first shard of a band begins at row 0
+    return rows + band.first_rows.to(band.index_type).repeat_interleave(bounds.diff(), output_size=ids.numel())
+
+
+def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Write rows of a table. index_copy moves one element at a time, so a row is cut into the largest elements there are."""
+    for wide in (torch.complex128, torch.float64):
+        size = wide.itemsize // table.element_size()
+        if table.dim() == 2 and table.shape[1] % size == 0 and table.storage_offset() % size == 0:
+            table, values = table.view(wide), values.view(wide)
+            break
+    table.index_copy_(0, rows, values)
+
+
+def complete_sum(lengths: Tensor) -> Tensor:
+    return functional.pad(lengths.cumsum(0), (1, 0))
+
+
+def bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
+    """(bags, D) float32: the (weighted) sum of each bag's rows."""
+    if not rows_N.numel():
+        return torch.zeros(offsets.numel() - 1, table.shape[1], device=table.device)
+    if table.dtype != torch.float32:  # widen the rows first: torch would sum a float16 table in float16
+        table, rows_N = table[rows_N].float(), torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype)
+    return functional.embedding_bag(
+        rows_N, table, offsets.to(rows_N.dtype), mode="sum", per_sample_weights=weights_N, include_last_offset=True
+    )

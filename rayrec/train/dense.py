@@ -1,0 +1,43 @@
+"""The dense part of a model as a checkpoint sees it: its tensors by name, and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.distributed import DistributedModelParallel
+from rayrec.errors import CheckpointError
+
+
+def dense_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
+    """Live dense parameters and persistent buffers by the names of the user's module."""
+    found = {name: p.detach() for name, p in model.dense_parameters()}
+    for path, module in model.module.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}" if path else name] = buffer
+    return found
+
+
+@torch.no_grad()
+def load_dense(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: str) -> None:
+    """Copy saved tensors into the live ones.
+
+    Raises:
+        CheckpointError: names or shapes differ; names the tensor and `path`.
+    """
+    if set(live) != set(saved):
+        odd = sorted(set(live) ^ set(saved))[0]
+        raise CheckpointError(f"{path} and the model differ in {odd!r}, which only one of them has. Build the model that was saved.")
+    for name, tensor in live.items():
+        if tensor.shape != saved[name].shape:
+            raise CheckpointError(f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model wants {tuple(tensor.shape)}.")
+        tensor.copy_(saved[name])
+
+
+def dense_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer | None:
+    """The optimizer of a name, or None without parameters."""
+    kinds: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    return kinds[name](parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
