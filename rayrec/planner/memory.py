@@ -1,8 +1,10 @@
-"""Bytes that a layout takes on each rank: weights, optimizer state, and buffers of the exchange.
+"""Bytes that a layout takes on each rank: weights, optimizer state, and buffers of a step.
 
-Owners hold the ids they receive and the rows and gradients of all W*B bags; every rank, as home of its own batch, holds the ids it
-sends and the rows that return. Buffers of all tables live at once, as the collections share one exchange. Integers, so that adding
-and removing tables is exact. Leaves out: the dense model, allocator waste. Standard library only.
+Owners group the ids they receive, sort them for the update, and hold the rows and the gradients of all W*B bags, and what of both is under
+way to other ranks; the exchange keeps two of its largest messages. Every rank, as home of its own batch, sends ids, joins the rows that
+return, and holds that output and its gradient. Buffers of all tables live at once, as the collections share one exchange; what is freed
+in between is kept for the next step, so all of them count (`python -m benchmarks.memory` compares with real ranks). Integers, so that
+adding and removing tables is exact. Leaves out: the dense model, batches that wait, what the process takes without any table.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from dataclasses import dataclass
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.planner.optimizers import sparse_state
-from rayrec.planner.work import NO_TRAFFIC, TableWork, Traffic, shard_traffic
+from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, WEIGHT_BYTES, TableWork, Traffic, shard_traffic
+
+SORT_BYTES = 20  # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's sort take
+OFFSET_BYTES = 12  # per bag: an offset, and the length it was made from
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +50,39 @@ def optimizer_bytes(shard: Shard, sparse_optimizer: str) -> int:
 def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str) -> RankMemory:
     """Bytes of owning `shards` of one table.
 
-    Buffers: the ids as received and as grouped by slot, rows of all ranks as looked up, and their gradients in.
+    Buffers: ids and lengths grouped by slot and ids sorted; rows of all ranks as looked up, and their gradients; of both what goes to or
+    comes from other ranks, twice.
     """
     traffic, world = shard_traffic(work, shards), work.world_size
     stored = [] if work.off_device else shards  # rows in the host's memory take none of the GPU's
+    per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted
+    ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
+    offsets = world * work.bags * OFFSET_BYTES * len(shards)
     return RankMemory(
         weight_bytes=sum(len(shard.rows) * len(shard.cols) for shard in stored) * work.element_bytes,
         optimizer_bytes=sum(optimizer_bytes(shard, sparse_optimizer) for shard in stored),
-        buffer_bytes=math.ceil(world * (2 * traffic.id_bytes + 2 * traffic.row_bytes)),
+        buffer_bytes=math.ceil(ids + offsets + (2 * world + 2 * (world - 1)) * traffic.row_bytes),
     )
 
 
-def home_buffer_bytes(total: Traffic, replicated: bool = False) -> int:
-    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows in, gradients out.
+def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
+    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows joined, the output and its gradient.
 
     Args:
-        total: with all owners together; replicas get a copy of the ids and gradients each, and return no rows.
+        total: with all owners together. row_blocks: ids are sorted into that many blocks before they leave.
     """
-    return math.ceil(total.id_bytes + (1 if replicated else 2) * total.row_bytes)
+    sorted_ids = work.ids * ID_BYTES if row_blocks > 1 else 0
+    rows = work.bags if work.pooled else work.ids
+    return math.ceil(2 * total.id_bytes + sorted_ids + 3 * rows * work.dim * ROW_ELEMENT_BYTES)
 
 
 def layout_memory_parts(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[dict[int, RankMemory], RankMemory]:
     """Bytes of one table on each rank that owns a part of it, and those on every rank of the world as home."""
     by_rank = shards_by_rank(layout)
-    replicated = isinstance(layout, Replicated)
+    blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
     total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
     owners = {rank: owner_memory(work, shards, sparse_optimizer) for rank, shards in by_rank.items()}
-    return owners, RankMemory(buffer_bytes=home_buffer_bytes(total, replicated))
+    return owners, RankMemory(buffer_bytes=home_buffer_bytes(work, total, blocks))
 
 
 def layout_memory(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[RankMemory, ...]:

@@ -186,7 +186,7 @@ def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostM
                 (candidate,),
                 {size: tuple(p[0][i] for p in pieces) for i, size in enumerate(example)},
                 tuple(p[1] for p in pieces),
-                home_buffer_bytes(total, replicated) + 1,  # sums in another order may round up
+                home_buffer_bytes(work, total, _row_blocks(template)) + 1,  # sums in another order may round up
                 costs.home_cost(work, total, len(pieces), replicated, summed, _row_blocks(template)).total_s,
                 topology.world_size,
             )

@@ -66,7 +66,7 @@ def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> Non
 
 
 def test_an_option_takes_the_least_loaded_ranks_that_have_room() -> None:
-    topology = Topology(hosts=((0, 1, 2),), memory_bytes=(10**9, 10**6, 10**9))
+    topology = Topology(hosts=((0, 1, 2),), memory_bytes=(10**9, 2 * 10**6, 10**9))
     (whole,) = [option for option in priced(topology, 100_000) if option.num_ranks == 1]
     packing = Packing(topology, [Item((0,), (whole,))] * 3, topology.memory_bytes)
     packing.put(0, Choice(whole, (0,)))
@@ -92,8 +92,8 @@ def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(hosts: tuple[tup
 
 def test_a_table_that_fills_a_rank_leaves_room_for_the_buffers_of_those_that_follow() -> None:
     """Every rank holds buffers of all tables, so the large one must be split although it alone would fit a rank."""
-    topology = Topology.local(4, memory_bytes=15_000_000)
-    items = [Item.of((i,), priced(topology, rows, pooling_factor=5.0)) for i, rows in enumerate([30_000, *[10] * 20])]
+    topology = Topology.local(4, memory_bytes=30_000_000)
+    items = [Item.of((i,), priced(topology, rows, pooling_factor=5.0)) for i, rows in enumerate([90_000, *[10] * 20])]
     packing = Packing(topology, items, topology.memory_bytes)
     alone = Packing(topology, items[:1], topology.memory_bytes)
     whole = next(option for option in items[0].options if option.num_ranks == 1)
