@@ -8,6 +8,7 @@ rank. Uneven cuts and grids that have no TorchRec name are layouts like any othe
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -138,3 +139,14 @@ def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
     units = size // multiple
     parts = min(blocks, units)
     return tuple(units * i // parts * multiple for i in range(parts + 1))
+
+
+def weighted_cuts(size: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Cuts of `size`, at least one per weight, into one block per weight, as large as its share of the weights but never empty."""
+    total, blocks, sums = sum(weights), len(weights), [0.0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+    cuts = [0]
+    for i in range(1, blocks):
+        cuts.append(min(max(round(size * sums[i] / total), cuts[-1] + 1), size - (blocks - i)))
+    return (*cuts, size)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rayrec.layout import kinds as shapes
-from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout
+from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, weighted_cuts
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 
@@ -65,12 +65,14 @@ class Sites:
 
     Attributes:
         ranks: ascending. hosts: of these, by host. by_size: hosts by number of ranks. whole: nothing is left out.
+        memory: bytes of each of the ranks where they differ, else empty.
     """
 
     ranks: tuple[int, ...]
     hosts: tuple[tuple[int, ...], ...]
     by_size: dict[int, tuple[tuple[int, ...], ...]]
     whole: bool
+    memory: tuple[int, ...] = ()
 
 
 def find_sites(topology: Topology, allowed: Collection[int] | None = None) -> Sites:
@@ -79,7 +81,9 @@ def find_sites(topology: Topology, allowed: Collection[int] | None = None) -> Si
     kept = set(ranks)
     hosts = tuple(host for host in topology.hosts if kept.issuperset(host))
     sizes = sorted({len(host) for host in hosts})
-    return Sites(ranks, hosts, {n: tuple(host for host in hosts if len(host) == n) for n in sizes}, len(ranks) == topology.world_size)
+    by_size = {n: tuple(host for host in hosts if len(host) == n) for n in sizes}
+    memory = tuple(topology.memory_bytes[rank] for rank in ranks)
+    return Sites(ranks, hosts, by_size, len(ranks) == topology.world_size, memory if len(set(memory)) > 1 else ())
 
 
 def _candidates_of(kind: str, table: BaseEmbeddingConfig, sites: Sites, columns: int) -> Iterator[Candidate]:
@@ -91,6 +95,9 @@ def _candidates_of(kind: str, table: BaseEmbeddingConfig, sites: Sites, columns:
         # parts of a host would be table_row_wise, so fewer blocks than ranks only where there is one host
         for parts in _parts(world) if len(sites.hosts) <= 1 else [world]:
             yield Candidate(kind, shapes.row_wise(table, range(parts)), everywhere)
+        if sites.memory and table.num_embeddings >= world:
+            cuts = weighted_cuts(table.num_embeddings, sites.memory)
+            yield Candidate(kind, TableLayout(cuts, (0, table.embedding_dim), tuple((i,) for i in range(world))), everywhere)
     elif kind == "column_wise":
         for parts in _parts(min(columns, world)):
             yield Candidate(kind, shapes.column_wise(table, range(parts)), everywhere)

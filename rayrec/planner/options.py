@@ -102,11 +102,16 @@ def _beats(a: Option, b: Option) -> bool:
         and a.home_s <= b.home_s
         and a.most_bytes <= b.most_bytes
         and a.home_bytes <= b.home_bytes
+        and (a.num_ranks < b.num_ranks or not _is_uneven(b) or all(x <= y for x, y in zip(a.num_bytes, b.num_bytes, strict=True)))
         and len(a.sites) == 1
         and (len(a.sites[0]) > a.num_ranks or a.sites == b.sites)
         and set(b.sites[0]) <= set(a.sites[0])
         and len(b.sites[0]) <= len(a.sites[0])
     )
+
+
+def _is_uneven(option: Option) -> bool:
+    return min(option.num_bytes) < 0.8 * max(option.num_bytes)
 
 
 def _option(

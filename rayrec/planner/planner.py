@@ -26,6 +26,7 @@ from rayrec.planner.packing import Choice
 from rayrec.planner.remedies import NoPlan, find_changes
 from rayrec.planner.request import PlanRequest
 from rayrec.planner.search import NoRoom, pack
+from rayrec.planner.uneven import Recutter
 
 
 class EmbeddingShardingPlanner:
@@ -95,8 +96,11 @@ class EmbeddingShardingPlanner:
 def plan_request(request: PlanRequest) -> ShardingPlan:
     """The plan of a request. Raises as `EmbeddingShardingPlanner.plan`."""
     items = request.items()
+    works = table_works(request.tables, request.constraints, request.batch_size, request.topology)
+    narrowest = [request.constraints.get(table.name, NO_CONSTRAINTS).min_partition for table in request.tables]
+    recutter = Recutter(works, CostModel(request.topology, request.sparse_optimizer), narrowest)
     try:
-        choices = seat_neighbours(items, pack(items, request.topology), request.topology)
+        choices = seat_neighbours(items, pack(items, request.topology, recutter), request.topology)
     except NoRoom as problem:
         raise _no_plan(request, items[problem.item], problem.free_bytes) from None
     placed: dict[int, TablePlacement] = {}

@@ -2,8 +2,8 @@
 
 For a ceiling of T seconds the best packing is nearly the greedy one: items by falling work, each by the option that is cheapest for
 the mean rank among those that fit under T, on the least loaded ranks. So a ladder of ceilings is packed, from the lower bound up; the
-best are then polished by moving or exchanging what lies on the slowest rank, as long as that helps. Where memory is tight, an item that
-finds no place goes to the front and the packing starts again; the last resort packs by bytes alone.
+best are then polished by moving or exchanging what lies on the slowest rank and by uneven cuts, as long as that helps. Where memory is
+tight, an item that finds no place goes to the front and the packing starts again; the last resort packs by bytes alone.
 
 More memory makes no plan slower: besides the packing that ignores memory, those under a fixed ladder of limits count as found wherever
 they fit, and the fastest is taken. Deterministic. Standard library only.
@@ -19,6 +19,7 @@ from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import solve
 from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
+from rayrec.planner.uneven import Recutter, even_out
 
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
 FINE = tuple(1.0 + i / 32 for i in range(32))  # where the ladder ended far from the bound, on problems of at most SMALL
@@ -39,17 +40,18 @@ class NoRoom(Exception):
     free_bytes: tuple[int, ...] = ()
 
 
-def pack(items: Sequence[Item], topology: Topology) -> list[Choice]:
+def pack(items: Sequence[Item], topology: Topology, recutter: Recutter | None = None) -> list[Choice]:
     """A choice for every item.
 
     Args:
         items: none without options.
+        recutter: prices uneven cuts; without it only the options' own cuts are used.
     Raises:
         NoRoom: the item that found no place, in the last attempt.
     """
     world, limits = topology.world_size, topology.memory_bytes
     bound = lower_bound(items, world)
-    free = _search(items, topology, [1 << 62] * world, bound)
+    free = _search(items, topology, [1 << 62] * world, bound, recutter)
     found: list[Packing] = []
     fits = free is not None and all(used + free.home_bytes <= limit for used, limit in zip(free.used, limits, strict=True))
     if free is not None and fits:
@@ -60,10 +62,10 @@ def pack(items: Sequence[Item], topology: Topology) -> list[Choice]:
         for factor in LIMITS:
             share = even * factor / mean
             if share <= 1.0:
-                packing = _search(items, topology, [int(limit * share) for limit in limits], bound)
+                packing = _search(items, topology, [int(limit * share) for limit in limits], bound, recutter)
                 found += [packing] if packing is not None else []
     if not found:
-        exact = _search(items, topology, limits, bound)
+        exact = _search(items, topology, limits, bound, recutter)
         found = [exact if exact is not None else _by_bytes(items, topology, limits)]
     best = min(found, key=_quality)
     if best.slowest > bound * 1.001 and (exact_choices := solve(items, topology, best.slowest)) is not None:
@@ -87,7 +89,7 @@ def _quality(packing: Packing) -> tuple[float, float]:
     return packing.slowest, sum(packing.loads)
 
 
-def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bound: float) -> Packing | None:
+def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bound: float, recutter: Recutter | None) -> Packing | None:
     """The best packing under some limits, or None when the greedy order finds no room."""
     order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
     best = _climb(items, topology, limits, order, bound, CEILINGS, POLISHED)
@@ -97,7 +99,10 @@ def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bo
         finer = _climb(items, topology, limits, order, bound, FINE, 2 * POLISHED)
         best = min((p for p in (best, finer) if p is not None), key=_quality)
     _tidy(best, order)
-    return _rebuilt(best)
+    best = _rebuilt(best)
+    if recutter is not None:
+        even_out(best, recutter, bound)
+    return best
 
 
 def _climb(

@@ -140,7 +140,7 @@ def test_small_problems_are_solved_exactly(seed: int) -> None:
     best = min(slowest(planner, tables, list(layouts)) for layouts in itertools.product(*every))
     plan = planner.plan(tables)
     found = slowest(planner, tables, [plan.tables[table.name].layout for table in tables])
-    assert found == pytest.approx(best, rel=1e-9)
+    assert found <= best * (1 + 1e-9)  # uneven cuts may beat what every option can do
 
 
 @pytest.mark.parametrize("kind", KINDS)
