@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.calibration import calibrate
@@ -24,7 +26,8 @@ from rayrec.layout.estimates import RankEstimate
 from rayrec.layout.hindsight import Hindsight
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.request import PlanRequest
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.config import Dataset, ProfileConfig, TrainSpec
+from rayrec.train.profile_page import check_folder
 from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
@@ -119,6 +122,7 @@ class Driver:
             raise ConfigError("Driver.fit needs data to train on; this driver was made with data=None.")
         _check_run_path(self._run)
         steps = self._steps(self._data)
+        profile = _ready_profile(self._run.profile, steps)
         display = Display(self._run.progress, steps)
         plans: list[ShardingPlan] = []
         predicted: list[tuple[RankEstimate, ...]] = []
@@ -130,7 +134,8 @@ class Driver:
             plans.append(self._plan_on(topology))
             predicted.append(self._predict(plans[0], topology))
             display.plan(plans[0])
-            return FitTask(spec=self._spec(plans[0], data=self._data, eval_data=self._eval_data, steps=steps, path=self._run.resume_from))
+            spec = self._spec(plans[0], data=self._data, eval_data=self._eval_data, steps=steps, path=self._run.resume_from)
+            return FitTask(spec=replace(spec, profile=profile))
 
         outcome = self._control(display, prepare)[0]
         hindsight = Hindsight(predicted[0], outcome.times) if outcome.times else None
@@ -148,6 +153,7 @@ class Driver:
             stopped=outcome.stopped,
             milestones=tuple(display.milestones),
             hindsight=hindsight,
+            profile=outcome.profile,
         )
 
     def evaluate(self, checkpoint: str | None, data: Dataset | None = None) -> Mapping[str, float]:
@@ -255,6 +261,15 @@ class Driver:
             qcomms_backward=run.qcomms_backward,
             extras=run.extras,
         )
+
+
+def _ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | None:
+    """The profile of a run of so many steps, if any, by its absolute path, which can be written to from here."""
+    if profile is None:
+        return None
+    profile.check_steps(steps)
+    check_folder(profile.path)
+    return replace(profile, path=str(Path(profile.path).absolute()))
 
 
 def _check_run_path(run: RunConfig) -> None:
