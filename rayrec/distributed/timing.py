@@ -56,7 +56,7 @@ class StepTimer:
         self.clock, self._tracing = clock, tracing
         self.reset()
         self._open: list[_Span] = []  # of the step, the innermost last; on a GPU its backward pass runs in a thread of autograd
-        self._beside = threading.local()  # the part that a thread beside the step is in
+        self._beside = threading.local()  # seconds waited in the span of a thread beside the step
 
     def reset(self) -> None:
         """Begin anew."""
@@ -77,13 +77,14 @@ class StepTimer:
             finally:
                 self._end(span)
             return
-        self._beside.part, start = part, perf_counter()
+        self._beside.waited, start = 0.0, perf_counter()
         try:
             with self._range(f"{part} ahead"):
                 yield
-        finally:
+        finally:  # both at once, for whoever reads meanwhile
             self._sums[part].ahead += perf_counter() - start
-            self._beside.part = None
+            self._sums[part].ahead_waited += self._beside.waited
+            self._beside.waited = None
 
     def follow(self, part: str, output: Tensor) -> None:
         """Count the backward pass of the operation that made `output` as `part`; does nothing where there will be none."""
@@ -99,14 +100,14 @@ class StepTimer:
 
     def wait(self, wait: Callable[[], T]) -> T:
         """Count a wait in the part that this thread is in."""
-        beside = getattr(self._beside, "part", None)
+        beside = getattr(self._beside, "waited", None)
         clock = self.clock if beside is None else perf_counter
         start = clock()
         with self._range("wait"):
             value = wait()
         took = clock() - start
         if beside is not None:
-            self._sums[beside].ahead_waited += took
+            self._beside.waited += took
         elif self._open:
             self._sums[self._open[-1].part].waited += took
             self.waits += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.calibration import calibrate
@@ -26,8 +25,8 @@ from rayrec.layout.estimates import RankEstimate
 from rayrec.layout.hindsight import Hindsight
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.request import PlanRequest
-from rayrec.train.config import Dataset, ProfileConfig, TrainSpec
-from rayrec.train.profile_page import check_folder
+from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.profile_page import ready_profile
 from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Driver:
             raise ConfigError("Driver.fit needs data to train on; this driver was made with data=None.")
         _check_run_path(self._run)
         steps = self._steps(self._data)
-        profile = _ready_profile(self._run.profile, steps)
+        profile = ready_profile(self._run.profile, steps)
         display = Display(self._run.progress, steps)
         plans: list[ShardingPlan] = []
         predicted: list[tuple[RankEstimate, ...]] = []
@@ -261,15 +260,6 @@ class Driver:
             qcomms_backward=run.qcomms_backward,
             extras=run.extras,
         )
-
-
-def _ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | None:
-    """The profile of a run of so many steps, if any, by its absolute path, which can be written to from here."""
-    if profile is None:
-        return None
-    profile.check_steps(steps)
-    check_folder(profile.path)
-    return replace(profile, path=str(Path(profile.path).absolute()))
 
 
 def _check_run_path(run: RunConfig) -> None:

@@ -6,6 +6,7 @@ chrome://tracing, with ranges such as "rayrec::lookup"; rank 0 writes the page (
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -40,6 +41,7 @@ def profile_steps(model: DistributedModelParallel, config: ProfileConfig, run: R
     Raises:
         ConfigError: the folder cannot be written to.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its starts and stops on stderr otherwise
     cuda, kept = model.device.type == "cuda", model.timer
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     threads = _ExperimentalConfig(profile_all_threads=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rayrec.errors import ConfigError
 from rayrec.layout.times import STEP_PARTS, RankTimes
 from rayrec.layout.units import fit, format_ms
+from rayrec.train.config import ProfileConfig
 
 TEXT, DATA = "summary.txt", "profile.json"
 MAX_COLUMNS = 4  # more ranks are shown by the least, the mean and the most of them
@@ -120,6 +121,19 @@ class Profile:
         folder = Path(self.folder)
         (folder / TEXT).write_text(self.text() + "\n")
         (folder / DATA).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | None:
+    """What ranks in other folders are given for a profile of a run of so many steps, if any: the absolute path.
+
+    Raises:
+        ConfigError: the path cannot be written to from here, or the run is too short.
+    """
+    if profile is None:
+        return None
+    profile.check_steps(steps)
+    check_folder(profile.path)
+    return replace(profile, path=str(Path(profile.path).absolute()))
 
 
 def check_folder(path: str) -> None:
