@@ -55,41 +55,32 @@ class Profile:
 
     def text(self) -> str:
         """The page."""
-        last = self.first_step + self.steps
-        lines = [
-            f"Mean of steps {self.first_step} to {last - 1} on {len(self.ranks)} {self.device} ranks, milliseconds; nothing traced them."
-        ]
+        ranks, traced = self.ranks, self.first_step + self.steps
+        lines = [f"Mean of steps {self.first_step} to {traced - 1} on {len(ranks)} {self.device} ranks, milliseconds; nothing traced them."]
         if self.device == "cuda":
             lines.append("The device was waited for at the end of every part, so that nothing overlaps: such steps take longer.")
-        wide, heads = len(self.ranks) > MAX_COLUMNS, [f"rank {rank}" for rank in range(len(self.ranks))]
-        columns = ["least", "mean", "most"] if wide else heads
-        lines.append(f"{'part':<10}{'share':>6}" + "".join(f"{head:>9}" for head in columns))
-        for name, what in STEP_PARTS.items():
-            lines.append(self._row(name, lambda r, name=name: r.parts[name].seconds - r.parts[name].waited, what))  # type: ignore[misc]
-        lines.append(self._row("wait", lambda r: r.waited_s, "for other ranks, in all parts above"))
-        lines.append(self._row("rest", lambda r: r.rest_s, "between the parts: Python, scores"))
-        lines.append(self._row("step", lambda r: r.step_s, ""))
-        for name in (name for name in STEP_PARTS if any(rank.parts[name].ahead for rank in self.ranks)):
-            lines.append(self._row(name, lambda r, name=name: r.parts[name].ahead, "ahead: beside the step before, no part of it", False))  # type: ignore[misc]
-        lines.append(self._row("waits", lambda r: r.waits, "times that the step stops for others", False, "{:.1f}".format))
-        lines.append(self._row("faults", lambda r: r.faults, "minor page faults a step", False, "{:.0f}".format))
-        lines.append(self._row("CPU", lambda r: r.cpu_s / r.step_s, "of a core, all threads of the rank", False, "{:.0%}".format))
-        lines += [
-            "",
-            f"Largest operators of rank 0 in steps {last} to {last + self.steps - 1}, which were traced and so took longer, a step:",
-        ]
-        lines.append(f"{'self ms':>9}{'calls':>8}  operator")
+        heads = [f"rank {rank}" for rank in range(len(ranks))] if len(ranks) <= MAX_COLUMNS else ["least", "mean", "most"]
+        lines.append(f"{'part':<10}{'share':>6}" + "".join(f"{head:>9}" for head in heads))
+        for part, what in STEP_PARTS.items():
+            own = [rank.parts[part].seconds - rank.parts[part].waited for rank in ranks]
+            lines += [self._row(part, own, what)] if any(own) else []
+        lines.append(self._row("wait", [rank.waited_s for rank in ranks], "for other ranks, in all parts above"))
+        lines.append(self._row("rest", [rank.rest_s for rank in ranks], "between the parts: Python, scores"))
+        lines.append(self._row("step", [rank.step_s for rank in ranks], ""))
+        for part in STEP_PARTS:
+            ahead = [rank.parts[part].ahead for rank in ranks]
+            lines += [_line(part, "", ahead, "ahead: beside the step before, no part of it")] if any(ahead) else []
+        lines.append(_line("waits", "", [rank.waits for rank in ranks], "times that the step stops for others", "{:.1f}".format))
+        lines.append(_line("faults", "", [rank.faults for rank in ranks], "minor page faults a step", "{:.0f}".format))
+        used = [rank.cpu_s / rank.step_s for rank in ranks]
+        lines.append(_line("CPU", "", used, "of a core, all threads of the rank", "{:.0%}".format))
+        lines += ["", f"Largest operators of rank 0 in steps {traced} to {traced + self.steps - 1}, which were traced and so took longer:"]
+        lines.append(f"{'self ms':>9}{'calls':>8}  operator, of a step")
         lines += [f"{format_ms(o.self_s):>9}{o.calls:>8.1f}  {fit(o.name, 80)}" for o in self.operators]
         return "\n".join(lines)
 
-    def _row(
-        self, name: str, value: Callable[[RankTimes], float], what: str, shared: bool = True, form: Callable[[float], str] = format_ms
-    ) -> str:
-        values = [value(rank) for rank in self.ranks]
-        mean = sum(values) / len(values)
-        share = f"{sum(values) / sum(rank.step_s for rank in self.ranks):.0%}" if shared else ""
-        shown = [min(values), mean, max(values)] if len(values) > MAX_COLUMNS else values
-        return f"{name:<10}{share:>6}" + "".join(f"{form(v):>9}" for v in shown) + f"  {what}".rstrip()
+    def _row(self, name: str, seconds: list[float], what: str) -> str:
+        return _line(name, f"{sum(seconds) / sum(rank.step_s for rank in self.ranks):.0%}", seconds, what)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers; seconds of the mean step."""
@@ -121,6 +112,12 @@ class Profile:
         folder = Path(self.folder)
         (folder / TEXT).write_text(self.text() + "\n")
         (folder / DATA).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def _line(name: str, share: str, values: list[float], what: str, form: Callable[[float], str] = format_ms) -> str:
+    if len(values) > MAX_COLUMNS:
+        values = [min(values), sum(values) / len(values), max(values)]
+    return f"{name:<10}{share:>6}" + "".join(f"{form(value):>9}" for value in values) + f"  {what}".rstrip()
 
 
 def ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | None:

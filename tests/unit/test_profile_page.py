@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_the_page_fits_a_terminal(ranks: int) -> None:
         assert lines[1].split() == ["part", "share", "least", "mean", "most"]
         (step,) = (line.split() for line in lines if line.startswith("step"))
         assert [float(cell) for cell in step[2:]] == pytest.approx([20.0, 20 + (ranks - 1) / 2, 19.0 + ranks], abs=0.05)
+
+
+def test_a_step_without_dense_layers_has_no_rows_for_them() -> None:
+    bare = rank_times(2.0)
+    ranks = (replace(bare, parts={**bare.parts, "dense": PartTimes(), "optimizer": PartTimes()}),)
+    names = [line.split(" ")[0] for line in replace(profile(1), ranks=ranks).text().splitlines()]
+    assert "dense" not in names and "optimizer" not in names and "update" in names
 
 
 def test_shares_are_of_the_step() -> None:
