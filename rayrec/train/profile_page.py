@@ -56,7 +56,8 @@ class Profile:
     def text(self) -> str:
         """The page."""
         ranks, traced = self.ranks, self.first_step + self.steps
-        lines = [f"Mean of steps {self.first_step} to {traced - 1} on {len(ranks)} {self.device} ranks, milliseconds; nothing traced them."]
+        count = f"{len(ranks)} {self.device} rank{'s' if len(ranks) > 1 else ''}"
+        lines = [f"Mean of steps {self.first_step} to {traced - 1} on {count}, milliseconds; nothing traced them."]
         if self.device == "cuda":
             lines.append("The device was waited for at the end of every part, so that nothing overlaps: such steps take longer.")
         heads = [f"rank {rank}" for rank in range(len(ranks))] if len(ranks) <= MAX_COLUMNS else ["least", "mean", "most"]
@@ -64,13 +65,13 @@ class Profile:
         for part, what in STEP_PARTS.items():
             own = [rank.parts[part].seconds - rank.parts[part].waited for rank in ranks]
             lines += [self._row(part, own, what)] if any(own) else []
-        lines.append(self._row("wait", [rank.waited_s for rank in ranks], "for other ranks, in all parts above"))
+        lines.append(self._row("wait", [rank.waited_s for rank in ranks], "for other ranks, in all parts; for ids ahead"))
         lines.append(self._row("rest", [rank.rest_s for rank in ranks], "between the parts: Python, scores"))
         lines.append(self._row("step", [rank.step_s for rank in ranks], ""))
         for part in STEP_PARTS:
             ahead = [rank.parts[part].ahead for rank in ranks]
             lines += [_line(part, "", ahead, "ahead: beside the step before, no part of it")] if any(ahead) else []
-        lines.append(_line("waits", "", [rank.waits for rank in ranks], "times that the step stops for others", "{:.1f}".format))
+        lines.append(_line("waits", "", [rank.waits for rank in ranks], "times that the step stops to wait", "{:.1f}".format))
         lines.append(_line("faults", "", [rank.faults for rank in ranks], "minor page faults a step", "{:.0f}".format))
         used = [rank.cpu_s / rank.step_s for rank in ranks]
         lines.append(_line("CPU", "", used, "of a core, all threads of the rank", "{:.0%}".format))
