@@ -12,6 +12,7 @@ raised as rayrec's ranks do it for themselves, but for the systems named "shippe
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import report
-from benchmarks.ranks import Step, System, Turns, compare, time_in_turns
+from benchmarks.ranks import ModelStep, Step, System, Turns, compare, time_in_turns
 from benchmarks.systems import available, plan_of, sharded_by_torchrec
 from benchmarks.workload import Workload
 
@@ -78,12 +79,21 @@ class _GivenRows(nn.Module):
         return KeyedTensor(self.work.keys, [self.work.dim] * self.work.tables, self.rows)
 
 
-def _step(model: Any, optimizer: Any, dense: list[Tensor], labels: list[Tensor], kjt_of: Any) -> Step:
+def _unnamed(part: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _step(model: Any, optimizer: Any, dense: list[Tensor], labels: list[Tensor], kjt_of: Any, part: Any = _unnamed) -> Step:
     def step(i: int) -> None:
         optimizer.zero_grad()
-        logits = model(dense[i % len(dense)], kjt_of(i)).squeeze(-1)
-        functional.binary_cross_entropy_with_logits(logits, labels[i % len(labels)]).backward()
-        optimizer.step()
+        ids = kjt_of(i)
+        with part("dense"):
+            logits = model(dense[i % len(dense)], ids).squeeze(-1)
+            loss = functional.binary_cross_entropy_with_logits(logits, labels[i % len(labels)])
+        with part("backward"):
+            loss.backward()
+        with part("optimizer"):
+            optimizer.step()
 
     return step
 
@@ -98,6 +108,7 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
     if name == "torchrec":
         return _torchrec(work, num_ranks, batches, dense, labels)
     from rayrec.distributed import DistributedModelParallel
+    from rayrec.distributed.timing import span
     from rayrec.layout import EmbeddingBagConfig
     from rayrec.models import DLRM
     from rayrec.modules import EmbeddingBagCollection
@@ -124,7 +135,10 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
         ids, lengths = batches[i % len(batches)]
         return KeyedJaggedTensor(work.keys, ids, lengths=lengths)
 
-    return _step(model, torch.optim.SGD(parameters, lr=work.lr), dense, labels, kjt_of)
+    optimizer = torch.optim.SGD(parameters, lr=work.lr)
+    if not isinstance(model, DistributedModelParallel):
+        return _step(model, optimizer, dense, labels, kjt_of)
+    return ModelStep(_step(model, optimizer, dense, labels, kjt_of, lambda part: span(model.timer, part)), model)
 
 
 def _torchrec(work: Workload, num_ranks: int, batches: Any, dense: list[Tensor], labels: list[Tensor]) -> Step:
@@ -167,6 +181,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048, help="rows of the global batch")
     parser.add_argument("--cap", type=int, default=1_000_000, help="rows of the largest table")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, help="the first that can run here is the reference")
+    report.add_profile_option(parser)
     args = parser.parse_args()
     names = available(args.systems)
     lines = [
@@ -176,9 +191,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     for pooling in args.pooling:
         work = Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)
+        turns = Turns(args.rounds, args.steps, args.warmup)
         tuned = {name: "shipped" not in name for name in names}
         systems = {name: System(build, (name.removesuffix(", shipped"), work), tuned[name], args.ranks) for name in names}
-        for name, found in compare(time_in_turns(systems, Turns(args.rounds, args.steps, args.warmup)), names[0]).items():
+        for name, found in compare(time_in_turns(systems, turns, report.profiles_of(args, f"pooling {pooling}")), names[0]).items():
             ms, speed = found["ms"], {k: 1 / found["ratio"][k] for k in ("median", "p25", "p75")}
             results[f"pooling {pooling}, {name}"] = found
             middle = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['cpu_ms']:.1f} | {found['faults']}"

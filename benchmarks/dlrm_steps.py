@@ -7,7 +7,7 @@ record batch (columns to ids, lengths and dense rows, with all checks) is part o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import numpy as np
@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.far import put_far
+from benchmarks.ranks import ModelStep
 from benchmarks.workload import Workload
 
 DENSE = 13
 STORED_S = 20e-3  # until storage answers: a request to an object store takes that long, or longer
 
 
-def dlrm_step(
-    work: Workload, rank: int, world_size: int, batches: Sequence[tuple[Tensor, Tensor]], variant: str
-) -> Callable[[int], object]:
+def dlrm_step(work: Workload, rank: int, world_size: int, batches: Sequence[tuple[Tensor, Tensor]], variant: str) -> ModelStep:
     """`step(i)` on this rank; all ranks call it together.
 
     Args:
@@ -69,10 +68,10 @@ def dlrm_step(
         put_far(model)
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
     if "pipeline" not in variant:
-        return lambda i: train_step(model, dense, read(i), world_size)
+        return ModelStep(lambda i: train_step(model, dense, read(i), world_size), model)
     pipeline = TrainPipelineSparseDist(model, dense, "cpu", world_size=world_size)
     stream: Iterator[Batch] = (read(i) for i in count())
-    return lambda i: pipeline.advance(stream)
+    return ModelStep(lambda i: pipeline.advance(stream), model)
 
 
 def record_batch(work: Workload, rng: np.random.Generator, ids: Tensor, lengths: Tensor) -> pa.RecordBatch:

@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.workload import quartiles
 
+if TYPE_CHECKING:
+    from rayrec.distributed import DistributedModelParallel
+
 Step = Callable[[int], object]
 TIMEOUT_S = 300
+
+
+class ModelStep(NamedTuple):
+    """A step of a rayrec model, which can tell where its time goes."""
+
+    step: Step
+    model: DistributedModelParallel
+
+    def __call__(self, i: int) -> object:
+        return self.step(i)
 
 
 class System(NamedTuple):
@@ -45,9 +60,11 @@ class Turns(NamedTuple):
     warmup: int
 
 
-def time_in_turns(systems: Mapping[str, System], turns: Turns) -> dict[str, dict[str, Any]]:
+def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | None = None) -> dict[str, dict[str, Any]]:
     """Run all systems in turns.
 
+    Args:
+        profiles: afterwards profile those whose step is a `ModelStep`, into a folder of their name below this one, and print their pages.
     Returns:
         By system: "seconds" (rounds, steps) of the slowest rank, and "faults" and "cpu_ms" per step, the mean over ranks.
     Raises:
@@ -62,6 +79,8 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns) -> dict[str, dict
         for round_ in range(turns.rounds):
             for name, group in groups.items():
                 found[name].append(group.turn(turns.warmup + round_ * turns.steps, turns.steps))
+        for group in groups.values() if profiles is not None else ():
+            group.profile(turns.warmup + turns.rounds * turns.steps, profiles)
     finally:
         for group in groups.values():
             group.close()
@@ -137,6 +156,15 @@ class _Ranks:
             pipe.send((first, count))
         return np.array([self._receive(rank) for rank in range(len(self.pipes))])
 
+    def profile(self, first: int, folder: Path) -> None:
+        """Profile the steps from `first` on, where the system can, and print the page."""
+        path = folder / re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        for pipe in self.pipes:
+            pipe.send((first, str(path)))
+        page, *_ = [self._receive(rank) for rank in range(len(self.pipes))]
+        if page is not None:
+            print(f"{self.name}: {page}\nprofile: {path}\n", flush=True)
+
     def close(self) -> None:
         """End the processes."""
         for pipe in self.pipes:
@@ -146,6 +174,30 @@ class _Ranks:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _profiled(step: ModelStep, rank: int, first: int, path: str) -> str:
+    """The page of a profile of steps from `first` on."""
+    from itertools import count
+
+    from rayrec.train.config import ProfileConfig
+    from rayrec.train.profile import profile_steps
+    from rayrec.train.profile_page import check_folder
+    from rayrec.train.times import StepTimes
+
+    numbers = count(first)
+
+    def run(times: StepTimes, steps: int) -> bool:
+        times.begin()
+        for _ in range(steps):
+            step(next(numbers))
+        times.add(steps)
+        return False
+
+    check_folder(path)
+    profile = profile_steps(step.model, ProfileConfig(path=path), run, rank=rank, first_step=first)
+    assert profile is not None
+    return profile.text()
 
 
 def _rank_main(rank: int, system: System, pipe: Any) -> None:
@@ -168,6 +220,9 @@ def _rank_main(rank: int, system: System, pipe: Any) -> None:
         except EOFError:
             break
         dist.barrier()
+        if isinstance(count, str):
+            pipe.send(_profiled(step, rank, first, count) if isinstance(step, ModelStep) else None)
+            continue
         before, seconds = resource.getrusage(resource.RUSAGE_SELF), []
         for i in range(first, first + count):
             start = time.perf_counter()

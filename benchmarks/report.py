@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -41,6 +42,16 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def add_profile_option(parser: argparse.ArgumentParser) -> None:
+    """The option of `profiles_of`."""
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="after its turns profile each of rayrec's systems, into folders of DIR")
+
+
+def profiles_of(args: argparse.Namespace, case: str) -> Path | None:
+    """Folder for the profiles of a case, or None without --profile."""
+    return None if args.profile is None else args.profile / re.sub(r"[^a-z0-9]+", "-", case.lower())
 
 
 def show(name: str, results: dict[str, Any], lines: Sequence[str]) -> None:

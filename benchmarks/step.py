@@ -58,8 +58,9 @@ def step_of(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
     return build(name, work, rank, num_ranks, work.batches(rank, num_ranks, 8))
 
 
-def run_case(case: Case, names: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def run_case(title: str, names: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Times of the references, and of the other systems with the ratio of their time to the first reference's of their own turns."""
+    case, turns, profiles = CASES[title], Turns(args.rounds, args.steps, args.warmup), report.profiles_of(args, title)
     references = [name for name in case.references if name in names] or list(names[:1])
     others = [name for name in names if name not in references]
     found: dict[str, dict[str, Any]] = {}
@@ -69,7 +70,7 @@ def run_case(case: Case, names: Sequence[str], args: argparse.Namespace) -> dict
         for name in chunk:
             plain = name.removesuffix(SHIPPED).removesuffix(ALONE)
             systems[name] = System(step_of, (plain, case.work), not name.endswith(SHIPPED), 1 if name.endswith(ALONE) else args.ranks)
-        measured = compare(time_in_turns(systems, Turns(args.rounds, args.steps, args.warmup)), references[0])
+        measured = compare(time_in_turns(systems, turns, profiles), references[0])
         tuned = compare_to(measured, references)
         found = {**measured, **found} if not found else {**found, **{k: v for k, v in measured.items() if k not in references}}
         for name, speed in tuned.items():
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=6)
     parser.add_argument("--together", type=int, default=3, help="systems that take turns with the references; each holds its own tables")
     parser.add_argument("--label", help="name of the results files")
+    report.add_profile_option(parser)
     args = parser.parse_args()
     results: dict[str, Any] = {}
     lines = [
@@ -106,7 +108,7 @@ def main() -> None:
         names = [n for n in available((*case.references, *case.systems)) if not args.systems or n in args.systems]
         if not names:
             continue
-        for name, found in run_case(case, names, args).items():
+        for name, found in run_case(title, names, args).items():
             ms, ratio = found["ms"], found["ratio"]
             results[f"{title}, {name}"] = found
             lines.append(

@@ -7,7 +7,7 @@ builder returns `step(i)` for batch i, to be called by all ranks together. A sys
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.far import put_far
+from benchmarks.ranks import ModelStep, Step
 from benchmarks.workload import Workload
 
-Step = Callable[[int], object]
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixed")
@@ -28,6 +28,7 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise variant; with " far", over `FarExchange`."""
     from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel
+    from rayrec.distributed.timing import span
     from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
     from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
     from rayrec.optim import RowWiseAdagrad
@@ -57,18 +58,22 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
         return KeyedJaggedTensor(work.keys, ids, lengths=lengths)
 
     def sequence_step(i: int) -> None:
-        torch.cat([jagged.values() for jagged in model(kjt_of(i)).values()]).sum().backward()
+        total = torch.cat([jagged.values() for jagged in model(kjt_of(i)).values()]).sum()
+        with span(model.timer, "backward"):
+            total.backward()
 
     def step(i: int) -> None:
-        model(kjt_of(i)).values().sum().backward()
+        total = model(kjt_of(i)).values().sum()
+        with span(model.timer, "backward"):
+            total.backward()
 
     if variant == "pipeline":
         from rayrec.train import TrainPipelineSparseDist
 
         pipeline = TrainPipelineSparseDist(model, None, "cpu")
         stream = (kjt_of(i) for i in count())
-        return lambda i: pipeline.progress(stream)
-    return sequence_step if sequence else step
+        return ModelStep(lambda i: pipeline.progress(stream), model)
+    return ModelStep(sequence_step if sequence else step, model)
 
 
 class _WithLoss(nn.Module):

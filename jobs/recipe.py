@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CheckpointError, ConfigError, InputError, PlanError, RayrecError, TrainingFailed, VersionError
+from rayrec.train.config import ProfileConfig
+from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
@@ -93,6 +95,30 @@ def add_scaling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", action="store_true", help="one GPU per rank and NCCL; default is CPU and gloo")
     parser.add_argument("--cpus-per-rank", type=float, default=1, help="CPUs that Ray reserves for a rank, may be a fraction (default 1)")
     parser.add_argument("--placement-timeout", type=float, default=120, help="seconds to wait for room on the cluster (default 120)")
+
+
+def add_profile_options(parser: argparse._ArgumentGroup) -> None:
+    """Options of `profile_of`."""
+    parser.add_argument("--profile", metavar="DIR", help="time some steps by part and trace as many; DIR gets the traces and a summary")
+    parser.add_argument("--profile-steps", type=int, default=10, help="so many are timed, and then as many traced (default 10)")
+    parser.add_argument("--profile-skip", type=int, default=5, help="steps before them (default 5)")
+
+
+def profile_of(args: argparse.Namespace) -> ProfileConfig | None:
+    """What the options say, None without --profile.
+
+    Raises:
+        ConfigError: they contradict themselves.
+    """
+    if args.profile is None:
+        return None
+    return ProfileConfig(path=args.profile, skip_steps=args.profile_skip, steps=args.profile_steps)
+
+
+def print_profile(profile: Profile | None) -> None:
+    """Show the page of a profile, if there is one, and where it lies."""
+    if profile is not None:
+        print(f"{profile.text()}\nprofile: {profile.folder}")
 
 
 def open_data(path: str, schema: str) -> FileDataset:

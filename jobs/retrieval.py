@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import ConfigError, InputError
 from rayrec.train.config import TrainSpec
+from rayrec.train.profile_page import Profile
 from rayrec.train.seat import RankContext
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class RetrievalOutcome:
         model, popularity: score -> value, of lists by the model and by counts of positive rows.
         queries: users with held-out positives that they had no training row for.
         candidates: items that were ranked.
+        profile: of some steps, where the spec wanted one.
     """
 
     steps: int
@@ -131,6 +133,7 @@ class RetrievalOutcome:
     popularity: dict[str, float]
     queries: int
     candidates: int
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +166,7 @@ class RetrievalTask:
             popularity=_plain(popularity),
             queries=model.queries,
             candidates=len(truth.item_ids),
+            profile=trainer.profile,
         )
 
 

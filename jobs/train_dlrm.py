@@ -20,9 +20,12 @@ from typing import NamedTuple
 from jobs.recipe import (
     MODELS,
     ModelRecipe,
+    add_profile_options,
     add_scaling_options,
     open_data,
+    print_profile,
     process_start,
+    profile_of,
     read_text,
     run_job,
     scores_beside_truth,
@@ -74,6 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help="precision of their gradients")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--timing", action="store_true", help="print how long each part of the start-up took")
+    add_profile_options(run)
     run.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     keep = parser.add_argument_group("what is kept")
     keep.add_argument("--checkpoint-dir", help="folder or URI of the run's checkpoints")
@@ -127,6 +131,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
         checkpoint=CheckpointConfig(every_n_steps=args.checkpoint_every, num_to_keep=args.keep, at_end=storage is not None),
         resume_from=_resume(args),
         timeout_s=args.timeout,
+        profile=profile_of(args),
         extras=recipe.to_extras(),
     )
     scaling = ScalingConfig(
@@ -146,6 +151,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
         print(f"evaluation: {scores_line(scores)}")
     if result.checkpoint:
         print(f"checkpoint: {result.checkpoint}")
+    print_profile(result.profile)
     summary = {
         "steps": result.steps,
         "rows": result.rows,

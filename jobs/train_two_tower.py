@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobs.recipe import add_scaling_options, read_text, run_job, write_result
+from jobs.recipe import add_profile_options, add_scaling_options, print_profile, profile_of, read_text, run_job, write_result
 from jobs.retrieval import RetrievalOutcome, RetrievalPaths, RetrievalTask, TwoTowerRecipe, write_positives
 from rayrec.errors import ConfigError
 
@@ -56,6 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--dense-lr", type=float, default=1e-3)
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--ks", type=_sizes, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
+    add_profile_options(run)
     run.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     run.add_argument("--result", help="JSON file for the result")
     return parser.parse_args(argv)
@@ -75,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, scores in (("two towers", outcome.model), ("popularity", outcome.popularity)):
         print(f"{name}: " + "  ".join(f"{what} {value:.4f}" for what, value in scores.items()))
     print(f"{outcome.queries} queries, {outcome.candidates} candidates")
-    write_result(args.result, {**asdict(outcome), "ranks": 1 if args.local else args.ranks, "seed": args.seed})
+    print_profile(outcome.profile)
+    found = {name: value for name, value in asdict(outcome).items() if name != "profile"}
+    write_result(args.result, {**found, "ranks": 1 if args.local else args.ranks, "seed": args.seed})
     return 0
 
 
@@ -84,6 +87,7 @@ def _run(args: argparse.Namespace, paths: RetrievalPaths) -> RetrievalOutcome:
     from rayrec.driver.planning import find_tables, resolve_plan
     from rayrec.layout import ShardingPlan, Topology
     from rayrec.train.config import CheckpointConfig, OptimizerConfig, TrainSpec
+    from rayrec.train.profile_page import ready_profile
 
     schema = FeatureSchema.from_json(paths.schema, "the schema")
     data = ParquetDataset(paths.positives, schema)
@@ -97,6 +101,7 @@ def _run(args: argparse.Namespace, paths: RetrievalPaths) -> RetrievalOutcome:
     )
     tables = find_tables(recipe)
     steps = args.epochs * data.num_batches(args.global_batch, drop_last=True)  # a short batch has too few negatives
+    profile = ready_profile(profile_of(args), steps)
 
     def task(topology: Topology) -> RetrievalTask:
         plan: ShardingPlan = resolve_plan(
@@ -114,6 +119,7 @@ def _run(args: argparse.Namespace, paths: RetrievalPaths) -> RetrievalOutcome:
             sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=args.sparse_lr),
             dense_optimizer=OptimizerConfig(name="adam", lr=args.dense_lr),
             checkpoint=CheckpointConfig(at_end=False),
+            profile=profile,
         )
         return RetrievalTask(spec=spec, paths=paths, query=args.query, candidate=args.candidate, ks=args.ks)
 

@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "Result", "RunConfig", "ScalingConfig"),
+    "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "ProfileConfig", "Result", "RunConfig", "ScalingConfig"),
     "rayrec.distributed": ("DistributedModelParallel",),
     "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),

@@ -13,17 +13,19 @@ from torch import Tensor
 from torch.distributed import GradBucket
 from torch.futures import Future
 
-from rayrec.comm.exchange import Pending
-from rayrec.comm.shared_memory import SharedMemoryExchange
+from rayrec.comm.exchange import Exchange, Pending
 
 
-def average_gradients(exchange: SharedMemoryExchange, bucket: GradBucket) -> Future[Tensor]:
-    """The hook: a future of the bucket's buffer, averaged over the ranks of `exchange`, which nobody else uses.
+def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
+    """The hook: a future of the bucket's buffer, averaged over ranks.
 
+    Args:
+        find_exchange: gives the exchange over shared memory, which nobody else uses, as it or with its waits counted.
+        bucket: gradients that are ready.
     Raises:
         CommError: a peer is gone.
     """
-    buffer = bucket.buffer()
+    exchange, buffer = find_exchange(), bucket.buffer()
     finish = start_sum(exchange, buffer)
     future: Future[Tensor] = Future()
 
@@ -36,12 +38,12 @@ def average_gradients(exchange: SharedMemoryExchange, bucket: GradBucket) -> Fut
     return future
 
 
-def start_sum(exchange: SharedMemoryExchange, buffer: Tensor) -> Callable[[], None]:
+def start_sum(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
     """Publish `buffer`, (N,) and equally long on all ranks; the call returned puts the sum over ranks in its place."""
     return _start_whole(exchange, buffer) if exchange.world_size == 2 else _start_parts(exchange, buffer)
 
 
-def _start_whole(exchange: SharedMemoryExchange, buffer: Tensor) -> Callable[[], None]:
+def _start_whole(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
     pending = exchange.all_gather(buffer, [buffer.numel()] * 2)
 
     def finish() -> None:
@@ -51,7 +53,7 @@ def _start_whole(exchange: SharedMemoryExchange, buffer: Tensor) -> Callable[[],
     return finish
 
 
-def _start_parts(exchange: SharedMemoryExchange, buffer: Tensor) -> Callable[[], None]:
+def _start_parts(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
     world, rank = exchange.world_size, exchange.rank
     bounds = [buffer.numel() * r // world for r in range(world + 1)]
     sizes = [b - a for a, b in pairwise(bounds)]

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.distributed.timing import PARTS, StepTimer
+from rayrec.distributed.timing import StepTimer
 from rayrec.layout import EmbeddingBagConfig, Layout, ShardingPlan, TablePlacement, Topology
 from rayrec.layout.kinds import column_wise, data_parallel, row_wise, table_wise
+from rayrec.layout.rates import PARTS
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import ParameterConstraints
@@ -129,8 +130,9 @@ def measure_step(design: Design, exchange: Exchange, topology: Topology, device:
         module(batches[i % len(batches)]).values().backward(gradient)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        step_s = clock() - start - sum(timer.waited.values())
-        found.append([*(timer.seconds[part] - timer.waited[part] for part in PARTS), step_s])
+        took, parts = clock() - start, timer.read()
+        worked = [parts[part].seconds - parts[part].waited for part in PARTS]
+        found.append([*worked, took - sum(part.waited for part in parts.values())])
     return [quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)]
 
 

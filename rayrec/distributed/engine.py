@@ -225,19 +225,21 @@ class ShardedEmbeddings:
 
     def _route(self, collections: frozenset[int], kjt: KeyedJaggedTensor, exchange: Exchange, track: bool) -> RoutedIds:
         compiled = self._compile(collections)
-        with span(self.timer, "input"):
+        with span(self.timer, "input", ahead=exchange is not self.exchange):
             if self.options.check_ids:
                 check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
-            return route(kjt, compiled.slots, compiled.send_plan(kjt), self._watched(exchange), track)
+            return route(kjt, compiled.slots, compiled.send_plan(kjt), self.watched(exchange), track)
 
-    def _watched(self, exchange: Exchange) -> Exchange:
+    def watched(self, exchange: Exchange) -> Exchange:
+        """The same exchange, whose waits are counted while there is a timer."""
         return exchange if self.timer is None else self.timer.watch(exchange)
 
     def _run(self, collections: frozenset[int], kjt: KeyedJaggedTensor) -> dict[int, tuple[Tensor, ...]]:
         compiled = self._compile(collections)
         weights = kjt.weights_or_none() if compiled.slots.weighted else None
         learned = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        ahead = self._ahead.take(kjt, collections) if self._ahead is not None else None
+        with span(self.timer, "input"):
+            ahead = self._ahead.take(kjt, collections, self.timer) if self._ahead is not None else None
         routed = ahead or self._route(collections, kjt, self.exchange, learned)
         bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
         hops = self._hops if compiled.slots.two_hop else None
@@ -245,7 +247,7 @@ class ShardedEmbeddings:
             compiled.combine,
             compiled.send_plan(kjt),
             routed,
-            self._watched(self.exchange),
+            self.watched(self.exchange),
             self.options.codecs,
             bags,
             hops,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ class DistributedModelParallel(nn.Module):
         if self.device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
             exchange = exchange_for(process_group, self.device, transport, own=True)
             if isinstance(exchange, SharedMemoryExchange):
-                ddp.register_comm_hook(exchange, average_gradients)
+                ddp.register_comm_hook(partial(self._engine.watched, exchange), average_gradients)
         return ddp
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -227,10 +228,14 @@ class DistributedModelParallel(nn.Module):
     def iteration(self, value: int) -> None:
         self._engine.iteration = value
 
-    def time_parts(self) -> StepTimer:
-        """A timer that counts the seconds of all steps to come by part, on this rank; it stays on."""
-        self._engine.timer = self._engine.timer or StepTimer()
+    @property
+    def timer(self) -> StepTimer | None:
+        """Set one to count the seconds of the steps to come by part, on this rank."""
         return self._engine.timer
+
+    @timer.setter
+    def timer(self, timer: StepTimer | None) -> None:
+        self._engine.timer = timer
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the tables' updates to come."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.route import RoutedIds
+from rayrec.distributed.timing import StepTimer
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -62,12 +63,16 @@ class RoutesAhead:
             self._stream.wait_event(ready)
             return _Routed(route(self._exchange), self._stream.record_event())
 
-    def take(self, kjt: KeyedJaggedTensor, collections: frozenset[int]) -> RoutedIds | None:
-        """The routed ids of this very KJT, for the current stream; None when they were not started, or for other collections."""
+    def take(self, kjt: KeyedJaggedTensor, collections: frozenset[int], timer: StepTimer | None) -> RoutedIds | None:
+        """The routed ids of this very KJT, for the current stream; None when they were not started, or for other collections.
+
+        Args:
+            timer: counts the wait for them, if any.
+        """
         for i, item in enumerate(self._started):
             if item.kjt is kjt:
                 del self._started[i]
-                ids, done = item.routed.result()
+                ids, done = item.routed.result() if timer is None else timer.wait(item.routed.result)
                 if done is not None:
                     stream = torch.cuda.current_stream(self._device)
                     stream.wait_event(done)

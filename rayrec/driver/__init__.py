@@ -3,6 +3,16 @@
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig
 from rayrec.driver.driver import Driver
-from rayrec.train.config import CheckpointConfig, OptimizerConfig
+from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
 
-__all__ = ["CheckpointConfig", "Driver", "FailureConfig", "OptimizerConfig", "Result", "RunConfig", "ScalingConfig", "calibrate"]
+__all__ = [
+    "CheckpointConfig",
+    "Driver",
+    "FailureConfig",
+    "OptimizerConfig",
+    "ProfileConfig",
+    "Result",
+    "RunConfig",
+    "ScalingConfig",
+    "calibrate",
+]

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.layout.hindsight import Hindsight
-from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig
+from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -99,6 +100,7 @@ class RunConfig:
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain" and "off" say so.
         shuffle, drop_last: order of the data, and whether a last partial batch is left out.
         qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks: fp32, fp16, bf16 or int8.
+        profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is taken from the driver's folder.
         extras: JSON data that every checkpoint carries.
     """
 
@@ -122,6 +124,7 @@ class RunConfig:
     drop_last: bool = False
     qcomms_forward: str = "fp32"
     qcomms_backward: str = "fp32"
+    profile: ProfileConfig | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -162,6 +165,7 @@ class Result:
         stopped: the run ended early because it was asked to.
         milestones: when the parts of the start-up were over, in order, up to the first step.
         hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of one window.
+        profile: of the steps that the run's `profile` names; None without, or when the run was stopped before.
     """
 
     steps: int
@@ -175,3 +179,4 @@ class Result:
     stopped: bool = False
     milestones: tuple[Milestone, ...] = ()
     hindsight: Hindsight | None = None
+    profile: Profile | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.calibration import calibrate
@@ -25,6 +26,7 @@ from rayrec.layout.hindsight import Hindsight
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.request import PlanRequest
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.profile_page import ready_profile
 from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ class Driver:
             raise ConfigError("Driver.fit needs data to train on; this driver was made with data=None.")
         _check_run_path(self._run)
         steps = self._steps(self._data)
+        profile = ready_profile(self._run.profile, steps)
         display = Display(self._run.progress, steps)
         plans: list[ShardingPlan] = []
         predicted: list[tuple[RankEstimate, ...]] = []
@@ -130,7 +133,8 @@ class Driver:
             plans.append(self._plan_on(topology))
             predicted.append(self._predict(plans[0], topology))
             display.plan(plans[0])
-            return FitTask(spec=self._spec(plans[0], data=self._data, eval_data=self._eval_data, steps=steps, path=self._run.resume_from))
+            spec = self._spec(plans[0], data=self._data, eval_data=self._eval_data, steps=steps, path=self._run.resume_from)
+            return FitTask(spec=replace(spec, profile=profile))
 
         outcome = self._control(display, prepare)[0]
         hindsight = Hindsight(predicted[0], outcome.times) if outcome.times else None
@@ -148,6 +152,7 @@ class Driver:
             stopped=outcome.stopped,
             milestones=tuple(display.milestones),
             hindsight=hindsight,
+            profile=outcome.profile,
         )
 
     def evaluate(self, checkpoint: str | None, data: Dataset | None = None) -> Mapping[str, float]:

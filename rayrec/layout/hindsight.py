@@ -1,7 +1,8 @@
 """After training: what a step really took, part by part and rank by rank, beside what the plan's prices promised.
 
-The parts are those of `RankEstimate`. A rank that waits for others is not slow, so what it waited longer than the least waiting rank (whose
-wait is the transfer itself) is shown apart. Where a part is far off, a finding names the constant to look at. Standard library only.
+The parts are those of `RankEstimate`; data and dense layers have no price and are only shown. A rank that waits for others is not slow, so
+what it waited longer than the least waiting rank (whose wait is the transfer itself) is shown apart. Where a part is far off, a finding
+names the constant to look at. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,32 +12,12 @@ from dataclasses import dataclass
 
 from rayrec.layout.estimates import RankEstimate
 from rayrec.layout.rates import PARTS
+from rayrec.layout.times import STEP_PARTS, PartTimes, RankTimes
 from rayrec.layout.units import format_ms
 
 FAR = 1.5  # times the prediction, either way
 COUNTS = 0.1  # of the step: less is no finding
 MAX_RANKS = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankTimes:
-    """Mean seconds of a step on one rank.
-
-    Attributes:
-        seconds: of every part, in the order of `PARTS`, waits included. waited: of them, spent waiting in collectives.
-        step_s: of the whole step with dense layers and data.
-        ahead: the input was exchanged beside the step before, so that it is no part of the step.
-    """
-
-    seconds: tuple[float, ...]
-    waited: tuple[float, ...]
-    step_s: float
-    ahead: bool = False
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds of the step outside of all parts."""
-        return self.step_s - sum(self.seconds[self.ahead :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +32,35 @@ class Hindsight:
     measured: tuple[RankTimes, ...]
 
     @property
-    def worked(self) -> tuple[tuple[float, ...], ...]:
-        """Per rank, seconds of every part without waiting for slower ranks."""
-        least = [min(rank.waited[i] for rank in self.measured) for i in range(len(PARTS))]
-        return tuple(tuple(s - w + low for s, w, low in zip(r.seconds, r.waited, least, strict=True)) for r in self.measured)
+    def worked(self) -> tuple[dict[str, float], ...]:
+        """Per rank, seconds of every part without waiting for slower ranks; of what ran ahead, those beside the step."""
+        least = {part: min(_waited(rank.parts[part]) for rank in self.measured) for part in STEP_PARTS}
+        return tuple({part: _seconds(t) - _waited(t) + least[part] for part, t in rank.parts.items()} for rank in self.measured)
 
     @property
     def waits(self) -> tuple[float, ...]:
         """Per rank, seconds of a step spent waiting for slower ranks."""
-        each = zip(self.measured, self.worked, strict=True)
-        return tuple(sum(r.seconds[r.ahead :]) - sum(work[r.ahead :]) for r, work in each)
+        least = sum(min(rank.parts[part].waited for rank in self.measured) for part in STEP_PARTS)
+        return tuple(rank.waited_s - least for rank in self.measured)
 
     def findings(self) -> list[str]:
         """Parts and ranks that were far from the prediction, and what may be wrong; empty when all was near."""
         found = []
         step_s = max(rank.step_s for rank in self.measured)
-        for i, part in enumerate(PARTS):
-            if i == 0 and any(rank.ahead for rank in self.measured):
+        for part in PARTS:
+            if any(rank.parts[part].ahead for rank in self.measured):
                 continue  # beside the step its time says as much about the step as about itself
-            took = _mean([work[i] for work in self.worked])
+            took = _mean([work[part] for work in self.worked])
             wanted = _mean([getattr(rank, f"{part}_s") for rank in self.predicted])
             if abs(took - wanted) > COUNTS * step_s and not wanted / FAR <= took <= wanted * FAR:
-                moved = _mean([rank.waited[i] for rank in self.measured]) > took / 2
+                moved = _mean([rank.parts[part].waited for rank in self.measured]) > took / 2
                 constant = "latency_s or the bandwidth between ranks" if moved else f"rates.{part}"
                 found.append(
                     f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} of the topology is off, or a pooling "
-                    "factor is; calibrate, or measure the data with --profile"
+                    "factor is; calibrate, or measure the data with rayrec plan --profile"
                 )
-        ratios = [sum(work) / max(_embedding_s(rank), 1e-9) for work, rank in zip(self.worked, self.predicted, strict=True)]
+        embedding = [sum(work[part] for part in PARTS) for work in self.worked]
+        ratios = [work / max(_embedding_s(rank), 1e-9) for work, rank in zip(embedding, self.predicted, strict=True)]
         middle = sorted(ratios)[(len(ratios) - 1) // 2]
         for rank, ratio in enumerate(ratios):
             if ratio > FAR * middle:
@@ -89,18 +71,34 @@ class Hindsight:
 
     def report(self) -> str:
         """A table of milliseconds, "measured/predicted" by rank and part, and the findings."""
-        head = f"{'rank':>5}" + "".join(f"{part:>13}" for part in PARTS) + f"{'waiting':>9}{'rest':>9}{'step':>9}"
-        lines = ["Milliseconds of a step, measured/predicted:", head]
+        others = ("data", "dense", "waiting", "rest", "step")
+        lines = ["Milliseconds of a step, measured/predicted; dense with its backward and optimizer:"]
+        lines.append(f"{'rank':>4}" + "".join(f"{part:>12}" for part in PARTS) + "".join(f"{name:>{_width(name)}}" for name in others))
         for rank, (work, wait, times, told) in enumerate(zip(self.worked, self.waits, self.measured, self.predicted, strict=True)):
             if rank == MAX_RANKS:
                 lines.append(f"... and {len(self.measured) - MAX_RANKS} more ranks")
                 break
-            cells = [f"{format_ms(s)}/{format_ms(getattr(told, f'{part}_s'))}" for part, s in zip(PARTS, work, strict=True)]
-            others = (wait, times.rest_s, times.step_s)
-            lines.append(f"{rank:>5}" + "".join(f"{cell:>13}" for cell in cells) + "".join(f"{format_ms(s):>9}" for s in others))
+            cells = [f"{format_ms(work[part])}/{format_ms(getattr(told, f'{part}_s'))}" for part in PARTS]
+            dense = work["dense"] + work["backward"] + work["optimizer"]
+            shown = zip(others, (work["data"], dense, wait, times.rest_s, times.step_s), strict=True)
+            lines.append(
+                f"{rank:>4}" + "".join(f"{cell:>12}" for cell in cells) + "".join(f"{format_ms(s):>{_width(name)}}" for name, s in shown)
+            )
         if any(times.ahead for times in self.measured):
-            lines.append("The input is exchanged beside the step before and is no part of a step.")
+            lines.append("Batches are read and their input exchanged beside the step before; the input is no part of a step.")
         return "\n".join(lines + [f"! {finding}" for finding in self.findings()])
+
+
+def _seconds(times: PartTimes) -> float:
+    return times.ahead or times.seconds
+
+
+def _waited(times: PartTimes) -> float:
+    return times.ahead_waited if times.ahead else times.waited
+
+
+def _width(name: str) -> int:
+    return max(6, len(name)) + 1
 
 
 def _embedding_s(rank: RankEstimate) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 _HOME = {
     "CheckpointConfig": "rayrec.train.config",
     "OptimizerConfig": "rayrec.train.config",
+    "ProfileConfig": "rayrec.train.config",
     "TrainSpec": "rayrec.train.config",
     "ProgressReport": "rayrec.train.progress",
     "StepResult": "rayrec.train.step",

@@ -20,6 +20,7 @@ from torch import nn
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
+from rayrec.distributed.timing import StepTimer, span
 from rayrec.errors import ConfigError
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -84,17 +85,19 @@ class Reader:
         self._pool: ThreadPoolExecutor | None = None
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def fill(self, source: Iterator[Any]) -> None:
+    def fill(self, source: Iterator[Any], timer: StepTimer | None = None) -> None:
         """Have `depth` batches ready, as far as there are; waits for the reading thread.
 
         A source that has ended stays so; another iterator begins when the batches of the former are used up.
 
+        Args:
+            timer: counts the reading that starts now.
         Raises:
             whatever the source raised, once the batches before are used up.
         """
         if source is not self._source and self._reading is None and not self.ready:
             self._source = source
-            self._submit()
+            self._submit(timer)
         while len(self.ready) < self.depth and self._reading is not None:
             error = self._reading.exception()
             if error is not None and self.ready:
@@ -107,7 +110,7 @@ class Reader:
                 raise error
             if batch is not _END:
                 self.ready.append(self._copy(batch))
-                self._submit()
+                self._submit(timer)
 
     def close(self) -> None:
         """Wait for the thread and forget what was read."""
@@ -120,11 +123,11 @@ class Reader:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
-    def _submit(self) -> None:
+    def _submit(self, timer: StepTimer | None) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="rayrec-reader")
         assert self._source is not None
-        self._reading = self._pool.submit(_read, self._source, self._copies is not None)
+        self._reading = self._pool.submit(_read, self._source, self._copies is not None, timer)
 
     def _copy(self, batch: Any) -> Ready:
         if self._copies is None:
@@ -136,9 +139,10 @@ class Reader:
             return Ready(moved, self._copies.record_event())
 
 
-def _read(source: Iterator[Any], pin: bool) -> Any:
-    batch = next(source, _END)
-    return batch.pin_memory() if pin and hasattr(batch, "pin_memory") else batch
+def _read(source: Iterator[Any], pin: bool, timer: StepTimer | None) -> Any:
+    with span(timer, "data", ahead=True):
+        batch = next(source, _END)
+        return batch.pin_memory() if pin and hasattr(batch, "pin_memory") else batch
 
 
 class Prefetcher:

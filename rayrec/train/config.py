@@ -89,6 +89,40 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileConfig:
+    """Where to write a profile of some steps, and of which.
+
+    Attributes:
+        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there, over those of an earlier run.
+        skip_steps: steps of this run before it, of which the first are slow.
+        steps: so many are timed by part, and then as many traced.
+    """
+
+    path: str
+    skip_steps: int = 5
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.path or "://" in self.path:
+            raise ConfigError(f"ProfileConfig has path={self.path!r}; it must be a folder of the ranks' own file system.")
+        for what, value in (("skip_steps", self.skip_steps), ("steps", self.steps)):
+            if value < 1:
+                raise ConfigError(f"ProfileConfig has {what}={value}; it must be at least 1.")
+
+    def check_steps(self, steps: int) -> None:
+        """See that a run of so many steps is long enough.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if steps < self.skip_steps + 2 * self.steps:
+            raise ConfigError(
+                f"the run has {steps} steps, a profile takes {self.skip_steps + 2 * self.steps}: it skips {self.skip_steps}, times "
+                f"{self.steps} and traces {self.steps}. Run longer, or set ProfileConfig(skip_steps=..., steps=...)."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSpec:
     """One run of training or evaluation, the same on every rank.
 
@@ -104,6 +138,7 @@ class TrainSpec:
         run_path: folder that receives step directories, or None (then nothing is saved).
         report_every_s: seconds between reports, about; also how soon a stop takes effect.
         qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks, one of WIRE_PRECISIONS.
+        profile: which steps to profile, or None.
         extras: JSON data that every checkpoint of the run carries (what is needed to build the model again).
     """
 
@@ -124,6 +159,7 @@ class TrainSpec:
     drop_last: bool = False
     qcomms_forward: str = "fp32"
     qcomms_backward: str = "fp32"
+    profile: ProfileConfig | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

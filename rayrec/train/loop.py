@@ -7,7 +7,7 @@ window: whether to stop. Batches are read and their ids exchanged ahead, during 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,13 +16,17 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointManager, restore_checkpoint, save_checkpoint
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
+from rayrec.distributed.timing import StepTimer
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.hindsight import RankTimes
+from rayrec.layout.times import RankTimes
 from rayrec.metrics import BinaryMetrics
 from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.dense import dense_optimizer, dense_tensors, load_dense
 from rayrec.train.pipeline import TrainPipelineSparseDist
+from rayrec.train.place import Place
+from rayrec.train.profile import profile_steps
+from rayrec.train.profile_page import Profile, check_folder
 from rayrec.train.progress import ProgressReport
 from rayrec.train.step import checked, forward, summarize
 from rayrec.train.times import StepTimes
@@ -56,10 +60,12 @@ class RankTrainer:
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
         self.checkpoint: str | None = None
-        self._epoch, self._batch = 0, 0
+        self.profile: Profile | None = None
+        self._place = Place(spec, self.rank, self.world_size)
         self._window_steps = 1
-        self._times = StepTimes(self.model)
-        self._per_epoch = 1
+        if self.device.type == "cpu":  # a GPU's parts would have to be waited for
+            self.model.timer = StepTimer()
+        self._times = StepTimes(self.model.timer, warm_up=True)
         self._pipeline = TrainPipelineSparseDist(self.model, self._dense, self.device, world_size=self.world_size)
 
     def __enter__(self) -> RankTrainer:
@@ -88,24 +94,33 @@ class RankTrainer:
         Returns:
             True when it was stopped.
         Raises:
+            ConfigError: a profile cannot be written, or needs more steps.
             InputError: a batch is not what the model takes, or the loss is no longer finite.
             CommError: another rank is gone.
         """
         self.model.train()
-        self._per_epoch = self._batches_per_epoch()
-        if self._batch >= self._per_epoch:
-            self._epoch, self._batch = self._epoch + 1, 0
-        batches = self._batches()
+        batches = self._place.batches()
         every = self.spec.checkpoint.every_n_steps if self.spec.run_path else None
+        profile_at = self._profile_at()
         stopped = False
-        try:
-            while self.step < self.spec.steps and not stopped:
-                end = min(self.step + self._window_steps, self.spec.steps)
-                if every:
-                    end = min(end, (self.step // every + 1) * every)
-                stopped = self._train_to(end, batches, should_stop, on_report, on_step)
+
+        def train(wanted: int) -> bool:
+            """Up to a step, in windows that end where checkpoints are due; whether it was stopped."""
+            stop = False
+            while self.step < wanted and not stop:
+                end = min(wanted, (self.step // every + 1) * every) if every else wanted
+                stop = self._train_to(end, batches, should_stop, on_report, on_step)
                 if every and self.step % every == 0:
                     self.save()
+            return stop
+
+        try:
+            while self.step < self.spec.steps and not stopped:
+                if self.step == profile_at:
+                    stopped = self._profile(train)
+                    continue
+                wanted = min(self.step + self._window_steps, self.spec.steps)
+                stopped = train(min(wanted, profile_at) if self.step < profile_at else wanted)
         finally:
             self._pipeline.reset()
             batches.close()
@@ -123,17 +138,18 @@ class RankTrainer:
     ) -> bool:
         """One window, up to step `end`."""
         window = Window(self.device, self.world_size)
+        self._times.begin()
         first = self.step
         while self.step < end:
             done = self._pipeline.advance(batches)
             window.add(summarize(checked((done.loss, done.output)), done.batch.rows))
-            self._advance_cursor()
+            self._place.advance()
             self.step += 1
             on_step(self.step)
+        self._times.add(window.steps)
         total = window.merge(should_stop)
         self.rows += total.rows
         self.seconds += total.seconds
-        self._times.add(window.steps, total.seconds)
         self.loss = total.loss
         if not abs(total.loss) < float("inf"):
             raise InputError(
@@ -146,43 +162,33 @@ class RankTrainer:
         on_report(ProgressReport(step=self.step, rows=self.rows, rows_per_s=speed, loss=total.loss, auc=total.auc, ne=total.ne))
         return total.stop
 
+    def _profile_at(self) -> int:
+        """The step before which to profile, or -1."""
+        config = self.spec.profile
+        if config is None:
+            return -1
+        config.check_steps(self.spec.steps - self.step)
+        check_folder(config.path)
+        return self.step + config.skip_steps
+
+    def _profile(self, train: Callable[[int], bool]) -> bool:
+        """Profile the next steps, which `train` does; whether it was stopped. Their times are no part of the run's."""
+        assert self.spec.profile is not None
+        stopped = False
+
+        def run(times: StepTimes, steps: int) -> bool:
+            nonlocal stopped
+            kept, self._times = self._times, times
+            stopped = train(self.step + steps)
+            self._times = kept
+            return stopped
+
+        self.profile = profile_steps(self.model, self.spec.profile, run, rank=self.rank, first_step=self.step + 1)
+        return stopped
+
     def times(self) -> tuple[RankTimes, ...]:
         """Where the time of the mean step went, of every rank on every rank; empty where it was not measured."""
         return tuple(times for times in gather_objects(self._times.mean()) if times is not None)
-
-    def _batches(self) -> Any:
-        """This rank's batches from the cursor on, epoch after epoch; the pipeline reads them ahead, so the cursor is not theirs to move."""
-        spec, data, epoch, start = self.spec, self.spec.data, self._epoch, self._batch
-        if data is None:
-            raise ConfigError("this run has no training data.")
-        while True:
-            yield from data.loader(
-                self.rank,
-                self.world_size,
-                spec.global_batch_size,
-                seed=spec.seed,
-                epoch=epoch,
-                start_batch=start,
-                shuffle=spec.shuffle,
-                drop_last=spec.drop_last,
-            )
-            epoch, start = epoch + 1, 0
-
-    def _batches_per_epoch(self) -> int:
-        spec, data = self.spec, self.spec.data
-        if data is None:
-            raise ConfigError("this run has no training data.")
-        per_epoch = data.num_batches(spec.global_batch_size, drop_last=spec.drop_last)
-        if per_epoch < 1:
-            raise ConfigError(
-                f"the data has {data.num_rows} rows, which make no batch of {spec.global_batch_size} rows with drop_last={spec.drop_last}."
-            )
-        return per_epoch
-
-    def _advance_cursor(self) -> None:
-        if self._batch >= self._per_epoch:
-            self._epoch, self._batch = self._epoch + 1, 0
-        self._batch += 1
 
     def _to_device(self, batch: Any) -> Any:
         return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
@@ -225,7 +231,7 @@ class RankTrainer:
             dense=dense_tensors(self.model),
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=self.step,
-            cursor={"epoch": self._epoch, "batch": self._batch, "global_batch_size": self.spec.global_batch_size, "seed": self.spec.seed},
+            cursor=self._place.cursor(),
             optimizers={name: {"name": o.name, **o.hyperparameters} for name, o in self.model.sparse_optimizers.items()},
             extras={"dense_optimizer": self.spec.dense_optimizer.name, "table_updates": self.model.iteration, **self.spec.extras},
         )
@@ -255,7 +261,7 @@ class RankTrainer:
             return
         if self.spec.run_path and path.rstrip("/") == CheckpointManager(self.spec.run_path).path(saved.step):
             self.checkpoint = path.rstrip("/")
-        self._restore_place(saved.cursor, path)
+        self._place.restore(saved.cursor, path)
         self.model.iteration = int(saved.extras.get("table_updates", 0))
         name = saved.extras.get("dense_optimizer", self.spec.dense_optimizer.name)
         if name != self.spec.dense_optimizer.name:
@@ -265,12 +271,3 @@ class RankTrainer:
             self._dense.load_state_dict(saved.dense_optimizer)
             for group, rate in zip(self._dense.param_groups, rates, strict=True):
                 group["lr"] = rate  # the run's, not the checkpoint's
-
-    def _restore_place(self, cursor: Mapping[str, Any], path: str) -> None:
-        for what, wanted in (("global_batch_size", self.spec.global_batch_size), ("seed", self.spec.seed)):
-            if cursor.get(what, wanted) != wanted:
-                raise ConfigError(
-                    f"{path} was trained with {what}={cursor[what]}, the run has {wanted}; its place in the data would mean other rows. "
-                    f"Use {what}={cursor[what]}."
-                )
-        self._epoch, self._batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))

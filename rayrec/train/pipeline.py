@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.timing import StepTimer, span
 from rayrec.errors import ConfigError
 from rayrec.train.ahead import Prefetcher, Reader
 
@@ -70,6 +71,7 @@ class _Pipeline(ABC):
         self.model, self.device = model, torch.device(device)
         self._autocast = autocast
         self._prefetcher = Prefetcher(model) if prefetch else None
+        self._sharded = next((m for m in model.modules() if isinstance(m, DistributedModelParallel)), None)
         on_gpu = self.device.type == "cuda"
         self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)  # on a GPU a batch is copied before it is exchanged
 
@@ -87,7 +89,8 @@ class _Pipeline(ABC):
 
     def advance(self, dataloader_iter: Iterator[Any]) -> PipelineStep:
         """As `progress`, returning the batch and the loss, too."""
-        self._reader.fill(dataloader_iter)
+        with span(self._timer, "data"):
+            self._reader.fill(dataloader_iter, self._timer)
         if not self._reader.ready:
             raise StopIteration
         batch = self._reader.ready.popleft().wait()
@@ -119,13 +122,19 @@ class _Pipeline(ABC):
         if self._prefetcher is not None:
             self._prefetcher.close()
 
+    @property
+    def _timer(self) -> StepTimer | None:
+        return None if self._sharded is None else self._sharded.timer
+
     def _start_next(self) -> None:
         if self._prefetcher is not None and self._reader.ready:
-            self._prefetcher.start(self._reader.ready[0].wait())
+            with span(self._timer, "input"):
+                self._prefetcher.start(self._reader.ready[0].wait())
 
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
         watching: AbstractContextManager[None] = self._prefetcher.watching(batch) if self._prefetcher is not None else nullcontext()
-        with watching, torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None):
+        autocast = torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
+        with span(self._timer, "dense"), watching, autocast:
             result = self.model(batch)
         self._start_next()  # for the first batch only now: its forward has taught the model who reads which ids
         try:
@@ -178,9 +187,11 @@ class TrainPipelineBase(_Pipeline):
         update = last or self._micro + 1 == self.options.accumulate
         with nullcontext() if update else _no_sync(self.model):
             loss, output = self._forward(batch)
-            (loss * (self._weight(batch) / self.options.accumulate)).sum().backward()
+            with span(self._timer, "backward"):
+                (loss * (self._weight(batch) / self.options.accumulate)).sum().backward()
         if update and self.optimizer is not None:
-            self.optimizer.step()
+            with span(self._timer, "optimizer"):
+                self.optimizer.step()
         self._micro = 0 if update else self._micro + 1
         return PipelineStep(batch, loss.detach(), output)
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.timing import span
 from rayrec.errors import ConfigError
 
 
@@ -42,13 +44,16 @@ def train_step(model: nn.Module, dense_optimizer: torch.optim.Optimizer | None, 
     Raises:
         ConfigError: the model's output has another form.
     """
+    timer = model.timer if isinstance(model, DistributedModelParallel) else None
     if dense_optimizer is not None:
         dense_optimizer.zero_grad(set_to_none=True)
-    result = forward(model, batch)
-    loss = result[0]
-    (loss * (batch.rows * world_size / max(1, batch.global_rows))).backward()
+    with span(timer, "dense"):
+        result = forward(model, batch)
+    with span(timer, "backward"):
+        (result[0] * (batch.rows * world_size / max(1, batch.global_rows))).backward()
     if dense_optimizer is not None:
-        dense_optimizer.step()
+        with span(timer, "optimizer"):
+            dense_optimizer.step()
     return summarize(result, batch.rows)
 
 

@@ -11,9 +11,10 @@ from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.distributed.calibrate import calibrate
 from rayrec.layout import Topology
-from rayrec.layout.hindsight import RankTimes
+from rayrec.layout.times import RankTimes
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
+from rayrec.train.profile_page import Profile
 from rayrec.train.seat import RankContext
 
 
@@ -29,6 +30,7 @@ class FitOutcome:
         checkpoint: newest checkpoint, or None.
         stopped: it was asked to stop.
         times: of the mean step, by rank; empty where parts were not measured.
+        profile: when the spec wanted one and the run was not stopped before it.
     """
 
     steps: int
@@ -39,6 +41,7 @@ class FitOutcome:
     checkpoint: str | None = None
     stopped: bool = False
     times: tuple[RankTimes, ...] = ()
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +81,7 @@ class FitTask:
             checkpoint=trainer.checkpoint,
             stopped=stopped,
             times=times,
+            profile=trainer.profile,
         )
 
 

@@ -1,41 +1,74 @@
-"""How long this rank's steps took, by part, over a run: what hindsight compares with the plan's promises.
+"""How long this rank's steps took, by part, over a run: what hindsight compares with the plan's promises, and what a profile shows.
 
-The first window, which is one step that loads kernels and touches memory for the first time, does not count. On a GPU parts are not
-measured: the host's clock would see launches and not kernels.
+Windows of steps are counted one by one, so that what happens between them (checkpoints, agreements) is no part of a step.
 """
 
 from __future__ import annotations
 
-from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.timing import PARTS
-from rayrec.layout.hindsight import RankTimes
+import resource
+from dataclasses import dataclass
+
+from rayrec.distributed.timing import StepTimer
+from rayrec.layout.times import STEP_PARTS, PartTimes, RankTimes
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    clock: float
+    usage: resource.struct_rusage
+    waits: int
+    parts: dict[str, PartTimes]
 
 
 class StepTimes:
-    """Counts the windows of one run.
+    """Counts windows of steps.
 
     Args:
-        model: whose parts are timed from now on.
+        timer: of the model whose steps are counted; without one nothing is.
+        warm_up: leave out the first window, whose step loads kernels and touches memory for the first time.
     """
 
-    def __init__(self, model: DistributedModelParallel) -> None:
-        self._timer = model.time_parts() if model.device.type == "cpu" else None
-        self._steps, self._seconds, self._warm = 0, 0.0, False
+    def __init__(self, timer: StepTimer | None, warm_up: bool = False) -> None:
+        self._timer, self._skip = timer, warm_up
+        self._steps, self._seconds, self._cpu_s, self._faults, self._waits = 0, 0.0, 0.0, 0, 0
+        self._parts = dict.fromkeys(STEP_PARTS, PartTimes())
+        self._before: _Reading | None = None
 
-    def add(self, steps: int, seconds: float) -> None:
-        """A window of so many steps has ended."""
-        if self._timer is None:
+    def begin(self) -> None:
+        """A window begins."""
+        self._before = self._read()
+
+    def add(self, steps: int) -> None:
+        """The window has ended, after so many steps."""
+        before, now = self._before, self._read()
+        if before is None or now is None:
             return
-        if not self._warm:
-            self._warm = True
-            self._timer.reset()
+        if self._skip:
+            self._skip = False
             return
         self._steps += steps
-        self._seconds += seconds
+        self._seconds += now.clock - before.clock
+        self._cpu_s += now.usage.ru_utime + now.usage.ru_stime - before.usage.ru_utime - before.usage.ru_stime
+        self._faults += now.usage.ru_minflt - before.usage.ru_minflt
+        self._waits += now.waits - before.waits
+        for part, total in self._parts.items():
+            triples = zip(total, now.parts[part], before.parts[part], strict=True)
+            self._parts[part] = PartTimes(*(t + n - b for t, n, b in triples))
 
     def mean(self) -> RankTimes | None:
         """Of the mean step so far; None when nothing was counted."""
-        if self._timer is None or not self._steps:
+        if not self._steps:
             return None
-        seconds, waited = ([of[part] / self._steps for part in PARTS] for of in (self._timer.seconds, self._timer.waited))
-        return RankTimes(seconds=tuple(seconds), waited=tuple(waited), step_s=self._seconds / self._steps, ahead=self._timer.ahead)
+        n = self._steps
+        return RankTimes(
+            parts={part: PartTimes(*(value / n for value in total)) for part, total in self._parts.items()},
+            step_s=self._seconds / n,
+            waits=self._waits / n,
+            faults=self._faults / n,
+            cpu_s=self._cpu_s / n,
+        )
+
+    def _read(self) -> _Reading | None:
+        if self._timer is None:
+            return None
+        return _Reading(self._timer.clock(), resource.getrusage(resource.RUSAGE_SELF), self._timer.waits, self._timer.read())

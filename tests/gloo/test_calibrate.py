@@ -10,8 +10,9 @@ import torch
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.calibrate import calibrate, plan_amounts, random_batch, random_design
-from rayrec.distributed.timing import PARTS
+from rayrec.distributed.timing import StepTimer
 from rayrec.layout import EmbeddingBagConfig, Topology
+from rayrec.layout.rates import PARTS
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.costs import CostModel
@@ -42,15 +43,15 @@ def timed_rank(rank: int, world_size: int) -> tuple[list[float], list[float], fl
     topology = Topology.local(world_size, memory_bytes=1 << 30)
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
     model = DistributedModelParallel(collection, plan=design.plan(topology), seed=0)
-    timer = model.time_parts()
-    assert model.time_parts() is timer
+    timer = model.timer = StepTimer()
     batch = random_batch(design, rank, torch.device("cpu"))
     for _ in range(3):
         timer.reset()
         start = perf_counter()
         model(batch).values().sum().backward()
         seconds = perf_counter() - start
-    return [timer.seconds[p] for p in PARTS], [timer.waited[p] for p in PARTS], seconds
+    parts = timer.read()
+    return [parts[p].seconds for p in PARTS], [parts[p].waited for p in PARTS], seconds
 
 
 def test_parts_are_all_timed_and_add_up_to_less_than_the_step(ranks: RankPool) -> None:

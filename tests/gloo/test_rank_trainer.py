@@ -35,7 +35,7 @@ def both_loops(rank: int, world_size: int, folder: Path) -> None:
     spec = spec_of(folder, world_size)
     with RankTrainer(spec) as trainer:
         trainer.run()
-        assert (trainer._epoch, trainer._batch) == (1, 5)
+        assert (trainer._place.epoch, trainer._place.batch) == (1, 5)
         got = numbers(trainer.model)
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "rayrec-"))]
     torch.manual_seed(spec.seed)

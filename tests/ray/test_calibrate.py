@@ -51,5 +51,6 @@ def test_a_run_is_compared_with_its_prediction(clicks: SyntheticPaths, plan: str
     hindsight = result.hindsight
     assert hindsight is not None and len(hindsight.measured) == len(hindsight.predicted) == 2
     for times in hindsight.measured:
-        assert all(s > 0 for s in times.seconds) and 0 < times.rest_s < times.step_s < 1.0 and times.ahead
+        assert all(t.seconds + t.ahead > 0 for t in times.parts.values()) and times.ahead
+        assert 0 < times.rest_s < times.step_s < 1.0 and 0 < times.waits < 10
     assert "measured/predicted" in hindsight.report()

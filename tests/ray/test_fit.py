@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.checkpoint import read_manifest
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import CheckpointConfig, OptimizerConfig
+from rayrec.driver import CheckpointConfig, OptimizerConfig, ProfileConfig
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from tests.ray import worlds
@@ -20,13 +20,28 @@ SUM_ORDER = 2e-4  # float32 sums in another order, over a dozen steps of Adagrad
 
 
 def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
-    result = worlds.driver(clicks, 2, epochs=3, storage_path=str(tmp_path), name="a").fit()
+    profile = ProfileConfig(path=str(tmp_path / "profile"), skip_steps=2, steps=3)
+    result = worlds.driver(clicks, 2, epochs=3, storage_path=str(tmp_path), name="a", profile=profile).fit()
     assert result.steps == 3 * 12 and result.rows == 3 * 6007
     assert result.metrics["rows"] == 2003 and result.metrics["auc"] > 0.6
     assert result.train_loss is not None and 0 < result.train_loss < 0.7
     assert result.checkpoint == f"{tmp_path}/a/step-00000036"
     assert result.plan.world_size == 2 and not result.stopped and result.rows_per_s > 0
     assert read_manifest(result.checkpoint).cursor["epoch"] == 2
+    assert result.profile is not None and result.profile.first_step == 3 and len(result.profile.ranks) == 2
+    assert (tmp_path / "profile" / "summary.txt").read_text() == result.profile.text() + "\n"
+    assert (tmp_path / "profile" / "rank1.trace.json.gz").is_file()
+
+
+@pytest.mark.parametrize(("path", "steps", "says"), [("a/file/below", 3, "cannot write a profile"), ("fine", 100, "12 steps.*takes 205")])
+def test_a_profile_that_cannot_be_is_refused_before_anything_starts(
+    clicks: SyntheticPaths, tmp_path: Path, path: str, steps: int, says: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").touch()
+    driver = worlds.driver(clicks, 2, profile=ProfileConfig(path=str(tmp_path / path), steps=steps))
+    with pytest.raises(ConfigError, match=says):
+        driver.fit()
 
 
 @pytest.mark.parametrize(

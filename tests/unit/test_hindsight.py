@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rayrec.layout.estimates import RankEstimate
-from rayrec.layout.hindsight import Hindsight, RankTimes
+from rayrec.layout.hindsight import Hindsight
 from rayrec.layout.rates import PARTS
+from rayrec.layout.times import STEP_PARTS, PartTimes, RankTimes
 
 MS = 1e-3
 
@@ -17,7 +18,9 @@ def predicted(*ms: float) -> RankEstimate:
 
 
 def measured(ms: list[float], waited: list[float], step_ms: float) -> RankTimes:
-    return RankTimes(seconds=tuple(v * MS for v in ms), waited=tuple(v * MS for v in waited), step_s=step_ms * MS)
+    parts = dict.fromkeys(STEP_PARTS, PartTimes())
+    parts |= {part: PartTimes(s * MS, w * MS) for part, s, w in zip(PARTS, ms, waited, strict=True)}
+    return RankTimes(parts=parts, step_s=step_ms * MS)
 
 
 def test_a_rank_that_waits_for_another_is_not_slow() -> None:
@@ -25,18 +28,32 @@ def test_a_rank_that_waits_for_another_is_not_slow() -> None:
     told = (predicted(1, 1, 1, 1, 1), predicted(1, 3, 1, 1, 1))
     took = (measured([1, 1, 3, 1, 1], [0, 0, 2.2, 0, 0], 8), measured([1, 3, 1, 1, 1], [0, 0, 0.2, 0, 0], 8))
     hindsight = Hindsight(told, took)
-    assert hindsight.worked[0] == pytest.approx([v * MS for v in (1, 1, 1, 1, 1)])
+    assert [hindsight.worked[0][part] for part in PARTS] == pytest.approx([v * MS for v in (1, 1, 1, 1, 1)])
     assert hindsight.waits == pytest.approx((2 * MS, 0.0))
     assert hindsight.findings() == []
     lines = hindsight.report().splitlines()
-    assert len(lines) == 4 and max(map(len, lines)) <= 100
+    assert len(lines) == 4 and max(map(len, lines)) <= 102
     assert lines[2].split()[:3] == ["0", "1.000/1.000", "1.000/1.000"] and lines[2].split()[-3:] == ["2.000", "1.000", "8.000"]
 
 
+def test_dense_gradients_that_are_late_are_waited_for_and_not_worked_on() -> None:
+    """Rank 1's dense layers take 3 ms more; rank 0 waits for them when gradients are averaged."""
+    told = (predicted(1, 1, 1, 1, 1),) * 2
+    quick, slow = (measured([1] * 5, [0] * 5, 16) for _ in range(2))
+    quick.parts.update({"dense": PartTimes(2 * MS), "backward": PartTimes(7 * MS, 3.5 * MS)})  # type: ignore[attr-defined]
+    slow.parts.update({"dense": PartTimes(5 * MS), "backward": PartTimes(4 * MS, 0.5 * MS)})  # type: ignore[attr-defined]
+    hindsight = Hindsight(told, (quick, slow))
+    assert hindsight.waits == pytest.approx((3 * MS, 0.0))
+    lines = hindsight.report().splitlines()
+    assert [line.split()[-4:-2] for line in lines[2:]] == [["6.000", "3.000"], ["9.000", "0.000"]]
+
+
 def test_an_input_that_ran_ahead_is_no_part_of_the_step() -> None:
-    times = RankTimes(seconds=(5 * MS, MS, MS, MS, MS), waited=(4 * MS, 0, 0, 0, 0), step_s=5 * MS, ahead=True)
+    times = measured([0.5, 1, 1, 1, 1], [0.5, 0, 0, 0, 0], 5.5)
+    times.parts["input"] = PartTimes(0.5 * MS, 0.5 * MS, ahead=5 * MS, ahead_waited=4 * MS)  # type: ignore[index]
     hindsight = Hindsight((predicted(1, 1, 1, 1, 1),) * 2, (times, times))
-    assert times.rest_s == pytest.approx(MS) and hindsight.waits == pytest.approx((0.0, 0.0))
+    assert times.ahead and times.rest_s == pytest.approx(MS) and hindsight.waits == pytest.approx((0.0, 0.0))
+    assert hindsight.worked[0]["input"] == pytest.approx(5 * MS) and hindsight.findings() == []
     assert "no part of a step" in hindsight.report()
 
 

@@ -1,0 +1,68 @@
+"""A profile of a real run: its parts lie within the step, its traces name them, and training goes on as if there were none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.layout.times import STEP_PARTS
+from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer
+from rayrec.train.profile_page import Profile
+from tests.gloo.test_rank_trainer import numbers, spec_of
+from tests.ranks import RankPool
+
+WORLD = 2
+
+
+def train(rank: int, world_size: int, folder: Path) -> Profile:
+    """13 steps with checkpoints within the profile of steps 3 to 10, and without either."""
+    plain = spec_of(folder, world_size)
+    with RankTrainer(plain) as trainer:
+        trainer.run()
+        wanted, timer = numbers(trainer.model), trainer.model.timer
+        assert timer is not None and trainer.profile is None
+    saved = CheckpointConfig(every_n_steps=5, at_end=False)
+    profiled = replace(
+        plain, profile=ProfileConfig(path=str(folder / "profile"), skip_steps=2, steps=4), run_path=str(folder / "run"), checkpoint=saved
+    )
+    with RankTrainer(profiled) as trainer:
+        timer = trainer.model.timer
+        trainer.run()
+        assert trainer.model.timer is timer and trainer.profile is not None
+        got = numbers(trainer.model)
+        assert len(trainer.times()) == world_size
+    assert not [name for name in wanted if not torch.equal(got[name], wanted[name])]
+    return trainer.profile
+
+
+def test_two_ranks_are_profiled_and_train_as_without(ranks: RankPool, tmp_path: Path) -> None:
+    config = SyntheticConfig(rows_train=1003, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+    write_synthetic(tmp_path, config)
+    profile, other = ranks.run(WORLD, train, tmp_path)
+    assert profile == other and (profile.first_step, profile.steps, len(profile.ranks)) == (3, 4, WORLD)
+    for times in profile.ranks:
+        assert set(times.parts) == set(STEP_PARTS) and times.ahead
+        assert all(0 <= part.waited <= part.seconds and 0 <= part.ahead_waited <= part.ahead for part in times.parts.values())
+        assert all(times.parts[part].seconds > 0 for part in STEP_PARTS)
+        assert 0 < times.rest_s < times.step_s  # parts never overlap, so that what they leave of the step is never negative
+        assert times.waits == 4  # prefetched ids, rows, gradients of rows, dense gradients
+        assert times.cpu_s > 0
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["step-00000005", "step-00000010"]
+
+    folder = tmp_path / "profile"
+    assert (folder / "summary.txt").read_text() == profile.text() + "\n"
+    written = json.loads((folder / "profile.json").read_text())
+    assert [rank["step"] for rank in written["ranks"]] == [times.step_s for times in profile.ranks]
+    assert written["operators"][0]["self"] >= written["operators"][-1]["self"] > 0
+    inside = [f"rayrec::{part}" for part in STEP_PARTS]
+    for rank in range(WORLD):
+        events = json.loads(gzip.decompress((folder / f"rank{rank}.trace.json.gz").read_bytes()))["traceEvents"]
+        count = {name: sum(event.get("name") == name and event.get("ph") == "X" for event in events) for name in [*inside, "rayrec::wait"]}
+        assert all(count[f"rayrec::{part}"] >= profile.steps for part in STEP_PARTS) and count["rayrec::dense"] == profile.steps
+        assert count["rayrec::wait"] >= 4 * profile.steps
+        assert any(event.get("name") == "rayrec::input ahead" for event in events)
