@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.distributed.cpu_lookup import table_memory
+from rayrec.distributed.cpu_lookup import SlotRows, table_memory
+from rayrec.distributed.parts import Share, take_share
 from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType, Shard
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of
@@ -59,22 +60,34 @@ class Bags:
         offsets: (S * B + 1,).
         weights_N: weight of each id, or None.
         spans: where these ids lie among those of the group.
-        slots: S.
+        slots: those of the band's S that are read here.
+        by_slot: whether gradients have the bags of a slot below each other, instead of the slots of a bag.
     """
 
     rows_N: Tensor
     offsets: Tensor
     weights_N: Tensor | None
     spans: tuple[slice, ...]
-    slots: int
+    slots: range
+    all_slots: int
+    by_slot: bool
 
-    def grad_row_N(self, by_slot: bool) -> Tensor:
-        """For each id the row of its bag's gradient: bags of a slot below each other, or slots of a bag."""
-        bags = self.offsets.numel() - 1
-        rows = torch.arange(bags, device=self.offsets.device, dtype=self.rows_N.dtype)
-        if not by_slot:
-            rows = rows.view(-1, self.slots).t().reshape(-1)
+    @property
+    def bags(self) -> int:
+        """B."""
+        return (self.offsets.numel() - 1) // len(self.slots)
+
+    def grad_row_N(self) -> Tensor:
+        """For each id the row of its bag's gradient."""
+        rows = torch.arange(self.all_slots * self.bags, device=self.offsets.device, dtype=self.rows_N.dtype)
+        by_slot = rows.view(self.all_slots, -1) if self.by_slot else rows.view(-1, self.all_slots).t()
+        rows = by_slot[self.slots.start : self.slots.stop].reshape(-1)
         return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
+
+    def part(self, share: Share) -> Bags:
+        """The bags of a share of the slots, with the ids of its rows."""
+        rows_N, offsets, weights_N = take_share(self.rows_N, self.offsets, self.weights_N, self.bags, share)
+        return replace(self, rows_N=rows_N, offsets=offsets, weights_N=weights_N, spans=(), slots=share.slots)
 
 
 def bands_of(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> tuple[Tensor, list[Band]]:
@@ -108,12 +121,11 @@ def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return table_memory(-(-values * dtype.itemsize // 4)).view(dtype)[:values]
 
 
-def forward_arguments(group: LookupGroup, bands: Sequence[Band]) -> tuple[Any, ...]:
-    """Where FBGEMM's pooling finds the rows of each slot: offsets into the flat buffer, output columns, their sum, and rows so far."""
-    starts = {shard: band.weight.storage_offset() + first * band.width for band in bands for shard, first in band.shards.items()}
-    columns = torch.tensor(offsets_of(slot.width for slot in group.slots), dtype=torch.int32)
-    rows = torch.tensor(offsets_of(slot.shard.shape[0] for slot in group.slots))
-    return torch.tensor([starts[slot.shard] for slot in group.slots]), columns, group.width, rows
+def slot_rows(group: LookupGroup, rows: Tensor, bands: Sequence[Band], workers: Workers) -> SlotRows:
+    """Where FBGEMM's pooling finds the rows of each slot in the flat buffer."""
+    starts = {shard: int(band.weight.storage_offset()) + first * band.width for band in bands for shard, first in band.shards.items()}
+    before = offsets_of(slot.shard.shape[0] for slot in group.slots)
+    return SlotRows(rows, [starts[slot.shard] for slot in group.slots], before, [slot.width for slot in group.slots], workers)
 
 
 def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:

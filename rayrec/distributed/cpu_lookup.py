@@ -10,14 +10,18 @@ this is the one update that FBGEMM's CPU kernels vectorize, for tables that one 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.distributed.parts import Block, Share, cut_bags, cut_rows, ids_per_slot, take_share
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse.ops import offsets_of
@@ -35,34 +39,95 @@ def table_memory(values: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.float32)
 
 
+class SlotRows:
+    """Where the rows of each slot lie in one flat buffer, and the kernels that only read them.
+
+    Args:
+        rows: of all shards, flat.
+        starts: of each slot, where its shard begins in `rows`.
+        sizes: rows of the shards before each slot's, and of all shards.
+        widths: of each slot.
+        workers: share the work.
+    """
+
+    def __init__(self, rows: Tensor, starts: Sequence[int], sizes: Sequence[int], widths: Sequence[int], workers: Workers) -> None:
+        self.rows, self.widths, self.workers = rows, tuple(widths), workers
+        self.columns = offsets_of(widths)
+        self.starts_S = torch.tensor(starts)
+        self.columns_S = torch.tensor(self.columns, dtype=torch.int32)
+        self.sizes_S = torch.tensor(sizes)
+        self._all_S = torch.ones(len(self.widths), dtype=torch.int32)
+
+    def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """(bags, D) float32: the sum of every bag's rows, slots side by side."""
+        slots = len(self.widths)
+        bags = (offsets.numel() - 1) // slots
+        blocks = cut_bags(ids_per_slot(offsets, slots), self.widths, bags, self.workers.threads) if self.workers.threads > 1 else ()
+        if len(blocks) < 2:
+            return self._sums(Block(range(slots), range(bags)), ids, offsets, weights)
+        pooled = torch.empty(bags, self.columns[-1])
+
+        def fill(block: Block) -> None:
+            first, last = block.slots.start * bags + block.bags.start, (block.slots.stop - 1) * bags + block.bags.stop
+            columns = slice(self.columns[block.slots.start], self.columns[block.slots.stop])
+            pooled[block.bags.start : block.bags.stop, columns] = self._sums(block, ids, offsets[first : last + 1], weights)
+
+        self.workers.run([partial(fill, block) for block in blocks])
+        return pooled
+
+    def _sums(self, block: Block, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """(bags, width of the slots); `offsets` are those of the block, into all ids."""
+        a, b = block.slots.start, block.slots.stop
+        columns, width = self.columns_S[a : b + 1], self.columns[b] - self.columns[a]
+        columns = columns - columns[0] if a else columns
+        return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+            self.rows, self.starts_S[a:b], columns, width, self.sizes_S[a : b + 1], ids, offsets, _SUM, weights, _FLOAT32
+        )
+
+    def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+        """(N,) gradient of the per-id weights."""
+        slots = len(self.widths)
+        found = torch.empty(ids.numel())
+        bags = (offsets.numel() - 1) // slots
+        shares = cut_rows(ids_per_slot(offsets, slots), self.widths, range(slots), self.workers.threads)
+
+        def fill(slots: range) -> None:
+            a, b = slots.start, slots.stop
+            cut = offsets[a * bags : b * bags + 1]
+            mine = slice(int(cut[0]), int(cut[-1]))
+            found[mine] = torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
+                grad, self.rows, self.starts_S[a:b], self.columns_S[a : b + 1], ids[mine], cut - cut[0], self._all_S[a:b]
+            )
+
+        self.workers.run([partial(fill, slots) for slots in dict.fromkeys(share.slots for share in shares)])
+        return found
+
+
 class RowWiseAdagradLookup:
     """A `Lookup` of one group on CPU; see the module.
 
     Args:
         group: what to look up.
         optimizer: a row-wise Adagrad.
+        workers: share the work; see `parts`.
     """
 
     iteration = 0  # row-wise Adagrad corrects no bias
 
-    def __init__(self, group: LookupGroup, optimizer: RowWiseAdagrad) -> None:
-        self.group, self.optimizer = group, optimizer
+    def __init__(self, group: LookupGroup, optimizer: RowWiseAdagrad, workers: Workers | None = None) -> None:
+        self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
         rows = [shard.shape[0] for shard in group.shards]
-        widths = [shard.shape[1] for shard in group.shards]
-        self._bounds = offsets_of(r * w for r, w in zip(rows, widths, strict=True))
+        self._bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
         self._row_bounds = offsets_of(rows)
-        self.rows = table_memory(self._bounds[-1])
         self.sums = torch.zeros(self._row_bounds[-1])
         slots = group.slot_shards
-        self._width = sum(widths[s] for s in slots)
-        self._widest = max(widths)
-        self._row_offsets = torch.tensor([self._bounds[s] for s in slots])
-        self._sum_offsets = torch.tensor([self._row_bounds[s] for s in slots])
-        self._columns = torch.tensor(offsets_of(widths[s] for s in slots), dtype=torch.int32)
-        self._sizes = torch.tensor([*(self._row_bounds[s] for s in slots), self._row_bounds[-1]])
+        self.rows = table_memory(self._bounds[-1])
+        sizes = [*(self._row_bounds[s] for s in slots), self._row_bounds[-1]]
+        self._slots = SlotRows(self.rows, [self._bounds[s] for s in slots], sizes, [s.width for s in group.slots], self.workers)
+        self._widest = max(shard.shape[1] for shard in group.shards)
+        self._sum_offsets = torch.tensor(sizes[:-1])
         self._bits = max(1, (self._row_bounds[-1]).bit_length())
         self._places = torch.zeros(len(slots), dtype=torch.int32)
-        self._all = torch.ones(len(slots), dtype=torch.int32)
         self._lr = torch.tensor(optimizer.lr)
         self._anchor = torch.zeros(0, requires_grad=True)
 
@@ -70,7 +135,7 @@ class RowWiseAdagradLookup:
     def trains(optimizer: SparseOptimizer, data_type: DataType) -> bool:
         """Whether this lookup applies exactly the optimizer's update."""
         plain = isinstance(optimizer, RowWiseAdagrad) and not optimizer.weight_decay
-        return plain and data_type is DataType.FP32 and optimizer.max_gradient is None and optimizer.max_row_norm is None
+        return plain and data_type is DataType.FP32 and optimizer.max_row_norm is None
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """(bags, D) float32: the pooled rows of every slot's bags; its backward updates the rows."""
@@ -78,22 +143,27 @@ class RowWiseAdagradLookup:
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The kernel's forward pass."""
-        return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
-            self.rows, self._row_offsets, self._columns, self._width, self._sizes, ids, offsets, _SUM, weights, _FLOAT32
-        )
+        return self._slots.look_up(ids, offsets, weights)
 
     def update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
         """The kernel's backward pass, which updates the rows."""
+        slots = len(self.group.slots)
+        bags = (offsets.numel() - 1) // slots
+        shares = cut_rows(ids_per_slot(offsets, slots), self._slots.widths, self.group.slot_shards, self.workers.threads)
+        self.workers.run([partial(self._update, grad, ids, offsets, weights, bags, share) for share in shares])
+
+    def _update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share) -> None:
+        if len(share.slots) < len(self.group.slots) or share.parts > 1:
+            ids, offsets, weights = take_share(ids, offsets, weights, bags, share)
+        of, a, b = self._slots, share.slots.start, share.slots.stop
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
-            grad, self.rows, self._places, self._row_offsets, self._columns, self._widest, self._sizes, self._bits, ids, offsets, _SUM,
-            weights, False, self.sums, self._places, self._sum_offsets, self._lr, self.optimizer.eps,
+            grad, self.rows, self._places[a:b], of.starts_S[a:b], of.columns_S[a : b + 1], self._widest, of.sizes_S[a : b + 1], self._bits,
+            ids, offsets, _SUM, weights, False, self.sums, self._places[a:b], self._sum_offsets[a:b], self._lr, self.optimizer.eps,
         )  # fmt: skip
 
     def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
         """(N,) gradient of the per-id weights."""
-        return torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
-            grad, self.rows, self._row_offsets, self._columns, ids, offsets, self._all
-        )
+        return self._slots.weight_grad(grad, ids, offsets)
 
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the updates to come."""
@@ -113,12 +183,16 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lookup: RowWiseAdagradLookup, anchor: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         ctx.lookup, ctx.routed = lookup, (ids, offsets, None if weights is None else weights.detach())
-        return lookup.look_up(*ctx.routed)
+        with lookup.workers.alone():
+            return lookup.look_up(*ctx.routed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grad.contiguous()
+        lookup: RowWiseAdagradLookup = ctx.lookup
         ids, offsets, weights = ctx.routed
-        weight_grad = ctx.lookup.weight_grad(grad, ids, offsets) if ctx.needs_input_grad[4] else None
-        ctx.lookup.update(grad, ids, offsets, weights)
+        limit = lookup.optimizer.max_gradient
+        with lookup.workers.alone():
+            grad = grad.contiguous() if limit is None else grad.clamp(-limit, limit)
+            weight_grad = lookup.weight_grad(grad, ids, offsets) if ctx.needs_input_grad[4] else None
+            lookup.update(grad, ids, offsets, weights)
         return None, None, None, None, weight_grad

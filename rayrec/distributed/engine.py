@@ -32,6 +32,7 @@ from rayrec.distributed.routes_ahead import RoutesAhead
 from rayrec.distributed.slots import CollectionSpec, GroupKey
 from rayrec.distributed.timing import StepTimer, span
 from rayrec.distributed.two_hop import Hops
+from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, takes_two_hops
 from rayrec.optim import SparseOptimizer
@@ -88,10 +89,11 @@ class ShardedEmbeddings:
         plan.check([table for c in collections for table in c.tables], exchange.world_size)
         self._compiled: dict[frozenset[int], Compiled] = {}
         self._hops = self._split(plan)
+        self._workers = Workers.of(device)
         self.lookups: dict[GroupKey, GroupLookup] = {}
         for index in range(len(collections)):
             for group in self._compile(frozenset([index])).slots.ranks[exchange.rank].groups:
-                self.lookups[group.key] = GroupLookup(group, device)
+                self.lookups[group.key] = GroupLookup(group, device, self._workers)
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._inbox = Inbox(len(collections))
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -130,7 +132,7 @@ class ShardedEmbeddings:
         lookups = {}
         for group in groups:
             kept = self.lookups.get(group.key)
-            lookups[group.key] = kept if kept is not None and kept.group == group else GroupLookup(group, self.device)
+            lookups[group.key] = kept if kept is not None and kept.group == group else GroupLookup(group, self.device, self._workers)
         new = [state for lookup in lookups.values() for state in lookup.shard_states()]
         widths = {t.name: {WEIGHT: False} | {n: per == "row" for n, per in self.optimizers[t.name].state_widths.items()} for t in tables}
         moving = [Moving(n, old_plan.tables[n].layout, plan.tables[n].layout, columns) for n, columns in widths.items()]

@@ -14,6 +14,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.distributed.lookup import make_lookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup, Slot
+from rayrec.distributed.workers import Workers
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of
@@ -25,11 +26,12 @@ class GroupLookup:
     Args:
         group: what to look up; its key names optimizer, storage and element type.
         device: where rows live and the kernel runs.
+        workers: share the work on CPU; the calling thread alone when None.
     """
 
-    def __init__(self, group: LookupGroup, device: torch.device) -> None:
+    def __init__(self, group: LookupGroup, device: torch.device, workers: Workers | None = None) -> None:
         self.group = group
-        self.kernel = make_lookup(_merged(group) if group.key.sequence else group, group.key.optimizer, device)
+        self.kernel = make_lookup(_merged(group) if group.key.sequence else group, group.key.optimizer, device, workers)
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width). float32; its backward updates the rows."""

@@ -1,10 +1,10 @@
 """The lookup step: one kernel over one group of shards, which updates its rows in the backward pass.
 
 `FusedLookup` is FBGEMM's table-batched embedding with sum pooling; `TorchLookup` does the same with its update in torch. `make_lookup`
-takes FBGEMM's where it trains the optimizer as defined and is the faster. On CPU it has SGD, Adagrad and row-wise Adagrad, and ignores
-weight decay for tables of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there. Only its row-wise
-Adagrad of float32 tables that one feature reads is vectorized; the rest is faster in torch (benchmarks/lookup.py). On CUDA it has all of
-them, with the decay that belongs to each.
+takes FBGEMM's kernels where they train the optimizer as defined and are the faster. On CPU they have SGD, Adagrad and row-wise Adagrad, and
+ignore weight decay for tables of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there. Only their
+row-wise Adagrad of float32 tables is vectorized, which `RowWiseAdagradLookup` calls; the rest is faster in torch (benchmarks/lookup.py).
+On CUDA they have all of them, with the decay that belongs to each.
 
 Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states` shows rows and optimizer state as live
 rectangles, which checkpoints, resharding and initial values write through.
@@ -29,6 +29,7 @@ from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.torch_lookup import TorchLookup
+from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
@@ -75,20 +76,22 @@ class Lookup(Protocol):
         ...
 
 
-def make_lookup(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> Lookup:
+def make_lookup(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, workers: Workers | None = None) -> Lookup:
     """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with its update in torch.
 
     Args:
         group: what to look up.
         optimizer: the update that the backward pass applies.
         device: where rows live and the kernel runs.
+        workers: share the work on CPU; the calling thread alone when None.
     Raises:
         ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
     """
-    if device.type == "cpu" and isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
-        return RowWiseAdagradLookup(group, optimizer)
-    fused = has_fused_kernel(optimizer, device.type) and (device.type != "cpu" or _is_vectorized(group, optimizer))
-    return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
+    if device.type == "cpu":
+        if isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
+            return RowWiseAdagradLookup(group, optimizer, workers)
+        return TorchLookup(group, optimizer, device, workers)
+    return (FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup)(group, optimizer, device)
 
 
 def has_fused_kernel(optimizer: SparseOptimizer, device_type: str) -> bool:
@@ -101,12 +104,6 @@ def has_fused_kernel(optimizer: SparseOptimizer, device_type: str) -> bool:
     if not decay or isinstance(optimizer, (RowWiseAdagrad, LAMB, LarsSGD)):
         return True
     return isinstance(optimizer, Adam) and optimizer.weight_decay_mode == "decoupled"
-
-
-def _is_vectorized(group: LookupGroup, optimizer: SparseOptimizer) -> bool:
-    """Whether FBGEMM's CPU update is more than a scalar loop, which the update in torch outruns: tables of one feature, one case."""
-    own_tables = len(group.slots) == len(group.shards)
-    return own_tables and isinstance(optimizer, RowWiseAdagrad) and group.key.data_type is DataType.FP32
 
 
 def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:

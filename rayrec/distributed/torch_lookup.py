@@ -16,22 +16,24 @@ rows outside of device memory on CUDA.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, complete_sum, forward_arguments, put_rows, shift
+from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, complete_sum, put_rows, shift, slot_rows
+from rayrec.distributed.parts import Share, cut_bags, cut_rows, ids_per_slot
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.row_update import update_rows
 from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.workers import Task, Workers
 from rayrec.errors import ConfigError
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import runs
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}  # of touched rows updated at once: 512 KiB per temporary, or few launches
-_SUM, _FLOAT32 = 0, 0  # FBGEMM's pooling mode and output type
 
 
 class TorchLookup:
@@ -41,23 +43,24 @@ class TorchLookup:
         group: what to look up.
         optimizer: the update that the backward pass applies.
         device: where rows live.
+        workers: share the work on CPU; see `parts`.
     Attributes:
         iteration: updates so far; Adam and its kin correct their bias by it.
     Raises:
         ConfigError: the rows shall live outside of a GPU's memory, which only FBGEMM's kernels can do.
     """
 
-    def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> None:
+    def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, workers: Workers | None = None) -> None:
         if device.type != "cpu" and group.key.storage != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             raise ConfigError(
                 f"FBGEMM has no CUDA kernel for {optimizer}, so the rows of {tables} cannot have storage {group.key.storage!r}. "
                 "Change the storage, or train without max_row_norm and with the decay that FBGEMM knows (docs/optimizers.md)."
             )
-        self.group, self.optimizer, self.device = group, optimizer, device
+        self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
-        self._rows, self._bands = bands_of(group, optimizer, device)
-        self._kernel = forward_arguments(group, self._bands) if device.type == "cpu" else ()
+        rows, self._bands = bands_of(group, optimizer, device)
+        self._slots = slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
 
     def __call__(self, routed: GroupIds) -> Tensor:
@@ -83,10 +86,9 @@ class TorchLookup:
 
     def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]) -> Tensor:
         if self.group.key.sequence:  # one slot, and every id a bag of its own
-            return self._bands[0].weight.index_select(0, bags[0].rows_N).float()
-        if self.device.type == "cpu":
-            forward = torch.ops.fbgemm.split_embedding_codegen_forward_cpu
-            return forward(self._rows, *self._kernel, ids, offsets, _SUM, weights, _FLOAT32)
+            return self._rows_of(self._bands[0].weight, bags[0].rows_N)
+        if self._slots is not None:
+            return self._slots.look_up(ids, offsets, weights)
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         pooled = torch.empty(num_bags, self.group.width, device=self.device)
         for band, b in zip(self._bands, bags, strict=True):
@@ -94,6 +96,19 @@ class TorchLookup:
             for i, column in enumerate(band.columns):
                 pooled[:, column : column + band.width] = part[i]
         return pooled
+
+    def _rows_of(self, table: Tensor, rows_N: Tensor) -> Tensor:
+        """(N, D) float32."""
+        blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), self.workers.threads)
+        if len(blocks) < 2:
+            return table.index_select(0, rows_N).float()
+        found = torch.empty(rows_N.numel(), table.shape[1])
+
+        def fill(ids: slice) -> None:
+            found[ids] = table.index_select(0, rows_N[ids])
+
+        self.workers.run([partial(fill, slice(block.bags.start, block.bags.stop)) for block in blocks])
+        return found
 
     def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
         """(S * B, D): the gradients of one band's bags, in the order that `Bags.grad_row_N` knows."""
@@ -106,7 +121,7 @@ class TorchLookup:
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         bounds = offsets[:: max(num_bags, 1)]
         if len(self._bands) == 1:
-            return [Bags(shift(ids, self._bands[0], bounds), offsets, weights, (slice(None),), len(self.group.slots))]
+            return [self._bags(self._bands[0], shift(ids, self._bands[0], bounds), offsets, weights, (slice(None),))]
         cuts, lengths, found = bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1), offsets.diff(), []
         for band in self._bands:
             slots = runs(band.slots)
@@ -114,16 +129,25 @@ class TorchLookup:
             own = complete_sum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
             rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
-            found.append(Bags(rows_N, own, weights_N, spans, len(band.slots)))
+            found.append(self._bags(band, rows_N, own, weights_N, spans))
         return found
+
+    def _bags(self, band: Band, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None, spans: tuple[slice, ...]) -> Bags:
+        slots = len(band.slots)
+        return Bags(rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1)
 
     def _grad_of_weights(self, bags: Sequence[Bags], grads: Sequence[Tensor], weights: Tensor) -> Tensor:
         """(N,): what each id's weight scales, its row, times the gradient of its bag."""
         found = torch.empty_like(weights)
         for band, b, grad in zip(self._bands, bags, grads, strict=True):
             step = max(1, self._block_elements() // band.width)
-            parts = zip(b.rows_N.split(step), b.grad_row_N(len(self._bands) > 1).split(step), strict=True)
-            dots = torch.cat([torch.einsum("nd,nd->n", band.weight[rows].float(), grad[bag]) for rows, bag in parts])
+            dots = weights.new_empty(b.rows_N.numel())
+
+            def fill(dots: Tensor, rows: Tensor, bag: Tensor, band: Band = band, grad: Tensor = grad) -> None:
+                dots.copy_(torch.einsum("nd,nd->n", band.weight[rows].float(), grad[bag]))
+
+            parts = zip(dots.split(step), b.rows_N.split(step), b.grad_row_N().split(step), strict=True)
+            self.workers.run([partial(fill, *part) for part in parts])
             for span, part in zip(b.spans, dots.split([len(range(*s.indices(weights.numel()))) for s in b.spans]), strict=True):
                 found[span] = part
         return found
@@ -131,10 +155,21 @@ class TorchLookup:
     def _block_elements(self) -> int:
         return _BLOCK_ELEMENTS["cpu" if self.device.type == "cpu" else "cuda"]
 
+    def _updates(self, band: Band, bags: Bags, grad: Tensor) -> list[Task]:
+        """What updates the band's rows; `grad` is (S * B, D)."""
+        if self.workers.threads == 1:
+            return [partial(self._update, band, bags, grad)]
+        shards = [self.group.slot_shards[slot] for slot in band.slots]
+        shares = cut_rows(ids_per_slot(bags.offsets, len(shards)), [band.width] * len(shards), shards, self.workers.threads)
+        return [partial(self._update_share, band, bags, grad, share) for share in shares]
+
+    def _update_share(self, band: Band, bags: Bags, grad: Tensor, share: Share) -> None:
+        self._update(band, bags.part(share), grad)
+
     def _update(self, band: Band, bags: Bags, grad: Tensor) -> None:
         """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
         sorted_N, order_N = bags.rows_N.sort(stable=True)
-        bag_N = bags.grad_row_N(len(self._bands) > 1).index_select(0, order_N)
+        bag_N = bags.grad_row_N().index_select(0, order_N)
         weights_N = None if bags.weights_N is None else bags.weights_N.index_select(0, order_N)
         touched_U, counts_U = sorted_N.unique_consecutive(return_counts=True)
         touched_U, starts = touched_U.long(), complete_sum(counts_U)
@@ -160,19 +195,21 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, lookup: TorchLookup, anchor: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        bags = lookup._split(ids, offsets, weights)
-        ctx.lookup, ctx.bags, ctx.weights = lookup, bags, weights
-        return lookup._pool(ids, offsets, None if weights is None else weights.detach(), bags)
+        with lookup.workers.alone():
+            bags = lookup._split(ids, offsets, weights)
+            ctx.lookup, ctx.bags, ctx.weights = lookup, bags, weights
+            return lookup._pool(ids, offsets, None if weights is None else weights.detach(), bags)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lookup: TorchLookup = ctx.lookup
-        grad = grads[0].contiguous()
-        if lookup.optimizer.max_gradient is not None:
-            grad = grad.clamp(-lookup.optimizer.max_gradient, lookup.optimizer.max_gradient)
-        by_band = [lookup._grad_of_bags(band, grad) for band in lookup._bands]
-        grad_of_weights = lookup._grad_of_weights(ctx.bags, by_band, ctx.weights) if ctx.needs_input_grad[4] else None
-        lookup.iteration += 1
-        for band, bags, grad_of_bags in zip(lookup._bands, ctx.bags, by_band, strict=True):
-            lookup._update(band, bags, grad_of_bags)
+        with lookup.workers.alone():
+            grad = grads[0].contiguous()
+            if lookup.optimizer.max_gradient is not None:
+                grad = grad.clamp(-lookup.optimizer.max_gradient, lookup.optimizer.max_gradient)
+            by_band = [lookup._grad_of_bags(band, grad) for band in lookup._bands]
+            grad_of_weights = lookup._grad_of_weights(ctx.bags, by_band, ctx.weights) if ctx.needs_input_grad[4] else None
+            lookup.iteration += 1
+            parts = zip(lookup._bands, ctx.bags, by_band, strict=True)
+            lookup.workers.run([task for band, bags, grad_of_bags in parts for task in lookup._updates(band, bags, grad_of_bags)])
         return None, None, None, None, grad_of_weights

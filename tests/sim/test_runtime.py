@@ -10,7 +10,7 @@ import torch
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
-from rayrec.distributed import shard_embeddings
+from rayrec.distributed import parts, shard_embeddings
 from rayrec.distributed.engine import EngineOptions
 from rayrec.errors import InputError
 from rayrec.layout import (
@@ -55,11 +55,12 @@ def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[lis
     return [[[like(tables, kjt) for tables in world.collections] for kjt in step] for step in batches]
 
 
-def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptions | None = None):
+def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptions | None = None, threads: int = 1):
     """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world."""
 
     def rank_main(exchange):
-        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread that is new to torch takes over the number that was set last
+        torch.set_num_threads(threads)
         modules, engine = shard_embeddings(
             build_collections(world, "meta" if meta else "cpu"),
             world.plan,
@@ -106,6 +107,22 @@ def check_equals_unsharded(world: World, meta: bool, options: EngineOptions | No
 @pytest.mark.parametrize("seed", range(200))
 def test_mixed_plan_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed), meta=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("seed", range(9000, 9030))
+def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LEAST_VALUES", 0)
+    world = random_world(seed, sequences=seed % 2 == 0, varying=seed % 3 == 0)
+    batches = batches_of(world, STEPS)
+    targets = targets_of(world, batches)
+    outputs, states, _ = run_sharded(world, batches, targets, meta=True)
+    again, their_states, _ = run_sharded(world, batches, targets, meta=True, threads=threads)
+    for a, b in zip((o for s in outputs for r in s for o in r), (o for s in again for r in s for o in r), strict=True):
+        assert torch.equal(a, b)
+    for (shard, weight, state), (their_shard, their_weight, their_state) in zip(states, their_states, strict=True):
+        assert shard == their_shard and torch.equal(weight, their_weight)
+        assert all(torch.equal(state[name], their_state[name]) for name in state)
 
 
 @pytest.mark.parametrize("seed", range(2000, 2150))

@@ -114,8 +114,10 @@ class Work:
                 state.weight.copy_(value)
 
 
-def random_work(seed: int, optimizer: SparseOptimizer, data_type: DataType = DataType.FP32, weighted: bool | None = None) -> Work:
-    """Shards of several widths, some with two slots, as a function of `seed`."""
+def random_work(
+    seed: int, optimizer: SparseOptimizer, data_type: DataType = DataType.FP32, weighted: bool | None = None, rows: int = 9
+) -> Work:
+    """Shards of several widths and at most `rows` rows, some with two slots, as a function of `seed`."""
     rng = random.Random(seed)
     weighted = rng.random() < 0.4 if weighted is None else weighted
     shards: list[Shard] = []
@@ -123,7 +125,7 @@ def random_work(seed: int, optimizer: SparseOptimizer, data_type: DataType = Dat
     for i in range(rng.randint(1, 5)):
         first_row, first_col = rng.randint(0, 5), 4 * rng.randint(0, 2)
         width = 4 * rng.choice([1, 2, 2, 3])
-        shards.append(Shard(f"t{i}", range(first_row, first_row + rng.randint(1, 9)), range(first_col, first_col + width), 0))
+        shards.append(Shard(f"t{i}", range(first_row, first_row + rng.randint(1, rows)), range(first_col, first_col + width), 0))
         for f in range(rng.randint(1, 2)):
             slots.append(Slot(Use(len(slots), 0, f"t{i}", f"f{i}{f}", 0, first_col + width), shards[-1], 0, len(slots)))
     key = GroupKey(

@@ -300,8 +300,7 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: S
     [
         (RowWiseAdagrad(), DataType.FP32, 1, RowWiseAdagradLookup),
         (RowWiseAdagrad(), DataType.FP32, 2, RowWiseAdagradLookup),
-        (RowWiseAdagrad(max_gradient=1.0), DataType.FP32, 1, FusedLookup),
-        (RowWiseAdagrad(max_gradient=1.0), DataType.FP32, 2, TorchLookup),
+        (RowWiseAdagrad(max_gradient=1.0), DataType.FP32, 2, RowWiseAdagradLookup),
         (RowWiseAdagrad(), DataType.FP16, 1, TorchLookup),
         (SGD(), DataType.FP32, 1, TorchLookup),
         (Adagrad(), DataType.FP32, 1, TorchLookup),

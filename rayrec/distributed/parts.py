@@ -1,0 +1,128 @@
+"""How a kernel's work is cut into tasks for several threads, as pure functions. The sum of a bag or of a row's gradient is never cut.
+
+The forward pass is cut into blocks of slots and bags, the update by shards; of a shard that has more than one thread's share of the work,
+every task takes the rows of some blocks of rows. A kernel that is given a part adds up the same numbers in the same order as for the
+whole, so results are equal bit for bit. Tasks come with the largest first, so that the threads end together.
+"""
+
+# S slots, N ids, T threads
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from rayrec.sparse.ops import complete_cumsum
+
+LEAST_VALUES = 1 << 14  # read and written by the kernel; less is not worth waking a thread
+_CACHED_VALUES = 1 << 17  # of one task's output, which is still in the core's cache when it is copied to its columns
+_TASKS_PER_THREAD = 2
+_ROW_BITS = 4  # rows that go to one task together: their row-wise state shares a cache line
+
+P = TypeVar("P")
+
+
+class Block(NamedTuple):
+    """Some bags of neighbouring slots; all bags unless there is one slot."""
+
+    slots: range
+    bags: range
+
+
+class Share(NamedTuple):
+    """Of neighbouring slots, with all slots of their shards, every `parts`-th block of rows from block `part` on."""
+
+    slots: range
+    part: int = 0
+    parts: int = 1
+
+
+def ids_per_slot(offsets: Tensor, slots: int) -> list[int]:
+    """From the offsets of all bags, slot by slot."""
+    bags = (offsets.numel() - 1) // slots
+    return offsets[::bags].diff().tolist() if bags else [0] * slots
+
+
+def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int) -> list[Block]:
+    """Blocks that cover all bags of all slots.
+
+    Args:
+        ids: of each slot.
+        widths: of each slot.
+        bags: of every slot.
+    """
+    work = [(n + bags) * width for n, width in zip(ids, widths, strict=True)]
+    most = sum(work) / (_TASKS_PER_THREAD * threads)
+    if threads == 1 or not bags or sum(work) < LEAST_VALUES:
+        return [Block(range(len(ids)), range(bags))]
+    found: list[tuple[float, Block]] = []
+    values = _CACHED_VALUES
+    for slot, (cost, width) in enumerate(zip(work, widths, strict=True)):
+        pieces = min(bags, max(math.ceil(cost / most), math.ceil(bags * width / _CACHED_VALUES)))
+        if pieces > 1:
+            cuts = [bags * i // pieces for i in range(pieces + 1)]
+            found += [(cost / pieces, Block(range(slot, slot + 1), range(a, b))) for a, b in pairwise(cuts)]
+            values = _CACHED_VALUES
+            continue
+        values += bags * width
+        if found and values <= _CACHED_VALUES and found[-1][0] + cost <= most:
+            before, block = found[-1]
+            found[-1] = before + cost, Block(range(block.slots.start, slot + 1), block.bags)
+        else:
+            found.append((cost, Block(range(slot, slot + 1), range(bags))))
+            values = bags * width
+    return _largest_first(found)
+
+
+def cut_rows(ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], threads: int) -> list[Share]:
+    """Shares that touch every row of every shard once.
+
+    Args:
+        ids: of each slot.
+        widths: of each slot.
+        shards: number of each slot's shard, ascending.
+    """
+    work = [n * width for n, width in zip(ids, widths, strict=True)]
+    total = sum(work)
+    if threads == 1 or total < LEAST_VALUES:
+        return [Share(range(len(ids)))]
+    found: list[tuple[float, Share]] = []
+    for _, same in groupby(range(len(ids)), key=lambda slot: shards[slot]):
+        slots = list(same)
+        cost = sum(work[slot] for slot in slots)
+        first, last = slots[0], slots[-1] + 1
+        if cost > total / threads:
+            found += [(cost / threads, Share(range(first, last), i, threads)) for i in range(threads)]
+        elif found and found[-1][1].parts == 1 and found[-1][0] + cost <= total / (_TASKS_PER_THREAD * threads):
+            before, share = found[-1]
+            found[-1] = before + cost, Share(range(share.slots.start, last))
+        else:
+            found.append((cost, Share(range(first, last))))
+    return _largest_first(found)
+
+
+def _largest_first(found: list[tuple[float, P]]) -> list[P]:
+    return [part for _, part in sorted(found, key=lambda pair: -pair[0])]
+
+
+def take_share(ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The ids of a share, in the same bags and the same order.
+
+    Args:
+        ids: (N,) of all slots, those of a shard numbered alike.
+        offsets: (S * bags + 1,) of all slots.
+        weights: (N,) or None.
+    Returns:
+        The same for the share's slots; views of `ids` and `weights` where it has all rows of their shards.
+    """
+    offsets = offsets[share.slots.start * bags : share.slots.stop * bags + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    ids, offsets, weights = ids[first:last], offsets - first, None if weights is None else weights[first:last]
+    if share.parts == 1:
+        return ids, offsets, weights
+    mine = (ids >> _ROW_BITS).remainder_(share.parts) == share.part
+    return ids[mine], complete_cumsum(mine.long())[offsets], None if weights is None else weights[mine]
