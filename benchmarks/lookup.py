@@ -1,11 +1,11 @@
 """A lookup kernel's forward, backward and update, by optimizer and kind of table, against FBGEMM's fastest CPU path, in one process.
 
-    python -m benchmarks.lookup [--pooling 1 10] [--dim 64] [--batch 2048] [--rounds 11]
+    python -m benchmarks.lookup [--pooling 1 10] [--dim 64] [--batch 2048] [--rounds 11] [--threads 2]
 
 The reference is float32 row-wise Adagrad on tables that one feature reads. Every case looks up the same ids in as many tables of the same
 sizes with the kernel that `make_lookup` chooses; "shared" lets two features read each table, "two widths" halves the columns of every other
 table, "sequence" returns every row by itself. "bytes" is what an update must read and write, against the reference: Adam keeps two
-more values per element.
+more values per element. With --threads every case is timed on so many threads, too, and compared with itself on one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.workload import Workload, quartiles
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType, Shard
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.train.memory import tune_malloc
@@ -79,10 +80,10 @@ def group_of(name: str, work: Workload) -> LookupGroup:
     return LookupGroup(key, tuple(shards), tuple(slots))
 
 
-def step_of(name: str, work: Workload) -> Callable[[int], None]:
+def step_of(name: str, work: Workload, threads: int) -> Callable[[int], None]:
     """A step of one case: batch i forward, backward, update."""
     group = group_of(name, work)
-    lookup = GroupLookup(group, torch.device("cpu"))
+    lookup = GroupLookup(group, torch.device("cpu"), Workers(threads))
     for state in lookup.shard_states():
         state.weight.uniform_(-0.1, 0.1)
     batches = []
@@ -115,36 +116,43 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--cap", type=int, default=200_000, help="rows of the largest table")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, nargs="*", default=[], help="time every case on so many threads, too, e.g. 2 4")
     parser.add_argument("--cases", nargs="+", default=[*OPTIMIZERS, *KINDS])
     args = parser.parse_args()
     tune_malloc()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    lines = ["| pooling | case | ms per step, median (quartiles) | time against the reference | bytes |", "|---|---|---|---|---|"]
+    lines = [
+        "| pooling | case | threads | ms per step, median (quartiles) | time against the reference | against one thread | bytes |",
+        "|---|---|---|---|---|---|---|",
+    ]
     results: dict[str, Any] = {}
     for pooling in args.pooling:
         work = Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)
         names = [REFERENCE, *(name for name in args.cases if name != REFERENCE)]
-        steps = {name: step_of(name, work) for name in names}
-        seconds: dict[str, list[float]] = {name: [] for name in names}
+        steps = {(name, threads): step_of(name, work, threads) for name in names for threads in (1, *args.threads)}
+        seconds: dict[tuple[str, int], list[float]] = {case: [] for case in steps}
         for step in steps.values():
             step(0)
             step(1)
         for i in range(args.rounds):
-            for name, step in steps.items():
+            for case, step in steps.items():
                 start = time.perf_counter()
                 step(2 * i)
                 step(2 * i + 1)
-                seconds[name].append((time.perf_counter() - start) / 2)
-        base = np.array(seconds[REFERENCE])
-        for name, times in seconds.items():
+                seconds[case].append((time.perf_counter() - start) / 2)
+        base = np.array(seconds[REFERENCE, 1])
+        for (name, threads), times in seconds.items():
             ms, ratio = quartiles([1e3 * t for t in times]), quartiles(np.array(times) / base)
+            alone = quartiles(np.array(times) / np.array(seconds[name, 1]))
             optimizer = group_of(name, work).key.optimizer
             more = row_values(optimizer, args.dim) / row_values(OPTIMIZERS[REFERENCE], args.dim)
-            results[f"pooling {pooling}, {name}"] = {"ms": ms, "ratio": ratio, "bytes": more}
+            case = f"pooling {pooling}, {name}" + (f", {threads} threads" if threads > 1 else "")
+            results[case] = {"ms": ms, "ratio": ratio, "against one thread": alone, "bytes": more}
             spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
-            lines.append(f"| {pooling} | {name} | {spread} | {ratio['median']:.2f}x | {more:.1f}x |")
-    lines.append(f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, one thread, {args.rounds} interleaved rounds.")
+            ratios = f"{ratio['median']:.2f}x | {alone['median']:.2f}x ({alone['p25']:.2f} to {alone['p75']:.2f})"
+            lines.append(f"| {pooling} | {name} | {threads} | {spread} | {ratios} | {more:.1f}x |")
+    lines.append(f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, {args.rounds} interleaved rounds.")
     report.show("lookup", results, lines)
 
 

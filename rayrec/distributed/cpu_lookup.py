@@ -39,6 +39,22 @@ def table_memory(values: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.float32)
 
 
+def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
+    """(N, D) float32 rows of a table."""
+    found = torch.empty(rows_N.numel(), table.shape[1])
+    blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
+
+    def fill(block: Block) -> None:
+        rows, out = rows_N[block.bags.start : block.bags.stop], found[block.bags.start : block.bags.stop]
+        if table.dtype == found.dtype:
+            torch.index_select(table, 0, rows, out=out)
+        else:
+            out.copy_(table.index_select(0, rows))
+
+    workers.run([partial(fill, block) for block in blocks])
+    return found
+
+
 class SlotRows:
     """Where the rows of each slot lie in one flat buffer, and the kernels that only read them.
 
@@ -143,6 +159,8 @@ class RowWiseAdagradLookup:
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The kernel's forward pass."""
+        if self.group.key.sequence:  # one slot, and every id a bag of its own
+            return take_rows(self.rows.view(-1, self.group.width), ids, self.workers)
         return self._slots.look_up(ids, offsets, weights)
 
     def update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from rayrec.sparse.ops import complete_cumsum
@@ -34,7 +35,11 @@ class Block(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Of neighbouring slots, with all slots of their shards, every `parts`-th block of rows from block `part` on."""
+    """Of neighbouring slots, with all slots of their shards, every `parts`-th block of rows from block `part` on.
+
+    Attributes:
+        parts: a power of two.
+    """
 
     slots: range
     part: int = 0
@@ -96,7 +101,8 @@ def cut_rows(ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], t
         cost = sum(work[slot] for slot in slots)
         first, last = slots[0], slots[-1] + 1
         if cost > total / threads:
-            found += [(cost / threads, Share(range(first, last), i, threads)) for i in range(threads)]
+            parts = 1 << (threads - 1).bit_length()
+            found += [(cost / parts, Share(range(first, last), i, parts)) for i in range(parts)]
         elif found and found[-1][1].parts == 1 and found[-1][0] + cost <= total / (_TASKS_PER_THREAD * threads):
             before, share = found[-1]
             found[-1] = before + cost, Share(range(share.slots.start, last))
@@ -124,5 +130,10 @@ def take_share(ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, 
     ids, offsets, weights = ids[first:last], offsets - first, None if weights is None else weights[first:last]
     if share.parts == 1:
         return ids, offsets, weights
-    mine = (ids >> _ROW_BITS).remainder_(share.parts) == share.part
-    return ids[mine], complete_cumsum(mine.long())[offsets], None if weights is None else weights[mine]
+    mine = ids.bitwise_and((share.parts - 1) << _ROW_BITS) == share.part << _ROW_BITS
+    kept = complete_cumsum(mine.long()).index_select(0, offsets)
+    return _compress(ids, mine), kept, None if weights is None else _compress(weights, mine)
+
+
+def _compress(values: Tensor, mine: Tensor) -> Tensor:
+    return torch.from_numpy(values.numpy().compress(mine.numpy()))  # torch's masked_select takes five times as long

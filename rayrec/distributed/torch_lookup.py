@@ -24,7 +24,8 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, complete_sum, put_rows, shift, slot_rows
-from rayrec.distributed.parts import Share, cut_bags, cut_rows, ids_per_slot
+from rayrec.distributed.cpu_lookup import take_rows
+from rayrec.distributed.parts import Share, cut_rows, ids_per_slot
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.row_update import update_rows
 from rayrec.distributed.slots import LookupGroup
@@ -86,7 +87,10 @@ class TorchLookup:
 
     def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]) -> Tensor:
         if self.group.key.sequence:  # one slot, and every id a bag of its own
-            return self._rows_of(self._bands[0].weight, bags[0].rows_N)
+            table = self._bands[0].weight
+            return (
+                take_rows(table, bags[0].rows_N, self.workers) if self._slots is not None else table.index_select(0, bags[0].rows_N).float()
+            )
         if self._slots is not None:
             return self._slots.look_up(ids, offsets, weights)
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
@@ -96,19 +100,6 @@ class TorchLookup:
             for i, column in enumerate(band.columns):
                 pooled[:, column : column + band.width] = part[i]
         return pooled
-
-    def _rows_of(self, table: Tensor, rows_N: Tensor) -> Tensor:
-        """(N, D) float32."""
-        blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), self.workers.threads)
-        if len(blocks) < 2:
-            return table.index_select(0, rows_N).float()
-        found = torch.empty(rows_N.numel(), table.shape[1])
-
-        def fill(ids: slice) -> None:
-            found[ids] = table.index_select(0, rows_N[ids])
-
-        self.workers.run([partial(fill, slice(block.bags.start, block.bags.stop)) for block in blocks])
-        return found
 
     def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
         """(S * B, D): the gradients of one band's bags, in the order that `Bags.grad_row_N` knows."""

@@ -50,7 +50,7 @@ def test_parts_cover_everything_once(seed: int, monkeypatch: pytest.MonkeyPatch)
     whole = [s for share in shares if share.parts == 1 for s in share.slots]
     split = {share.slots: [other.part for other in shares if other.slots == share.slots] for share in shares if share.parts > 1}
     assert sorted([*whole, *(s for span in split for s in span)]) == list(range(slots))
-    assert all(sorted(found) == list(range(threads)) for found in split.values())
+    assert all(threads <= len(found) < 2 * threads and sorted(found) == list(range(len(found))) for found in split.values())
     for share in shares:  # no shard is in two shares, but for the rows that they divide
         inside = {shards[s] for s in share.slots}
         assert not inside & {shards[s] for s in range(slots) if s not in share.slots}
@@ -83,7 +83,7 @@ def test_lookup_and_update_are_equal_bit_for_bit(name: str, seed: int, sequence:
     optimizer = RowWiseAdagrad(0.1) if name.startswith("plain") else random_optimizer(name, random.Random(f"{name}{seed}"))
     work = random_work(seed, optimizer, DataType.FP16 if seed % 4 == 3 else DataType.FP32, rows=200)
     work = sequence_of(work) if sequence else work
-    lookups = [GroupLookup(work.group, CPU, Workers(threads)) for threads in (1, 2, 4)]
+    lookups = [GroupLookup(work.group, CPU, Workers(threads)) for threads in (1, 2, 3)]
     work.fill(*lookups)
     for count in (40, 0, 300, 7):
         routed = sequence_batch(work, count) if sequence else work.batch(count)
