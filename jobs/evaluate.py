@@ -12,7 +12,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs.recipe import ModelRecipe, add_scaling_options, open_data, read_text, run_job, scores_beside_truth, scores_line, write_result
+from jobs.recipe import (
+    ModelRecipe,
+    add_scaling_options,
+    open_data,
+    read_text,
+    run_job,
+    scaling_of,
+    scores_beside_truth,
+    scores_line,
+    write_result,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,15 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     from rayrec.checkpoint import read_manifest
-    from rayrec.driver import CheckpointConfig, Driver, RunConfig, ScalingConfig
+    from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
     manifest = read_manifest(args.checkpoint)
     recipe = ModelRecipe.from_extras(manifest.extras, args.checkpoint)
     if args.schema:
         recipe = replace(recipe, schema=read_text(args.schema))
-    scaling = ScalingConfig(
-        num_workers=args.ranks, use_gpu=args.gpu, cpus_per_worker=args.cpus_per_rank, placement_timeout_s=args.placement_timeout
-    )
+    scaling = scaling_of(args)
     run = RunConfig(global_batch_size=args.global_batch, epochs=1, timeout_s=args.timeout, checkpoint=CheckpointConfig(at_end=False))
     driver = Driver(recipe, None, scaling, run, eval_data=open_data(args.eval, recipe.schema), plan=args.plan)
     scores = scores_beside_truth(driver.evaluate(args.checkpoint), args.eval)

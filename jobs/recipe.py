@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.data import FileDataset
+    from rayrec.driver import ScalingConfig
 
 MODELS = ("dlrm", "dcn")
 USER_MISTAKES = (ConfigError, PlanError, InputError, CheckpointError, VersionError)
@@ -93,7 +94,9 @@ def add_scaling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=default, help=f"number of ranks, one Ray actor each (default here {default})")
     parser.add_argument("--plan", default="auto", help="auto, a sharding kind such as row_wise for all tables, or a plan's JSON file")
     parser.add_argument("--gpu", action="store_true", help="one GPU per rank and NCCL; default is CPU and gloo")
-    parser.add_argument("--cpus-per-rank", type=float, default=1, help="CPUs that Ray reserves for a rank, may be a fraction (default 1)")
+    cpus = "CPUs that Ray reserves for a rank, also its number of threads (at least one), may be a fraction (default 1)"
+    parser.add_argument("--cpus-per-rank", type=float, default=1, help=cpus)
+    parser.add_argument("--pin-cores", action="store_true", help="pin every CPU rank to cores of its own; see docs/performance.md")
     parser.add_argument("--placement-timeout", type=float, default=120, help="seconds to wait for room on the cluster (default 120)")
 
 
@@ -119,6 +122,23 @@ def print_profile(profile: Profile | None) -> None:
     """Show the page of a profile, if there is one, and where it lies."""
     if profile is not None:
         print(f"{profile.text()}\nprofile: {profile.folder}")
+
+
+def scaling_of(args: argparse.Namespace) -> ScalingConfig:
+    """Where the ranks run, by the options that `add_scaling_options` added.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    from rayrec.driver import ScalingConfig
+
+    return ScalingConfig(
+        num_workers=args.ranks,
+        use_gpu=args.gpu,
+        cpus_per_worker=args.cpus_per_rank,
+        placement_timeout_s=args.placement_timeout,
+        pin_cores=args.pin_cores,
+    )
 
 
 def open_data(path: str, schema: str) -> FileDataset:

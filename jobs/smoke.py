@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from jobs.recipe import add_scaling_options, run_job
+from jobs.recipe import add_scaling_options, run_job, scaling_of
 from rayrec.errors import CommError
 from rayrec.train.seat import RankContext
 
@@ -95,7 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     import ray
 
-    from rayrec.driver import ScalingConfig
     from rayrec.driver.controller import Controller
     from rayrec.driver.rank_group import RankGroup
 
@@ -107,9 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"OK {group.world_size} ranks started, by host {hosts}", flush=True)
         return SmokeTask()
 
-    scaling = ScalingConfig(
-        num_workers=args.ranks, use_gpu=args.gpu, cpus_per_worker=args.cpus_per_rank, placement_timeout_s=args.placement_timeout
-    )
+    scaling = scaling_of(args)
     results = Controller(scaling, prepare, lambda event: print(event, flush=True), timeout_s=60.0).run()
     print(f"OK {results[0][0]}")
     for _, step in results:

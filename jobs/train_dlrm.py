@@ -28,6 +28,7 @@ from jobs.recipe import (
     profile_of,
     read_text,
     run_job,
+    scaling_of,
     scores_beside_truth,
     scores_line,
     seconds_by_part,
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) -> int:
-    from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
+    from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig
 
     recipe = ModelRecipe(model=args.model, schema=read_text(paths.schema), dense_layers=args.dense_layers, over_layers=args.over_layers)
     storage, name = _storage(args.checkpoint_dir)
@@ -134,9 +135,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
         profile=profile_of(args),
         extras=recipe.to_extras(),
     )
-    scaling = ScalingConfig(
-        num_workers=args.ranks, use_gpu=args.gpu, cpus_per_worker=args.cpus_per_rank, placement_timeout_s=args.placement_timeout
-    )
+    scaling = scaling_of(args)
     train = open_data(paths.train, recipe.schema)
     held_out = open_data(paths.eval, recipe.schema) if paths.eval else None
     driver = Driver(recipe, train, scaling, run, eval_data=held_out, plan=args.plan)

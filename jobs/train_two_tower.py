@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobs.recipe import add_profile_options, add_scaling_options, print_profile, profile_of, read_text, run_job, write_result
+from jobs.recipe import add_profile_options, add_scaling_options, print_profile, profile_of, read_text, run_job, scaling_of, write_result
 from jobs.retrieval import RetrievalOutcome, RetrievalPaths, RetrievalTask, TwoTowerRecipe, write_positives
 from rayrec.errors import ConfigError
 
@@ -137,14 +137,11 @@ def _run_here(task: RetrievalTask, timeout_s: float) -> RetrievalOutcome:
 
 
 def _run_on_ray(args: argparse.Namespace, task: Any, steps: int) -> RetrievalOutcome:
-    from rayrec.driver import ScalingConfig
     from rayrec.driver.controller import Controller
     from rayrec.driver.display import Display
     from rayrec.driver.topology import discover
 
-    scaling = ScalingConfig(
-        num_workers=args.ranks, use_gpu=args.gpu, cpus_per_worker=args.cpus_per_rank, placement_timeout_s=args.placement_timeout
-    )
+    scaling = scaling_of(args)
     display = Display("plain", steps)
     prepare = lambda group: task(discover(group, scaling, 120.0))  # noqa: E731
     try:

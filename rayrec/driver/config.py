@@ -32,6 +32,8 @@ class ScalingConfig:
         resources_per_worker: further Ray resources of each rank, by name.
         placement_strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
         placement_timeout_s: how long to wait for the cluster to provide the ranks; an autoscaling cluster may need minutes.
+        pin_cores: pin every rank to cores of its own, cpus_per_worker of them, by the machine's topology; all threads of a rank share them,
+            also those that read data. For CPU ranks on Linux machines that run nothing else.
         memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None derives it from the nodes.
     """
 
@@ -42,12 +44,18 @@ class ScalingConfig:
     placement_strategy: str = "PACK"
     placement_timeout_s: float = 120.0
     memory_per_worker: int | None = None
+    pin_cores: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_workers, int) or self.num_workers < 1:
             raise ConfigError(f"ScalingConfig has num_workers={self.num_workers!r}; it must be a whole number of at least 1.")
         if self.cpus_per_worker <= 0:
             raise ConfigError(f"ScalingConfig has cpus_per_worker={self.cpus_per_worker}; it must be above 0.")
+        if self.pin_cores and (self.use_gpu or self.cpus_per_worker != int(self.cpus_per_worker)):
+            raise ConfigError(
+                f"pin_cores gives CPU ranks whole cores, but this ScalingConfig has use_gpu={self.use_gpu} and "
+                f"cpus_per_worker={self.cpus_per_worker}; leave pin_cores out, or give every rank a whole number of CPUs and no GPU."
+            )
         if self.placement_strategy not in STRATEGIES:
             raise ConfigError(f"placement_strategy {self.placement_strategy!r} is not known; choose one of {', '.join(STRATEGIES)}.")
         for name in self.resources_per_worker or {}:

@@ -71,6 +71,7 @@ class RankGroup:
         self._polls, self._seen, self.events = [None] * self.world_size, 0, []
         self._answered = [time.monotonic()] * self.world_size
         threads = max(1, math.floor(self._scaling.cpus_per_worker))
+        pin = places_on_machines(self.addresses)
         starts = [
             actor.start.remote(
                 shared,
@@ -82,6 +83,7 @@ class RankGroup:
                     store_port=port,
                     device="cuda" if self._scaling.use_gpu else "cpu",
                     threads=threads,
+                    pin=pin[rank] if self._scaling.pin_cores else None,
                     timeout_s=timeout_s,
                     generation=self._generation,
                 ),
@@ -227,6 +229,12 @@ def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:
         i,
     )
     return sorted(range(len(addresses)), key=key)
+
+
+def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
+    """Per rank its number among the ranks of its machine, and how many they are; two Ray nodes may share a machine."""
+    machines = [[rank for rank, other in enumerate(addresses) if other.host == address.host] for address in addresses]
+    return [(ranks.index(rank), len(ranks)) for rank, ranks in enumerate(machines)]
 
 
 def death_line(error: BaseException) -> str:

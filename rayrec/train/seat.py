@@ -32,6 +32,7 @@ class Seat:
         store_host, store_port: the rendezvous that rank 0 made.
         device: "cpu", or "cuda" for the one GPU that this process sees.
         threads: CPU threads of this rank.
+        pin: this rank's number among those of its machine, and how many they are, where they pin themselves to cores; see `cores`.
         timeout_s: bound on every collective.
         generation: counts the worlds of one run.
     """
@@ -43,6 +44,7 @@ class Seat:
     store_port: int
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
+    pin: tuple[int, int] | None = None
     timeout_s: float = 300.0
     generation: int = 0
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 
 from rayrec.comm.process_group import connect_store, destroy_process_group, init_process_group, shutdown_sockets
+from rayrec.train.cores import pinned
 from rayrec.train.seat import Seat
 
 
@@ -26,7 +27,14 @@ def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.Process
         store: the rendezvous, on the rank that made it; the others connect to the seat's address.
     Raises:
         CommError: the other ranks did not come within the seat's timeout.
+        ConfigError: the machine has too few cores to pin its ranks to.
     """
+    place = nullcontext() if seat.pin is None else pinned(seat.pin[0], [seat.threads] * seat.pin[1])
+    with place:
+        yield from _joined(seat, store)
+
+
+def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]:
     if seat.device == "cuda":
         torch.cuda.set_device(0)
     torch.set_num_threads(max(1, seat.threads))

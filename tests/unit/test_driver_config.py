@@ -11,7 +11,7 @@ from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import shortage
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.rank_group import death_line, neighbours
+from rayrec.driver.rank_group import death_line, neighbours, places_on_machines
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.train.config import CheckpointConfig, OptimizerConfig
 from rayrec.train.progress import ProgressReport
@@ -26,6 +26,8 @@ from rayrec.train.window import next_length
         (lambda: ScalingConfig(num_workers=(1, 4)), "num_workers"),  # type: ignore[arg-type]
         (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
         (lambda: ScalingConfig(placement_strategy="TIGHT"), "STRICT_PACK"),
+        (lambda: ScalingConfig(pin_cores=True, cpus_per_worker=0.5), "pin_cores.*cpus_per_worker=0.5"),
+        (lambda: ScalingConfig(pin_cores=True, use_gpu=True), "pin_cores.*use_gpu=True"),
         (lambda: ScalingConfig(resources_per_worker={"GPU": 1}), "use_gpu"),
         (lambda: FailureConfig(max_failures=3), "max_failures=3.*not supported"),
         (lambda: RunConfig(global_batch_size=8), "exactly one"),
@@ -70,6 +72,11 @@ def test_ranks_of_a_node_are_neighbours_and_the_drivers_node_comes_first() -> No
     order = neighbours(addresses, here="c")
     assert [nodes[i] for i in order] == ["c", "c", "a", "a", "b", "b"]
     assert sorted(order) == list(range(6))
+
+
+def test_ranks_are_numbered_by_machine() -> None:
+    addresses = [RankAddress(node_id=node, host=host, pid=i) for i, (node, host) in enumerate(["ax", "bx", "cy", "bx"])]
+    assert places_on_machines(addresses) == [(0, 3), (1, 3), (0, 1), (2, 3)]
 
 
 def test_plan_words(tmp_path: Any) -> None:
