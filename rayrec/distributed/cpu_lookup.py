@@ -40,7 +40,7 @@ def table_memory(values: int) -> Tensor:
 
 
 def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
-    """(N, D) float32 rows of a table."""
+    """(N, D) float32 rows of a table: equal to sums over bags of one id, but that a negative zero keeps its sign."""
     found = torch.empty(rows_N.numel(), table.shape[1])
     blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
 
@@ -78,9 +78,12 @@ class SlotRows:
         """(bags, D) float32: the sum of every bag's rows, slots side by side."""
         slots = len(self.widths)
         bags = (offsets.numel() - 1) // slots
-        blocks = cut_bags(ids_per_slot(offsets, slots), self.widths, bags, self.workers.threads) if self.workers.threads > 1 else ()
-        if len(blocks) < 2:
-            return self._sums(Block(range(slots), range(bags)), ids, offsets, weights)
+        whole = Block(range(slots), range(bags))
+        if self.workers.threads == 1:
+            return self._sums(whole, ids, offsets, weights)
+        blocks = cut_bags(ids_per_slot(offsets, slots), self.widths, bags, self.workers.threads)
+        if len(blocks) == 1:
+            return self._sums(whole, ids, offsets, weights)
         pooled = torch.empty(bags, self.columns[-1])
 
         def fill(block: Block) -> None:
@@ -159,7 +162,7 @@ class RowWiseAdagradLookup:
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The kernel's forward pass."""
-        if self.group.key.sequence:  # one slot, and every id a bag of its own
+        if self.group.key.sequence and self.workers.threads > 1:  # a gather can write in place, FBGEMM's kernel is quicker alone
             return take_rows(self.rows.view(-1, self.group.width), ids, self.workers)
         return self._slots.look_up(ids, offsets, weights)
 
@@ -167,6 +170,8 @@ class RowWiseAdagradLookup:
         """The kernel's backward pass, which updates the rows."""
         slots = len(self.group.slots)
         bags = (offsets.numel() - 1) // slots
+        if self.workers.threads == 1:
+            return self._update(grad, ids, offsets, weights, bags, Share(range(slots)))
         shares = cut_rows(ids_per_slot(offsets, slots), self._slots.widths, self.group.slot_shards, self.workers.threads)
         self.workers.run([partial(self._update, grad, ids, offsets, weights, bags, share) for share in shares])
 

@@ -2,7 +2,7 @@
 
 A sequence is pooled with unit lengths: all shards of a group have one width, so they are merged into one table, every id is a bag of its
 own, and the rows come out in the order in which the ids arrived, ready to be sent back. FBGEMM's unpooled CPU backward is about 20
-times slower on the same ids, and the merged table takes the kernel's fast path also where features share tables. Forward is a gather.
+times slower on the same ids, and the merged table takes the kernel's fast path also where features share tables.
 """
 
 from __future__ import annotations
