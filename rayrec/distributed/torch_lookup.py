@@ -87,10 +87,8 @@ class TorchLookup:
 
     def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]) -> Tensor:
         if self.group.key.sequence:  # one slot, and every id a bag of its own
-            table = self._bands[0].weight
-            return (
-                take_rows(table, bags[0].rows_N, self.workers) if self._slots is not None else table.index_select(0, bags[0].rows_N).float()
-            )
+            table, rows_N = self._bands[0].weight, bags[0].rows_N
+            return table.index_select(0, rows_N).float() if self._slots is None else take_rows(table, rows_N, self.workers)
         if self._slots is not None:
             return self._slots.look_up(ids, offsets, weights)
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
