@@ -24,7 +24,7 @@ from rayrec.planner.uneven import Recutter, even_out
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
 FINE = tuple(1.0 + i / 32 for i in range(32))  # where the ladder ended far from the bound, on problems of at most SMALL
 FAR = 1.05
-POLISHED = 2  # the best packings of the ladder
+POLISHED, POLISHED_FINE = 2, 16  # the best packings of the ladder
 LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)  # memory ladder, times the bytes of a perfectly even packing
 SMALL = 4000  # items x ranks up to which every search is a fine one
 MONOTONE = 16_000  # items x ranks up to which the whole memory ladder is always searched, so that more memory makes no plan slower
@@ -96,7 +96,7 @@ def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bo
     if best is None:
         return None
     if best.slowest > bound * FAR and len(items) * topology.world_size <= SMALL:
-        finer = _climb(items, topology, limits, order, bound, FINE, 2 * POLISHED)
+        finer = _climb(items, topology, limits, order, bound, FINE, POLISHED_FINE)
         best = min((p for p in (best, finer) if p is not None), key=_quality)
     _tidy(best, order)
     best = _rebuilt(best)
