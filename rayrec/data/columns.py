@@ -239,8 +239,10 @@ def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArra
     Raises:
         InputError: they are no numbers.
     """
+    floats: NDArray[np.float32]
     if array.type == _FLOAT32 and not array.null_count:
-        return np.from_dlpack(array)
+        floats = np.from_dlpack(array)
+        return floats
     problem = number_problem(array.type, column, use)
     if problem is not None:
         raise InputError(problem)
@@ -249,7 +251,7 @@ def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArra
     if array.null_count or pa.types.is_decimal(array.type):
         array = array.cast(pa.float64(), safe=False).fill_null(fill)
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the caller reports
-        floats: NDArray[np.float32] = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        floats = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     return floats
 
 
