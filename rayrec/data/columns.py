@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -239,10 +239,8 @@ def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArra
     Raises:
         InputError: they are no numbers.
     """
-    floats: NDArray[np.float32]
     if array.type == _FLOAT32 and not array.null_count:
-        floats = np.from_dlpack(array)
-        return floats
+        return cast("NDArray[np.float32]", np.from_dlpack(array))
     problem = number_problem(array.type, column, use)
     if problem is not None:
         raise InputError(problem)
@@ -251,8 +249,7 @@ def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArra
     if array.null_count or pa.types.is_decimal(array.type):
         array = array.cast(pa.float64(), safe=False).fill_null(fill)
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the caller reports
-        floats = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    return floats
+        return cast("NDArray[np.float32]", array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False))
 
 
 def _labels(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:
