@@ -15,8 +15,8 @@ MIN_STEPS = 4
 QUIET_S = 60.0  # between two lines
 
 _REMEDY = (
-    "Reading is slower than training. Try threads=True on the dataset where ranks leave cores idle, files on a local disk, uncompressed "
-    "Arrow IPC files (ArrowDataset), which are mapped and not decoded, larger row groups, or a schema with fewer columns."
+    "Reading is slower than training. Try files on a local disk, uncompressed Arrow IPC files (ArrowDataset), which are mapped and not "
+    "decoded, row groups of 10,000 to 100,000 rows, a schema with fewer columns, or a host with more cores than ranks."
 )
 
 
