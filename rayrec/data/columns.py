@@ -8,10 +8,10 @@ a list's `values` ignores them, its `offsets` and `flatten()` do not, and a null
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
 from rayrec.data.schema import Feature, FeatureSchema
 from rayrec.errors import InputError
 
-_INT64 = pa.int64()
+_INT64, _FLOAT32 = pa.int64(), pa.float32()
 
 Where = Callable[[int], str]  # row of a record batch -> "row 5 of <file>", for messages
 
@@ -31,12 +31,16 @@ class Bags:
     """One feature's bags: row i holds values[offsets[i]:offsets[i + 1]], or values[i] alone when `offsets` is None."""
 
     values: NDArray[Any]  # (N,) any integer type; float32 for weights
-    offsets: NDArray[Any] | None  # (B + 1,) int32 or int64; offsets[0] is 0
+    offsets: NDArray[Any] | None  # (B + 1,) int32 or int64; offsets[0] is 0 where there are weights
     weights: NDArray[np.float32] | None = None  # (N,), None for all ones
 
     def lengths(self, rows: int) -> NDArray[np.int64]:
         """(rows,) ids per bag."""
         return np.ones(rows, np.int64) if self.offsets is None else np.diff(self.offsets).astype(np.int64)
+
+    def count(self, start: int, stop: int) -> int:
+        """Ids in rows [start, stop)."""
+        return stop - start if self.offsets is None else self.offsets.item(stop) - self.offsets.item(start)
 
 
 @dataclass(slots=True)
@@ -60,35 +64,34 @@ def read_columns(batch: pa.RecordBatch, schema: FeatureSchema, where: Where) -> 
         InputError: a column is missing, has a type that its use does not take, or holds a bad label, dense value, weight or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range of ids is checked in `assemble`.
     """
-    rows = batch.num_rows
+    rows, arrays, index = batch.num_rows, batch.columns, batch.schema.get_field_index
+
+    def column(name: str) -> pa.Array:
+        found = index(name)
+        if found < 0:
+            raise InputError(missing(name, batch.schema, where(0)))
+        return arrays[found]
+
     bags = []
     for feature in schema.features:
-        column = _column(batch, feature.column, where)
-        bag = _plain_bags(column, feature) or _bags(column, feature.column, partial(_ids, feature=feature), where)
+        array = column(feature.column)
+        bag = _plain_bags(array, feature) or _bags(array, feature.column, partial(_ids, feature=feature), where)
         if feature.weights is not None:
-            weights = _bags(_column(batch, feature.weights, where), feature.weights, partial(_weights, feature=feature), where)
+            weights = _bags(column(feature.weights), feature.weights, partial(_weights, feature=feature), where)
             bag.weights = _checked_weights(bag, weights, feature, rows, where)
         bags.append(bag)
-    dense = np.empty((rows, len(schema.dense)), np.float32)
-    for i, spec in enumerate(schema.dense):
-        column = _column(batch, spec.column, where)
-        problem = number_problem(column.type, spec.column, "dense")
-        if problem is not None:
-            raise InputError(problem)
-        values = _floats(column, spec.fill)
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, reported below
-            dense[:, i] = values
+    labels = _labels(column(schema.label), schema.label, where)
+    return Columns(rows, bags, _dense([column(spec.column) for spec in schema.dense], rows, schema, where), labels, where)
+
+
+def _dense(arrays: Sequence[pa.Array], rows: int, schema: FeatureSchema, where: Where) -> NDArray[np.float32]:
+    dense = np.empty((rows, len(arrays)), np.float32)
+    for i, (spec, array) in enumerate(zip(schema.dense, arrays, strict=True)):
+        dense[:, i] = _floats(array, spec.column, "dense", spec.fill)
     if not np.isfinite(dense).all():
         row, i = (int(x) for x in np.argwhere(~np.isfinite(dense))[0])
         raise InputError(f"dense column {schema.dense[i].column!r} holds {dense[row, i]} in {where(row)}. Clean the data, or write null.")
-    return Columns(rows, bags, dense, _labels(_column(batch, schema.label, where), schema.label, where), where)
-
-
-def _column(batch: pa.RecordBatch, name: str, where: Where) -> pa.Array:
-    index = batch.schema.get_field_index(name)
-    if index < 0:
-        raise InputError(missing(name, batch.schema, where(0)))
-    return batch.column(index)
+    return dense
 
 
 def missing(name: str, schema: pa.Schema, where: str) -> str:
@@ -132,15 +135,15 @@ def _bags(array: pa.Array, column: str, leaf: Callable[[pa.Array], NDArray[Any]]
 
 
 def _plain_bags(array: pa.Array, feature: Feature) -> Bags | None:
-    """The common case, lists of int64 without nulls or hashing, by as few calls as can be; None for any other."""
-    if feature.hash_buckets is not None or array.null_count or not isinstance(array, (pa.ListArray, pa.LargeListArray)):
+    """The common case, lists of int64 without nulls, hashing or weights, by as few calls as can be; None for any other."""
+    if feature.hash_buckets is not None or feature.weights is not None:
+        return None
+    if array.null_count or not isinstance(array, (pa.ListArray, pa.LargeListArray)):
         return None
     leaf = array.values
     if leaf.type != _INT64 or leaf.null_count:
         return None
-    offsets = array.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    return Bags(leaf.to_numpy()[first:last], offsets - offsets.dtype.type(first) if first else offsets)
+    return Bags(np.from_dlpack(leaf), np.from_dlpack(array.offsets))  # the quickest way to a view
 
 
 def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
@@ -212,10 +215,7 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
 
 
 def _weights(leaf: pa.Array, feature: Feature) -> NDArray[np.float32]:
-    problem = number_problem(leaf.type, str(feature.weights), f"weights of feature {feature.name!r}:")
-    if problem is not None:
-        raise InputError(problem)
-    return _floats(leaf).astype(np.float32, copy=False)
+    return _floats(leaf, str(feature.weights), f"weights of feature {feature.name!r}:")
 
 
 def _checked_weights(bag: Bags, weights: Bags, feature: Feature, rows: int, where: Where) -> NDArray[np.float32]:
@@ -233,24 +233,30 @@ def _checked_weights(bag: Bags, weights: Bags, feature: Feature, rows: int, wher
     return weights.values
 
 
-def _floats(array: pa.Array, fill: float = 0.0) -> NDArray[Any]:
-    """Numbers as numpy, any real dtype; nulls become `fill`."""
+def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArray[np.float32]:
+    """Numbers as float32, a view where they are; nulls become `fill`.
+
+    Raises:
+        InputError: they are no numbers.
+    """
+    if array.type == _FLOAT32 and not array.null_count:
+        return cast("NDArray[np.float32]", np.from_dlpack(array))
+    problem = number_problem(array.type, column, use)
+    if problem is not None:
+        raise InputError(problem)
     if pa.types.is_null(array.type):
         return np.full(len(array), fill, np.float32)
     if array.null_count or pa.types.is_decimal(array.type):
         array = array.cast(pa.float64(), safe=False).fill_null(fill)
-    return array.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the caller reports
+        return cast("NDArray[np.float32]", array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False))
 
 
 def _labels(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(f"label column {column!r} holds null in {where(row)}. Drop rows without a label.")
-    problem = number_problem(array.type, column, "label")
-    if problem is not None:
-        raise InputError(problem)
-    with np.errstate(over="ignore"):
-        labels = _floats(array).astype(np.float32)
+    labels = _floats(array, column, "label")
     if not np.isfinite(labels).all():
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise InputError(f"label column {column!r} holds {labels[row]} in {where(row)}. Drop rows without a label.")

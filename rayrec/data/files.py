@@ -52,6 +52,7 @@ class FileDataset:
         num_streams: S of `order`: part of the data's meaning, and how many ranks can read without reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
         filesystem: a pyarrow file system that `path` lies in; None takes the local one or the URI's.
+        threads: decode the columns of a chunk side by side, on as many threads as the host has cores; False leaves all to the loader's one.
     Raises:
         InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names the file and the remedy.
         ConfigError: a size is not positive.
@@ -62,9 +63,16 @@ class FileDataset:
     READER: type[ParquetReader] | type[ArrowReader]
 
     def __init__(
-        self, path: str, schema: FeatureSchema, *, num_streams: int = 8, shuffle_rows: int = 8192, filesystem: pafs.FileSystem | None = None
+        self,
+        path: str,
+        schema: FeatureSchema,
+        *,
+        num_streams: int = 8,
+        shuffle_rows: int = 8192,
+        filesystem: pafs.FileSystem | None = None,
+        threads: bool = True,
     ) -> None:
-        self.path, self.schema, self.num_streams, self.shuffle_rows = str(path), schema, num_streams, shuffle_rows
+        self.path, self.schema, self.num_streams, self.shuffle_rows, self.threads = str(path), schema, num_streams, shuffle_rows, threads
         self.filesystem, self._root = _resolve(self.path, filesystem)
         self.files = tuple(self._inspect(info) for info in self._list())
         if self.num_rows == 0:
@@ -160,7 +168,7 @@ class FileDataset:
             InputError: it is gone, truncated or not of this kind.
         """
         try:
-            return self.READER(self.filesystem, file.path)
+            return self.READER(self.filesystem, file.path, self.threads)
         except (pa.ArrowException, OSError) as error:
             raise self.broken(file.path, error) from error
 

@@ -52,8 +52,16 @@ class BatchLoader(Iterator[Batch]):
         self.batches = batches
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(prefetch)
         self._stop = threading.Event()
-        made = read_batches(dataset, order, rank=rank, num_ranks=num_ranks, global_batch_size=global_batch_size, batches=batches)
-        args = (made, self._queue, self._stop, pin_memory)
+        made = read_batches(
+            dataset,
+            order,
+            rank=rank,
+            num_ranks=num_ranks,
+            global_batch_size=global_batch_size,
+            batches=batches,
+            pin_memory=pin_memory,
+        )
+        args = (made, self._queue, self._stop)
         self._thread = threading.Thread(target=_produce, args=args, name="rayrec-loader", daemon=True)
         self._close = weakref.finalize(self, _end, self._thread, self._queue, self._stop)
         self._thread.start()
@@ -84,11 +92,11 @@ class BatchLoader(Iterator[Batch]):
         self.close()
 
 
-def _produce(made: Iterator[Batch], out: queue.Queue[Batch | BaseException | None], stop: threading.Event, pin_memory: bool) -> None:
+def _produce(made: Iterator[Batch], out: queue.Queue[Batch | BaseException | None], stop: threading.Event) -> None:
     last: BaseException | None = None
     try:
         for batch in made:
-            out.put(batch.pin_memory() if pin_memory else batch)
+            out.put(batch)
             if stop.is_set():
                 return
     except BaseException as error:
@@ -109,7 +117,7 @@ def _end(thread: threading.Thread, out: queue.Queue[Batch | BaseException | None
 
 
 def read_batches(
-    dataset: FileDataset, order: SampleOrder, *, rank: int, num_ranks: int, global_batch_size: int, batches: range
+    dataset: FileDataset, order: SampleOrder, *, rank: int, num_ranks: int, global_batch_size: int, batches: range, pin_memory: bool
 ) -> Iterator[Batch]:
     """The batches of one rank, made when asked for, without a thread."""
     chunks = _ChunkSource(dataset)
@@ -120,7 +128,7 @@ def read_batches(
             if s not in streams:
                 streams[s] = _Stream(s, order, chunks)
             parts += streams[s].take(start, stop)
-        yield assemble(parts, dataset.schema, global_rows=order.batch_rows(t, global_batch_size))
+        yield assemble(parts, dataset.schema, order.batch_rows(t, global_batch_size), pin_memory)
 
 
 class _Stream:

@@ -1,8 +1,8 @@
 """Open files and their chunks: Parquet row groups and Arrow IPC record batches, only the columns asked for.
 
 A local IPC file is memory-mapped, so an uncompressed batch costs nothing until its rows are read. A Parquet row group is decoded whole,
-or in pieces when it has more than `STREAM_ROWS` rows: memory stays bounded, but seeking into it decodes what comes before. IPC *streams*
-are refused, because they have no index of their batches.
+or in pieces when it has more than `STREAM_ROWS` rows: memory stays bounded, but seeking into it decodes what comes before. With `threads`
+the columns of a chunk are decoded by Arrow's threads. IPC *streams* are refused, because they have no index of their batches.
 """
 
 from __future__ import annotations
@@ -36,44 +36,62 @@ class ParquetReader:
 
     PIECE_ROWS = 65_536
 
-    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+    def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
         local = isinstance(filesystem, pafs.LocalFileSystem)
+        self._threads = threads
         self._file = pq.ParquetFile(path if local else filesystem.open_input_file(path), memory_map=local, pre_buffer=not local)
         self.schema: pa.Schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.chunk_rows = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
-        return self._file.read_row_group(chunk, columns=columns, use_threads=False)
+        return self._file.read_row_group(chunk, columns=columns, use_threads=self._threads)
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        yield from self._file.iter_batches(self.PIECE_ROWS, row_groups=[chunk], columns=columns, use_threads=False)
+        yield from self._file.iter_batches(self.PIECE_ROWS, row_groups=[chunk], columns=columns, use_threads=self._threads)
 
 
 class ArrowReader:
     """An Arrow IPC (Feather v2) file; chunks are its record batches, views of the file where it is local and uncompressed."""
 
-    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+    def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
         local = isinstance(filesystem, pafs.LocalFileSystem)
+        self._threads = threads
         self._source = pa.memory_map(path) if local else filesystem.open_input_file(path)
-        self.schema: pa.Schema = ipc.open_file(self._source).schema
-        self._projected: dict[tuple[str, ...], ipc.RecordBatchFileReader] = {}
+        self._whole = ipc.open_file(self._source)
+        self.schema: pa.Schema = self._whole.schema
+        self._projected: dict[tuple[int, ...], ipc.RecordBatchFileReader] = {}
+        # Arrow copies the columns of a projection even out of a mapped file, so there whole batches are read, which costs nothing
+        self._mapped = local and self._lies_in_map()
         self.chunk_rows = self._count_rows()
 
     def read(self, chunk: int, columns: list[str]) -> pa.RecordBatch:
-        key = tuple(columns)
-        if key not in self._projected:
-            self._projected[key] = self._project(sorted(self.schema.get_field_index(name) for name in columns))
-        return self._projected[key].get_batch(chunk)
+        return self._read(chunk, sorted(self.schema.get_field_index(name) for name in columns))
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         yield self.read(chunk, columns)
 
-    def _project(self, fields: list[int]) -> ipc.RecordBatchFileReader:
-        return ipc.open_file(self._source, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+    def _read(self, chunk: int, fields: list[int]) -> pa.RecordBatch:
+        if self._mapped:
+            return self._whole.get_batch(chunk).select(fields)
+        key = tuple(fields)
+        if key not in self._projected:
+            options = ipc.IpcReadOptions(included_fields=fields, use_threads=self._threads)
+            self._projected[key] = ipc.open_file(self._source, options=options)
+        return self._projected[key].get_batch(chunk)
+
+    def _lies_in_map(self) -> bool:
+        """Whether the first batch is a view of the mapped file, as uncompressed ones are."""
+        if not self._whole.num_record_batches:
+            return True
+        self._source.seek(0)
+        mapped = self._source.read_buffer()
+        buffers = [
+            buffer for column in self._whole.get_batch(0).columns for buffer in column.buffers() if buffer is not None and buffer.size
+        ]
+        return all(mapped.address <= buffer.address < mapped.address + mapped.size for buffer in buffers)
 
     def _count_rows(self) -> tuple[int, ...]:
-        """Rows of each record batch. The footer does not say, so one narrow column is read: nothing when mapped and uncompressed."""
+        """Rows of each record batch. The footer does not say, so one narrow column is read: nothing when mapped."""
         narrow = [i for i, field in enumerate(self.schema) if pa.types.is_primitive(field.type)]
-        reader = self._project((narrow or [0])[:1])
-        return tuple(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+        return tuple(self._read(i, (narrow or [0])[:1]).num_rows for i in range(self._whole.num_record_batches))

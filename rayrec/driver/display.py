@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
+from rayrec.driver.starvation import SHARE, StarvationWatch
 from rayrec.layout import ShardingPlan
 from rayrec.train.progress import Event, Milestone, ProgressReport
 
@@ -26,6 +27,7 @@ class Display:
         self.milestones: list[Milestone] = []
         self._bar: Any = None
         self._task: Any = None
+        self._starvation = StarvationWatch()
 
     def line(self, text: str) -> None:
         """Say a line, above the bar if there is one."""
@@ -46,16 +48,23 @@ class Display:
             self.milestones.append(event)
         elif isinstance(event, str):
             self.line(event)
-        elif self._mode == "live":
-            self._draw(event)
         else:
-            self.line(f"step {event.step}/{self._total}  {summary(event)}")
+            self._report(event)
 
     def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _report(self, report: ProgressReport) -> None:
+        if self._mode == "live":
+            self._draw(report)
+        else:
+            self.line(f"step {report.step}/{self._total}  {summary(report)}")
+        hint = self._starvation.see(report)
+        if hint is not None:
+            self.line(hint)
 
     def _draw(self, report: ProgressReport) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -80,4 +89,6 @@ def summary(report: ProgressReport) -> str:
         parts.append(f"auc {report.auc:.4f}")
     if report.ne is not None:
         parts.append(f"ne {report.ne:.4f}")
+    if report.data_wait and max(report.data_wait) >= SHARE:
+        parts.append(f"waiting for data {max(report.data_wait):.0%}")
     return "  ".join(parts)

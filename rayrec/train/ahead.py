@@ -7,6 +7,7 @@ and starts the input exchange of just those for a later batch. Nothing is traced
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -75,10 +76,13 @@ class Reader:
         device: where batches are needed. On CUDA they must have `.to(device, non_blocking=True)`, and should have pin_memory() and
             record_stream(stream), as `rayrec.data.Batch`.
         depth: batches kept on the device, the current one included.
+
+    Attributes:
+        waited_s: seconds that `fill` has waited for batches.
     """
 
     def __init__(self, device: torch.device, depth: int) -> None:
-        self.device, self.depth = device, depth
+        self.device, self.depth, self.waited_s = device, depth, 0.0
         self.ready: deque[Ready] = deque()
         self._source: Iterator[Any] | None = None
         self._reading: Future[Any] | None = None
@@ -99,7 +103,9 @@ class Reader:
             self._source = source
             self._submit(timer)
         while len(self.ready) < self.depth and self._reading is not None:
+            started = time.perf_counter()
             error = self._reading.exception()
+            self.waited_s += time.perf_counter() - started
             if error is not None and self.ready:
                 return  # first the batches before it
             batch = None if error is not None else self._reading.result()

@@ -61,7 +61,7 @@ class RankTrainer:
         self.loss: float | None = None
         self.checkpoint: str | None = None
         self.profile: Profile | None = None
-        self._place = Place(spec, self.rank, self.world_size)
+        self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
         self._window_steps = 1
         if self.device.type == "cpu":  # a GPU's parts would have to be waited for
             self.model.timer = StepTimer()
@@ -139,7 +139,7 @@ class RankTrainer:
         """One window, up to step `end`."""
         window = Window(self.device, self.world_size)
         self._times.begin()
-        first = self.step
+        first, waited_s = self.step, self._pipeline.data_wait_s
         while self.step < end:
             done = self._pipeline.advance(batches)
             window.add(summarize(checked((done.loss, done.output)), done.batch.rows))
@@ -147,7 +147,7 @@ class RankTrainer:
             self.step += 1
             on_step(self.step)
         self._times.add(window.steps)
-        total = window.merge(should_stop)
+        total = window.merge(should_stop, self._pipeline.data_wait_s - waited_s)
         self.rows += total.rows
         self.seconds += total.seconds
         self.loss = total.loss
@@ -159,7 +159,17 @@ class RankTrainer:
             )
         self._window_steps = next_length(window.steps, total.seconds, self.spec.report_every_s)
         speed = total.rows / max(total.seconds, 1e-9)
-        on_report(ProgressReport(step=self.step, rows=self.rows, rows_per_s=speed, loss=total.loss, auc=total.auc, ne=total.ne))
+        on_report(
+            ProgressReport(
+                step=self.step,
+                rows=self.rows,
+                rows_per_s=speed,
+                loss=total.loss,
+                auc=total.auc,
+                ne=total.ne,
+                data_wait=total.data_wait,
+            )
+        )
         return total.stop
 
     def _profile_at(self) -> int:

@@ -75,6 +75,11 @@ class _Pipeline(ABC):
         on_gpu = self.device.type == "cuda"
         self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)  # on a GPU a batch is copied before it is exchanged
 
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that steps have waited for batches to be read, so far."""
+        return self._reader.waited_s
+
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Do one step and return the model's output, the second of (loss, output).
 

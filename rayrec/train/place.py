@@ -5,9 +5,11 @@ The pipeline reads batches ahead of the steps, so the place moves with the steps
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from rayrec.data import FileDataset
 from rayrec.errors import ConfigError
 from rayrec.train.config import TrainSpec
 
@@ -18,13 +20,14 @@ class Place:
     Args:
         spec: the run.
         rank, world_size: whose parts of the batches are read.
+        pin_memory: files are read into page-locked memory; batches of other datasets are pinned by a copy, in `Reader`.
     Attributes:
         epoch: passes over the data that are behind.
         batch: batches done of the current one; all of them at its end, until the next step.
     """
 
-    def __init__(self, spec: TrainSpec, rank: int, world_size: int) -> None:
-        self._spec, self._rank, self._world_size = spec, rank, world_size
+    def __init__(self, spec: TrainSpec, rank: int, world_size: int, pin_memory: bool = False) -> None:
+        self._spec, self._rank, self._world_size, self._pin_memory = spec, rank, world_size, pin_memory
         self.epoch, self.batch = 0, 0
         self._per_epoch = 1
 
@@ -48,8 +51,11 @@ class Place:
     def _read(self, epoch: int, start: int) -> Generator[Any, None, None]:
         spec, data = self._spec, self._spec.data
         assert data is not None
+        loader: Callable[..., Iterator[Any]] = data.loader
+        if self._pin_memory and isinstance(data, FileDataset):
+            loader = partial(data.loader, pin_memory=True)
         while True:
-            yield from data.loader(
+            yield from loader(
                 self._rank,
                 self._world_size,
                 spec.global_batch_size,

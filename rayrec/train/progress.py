@@ -42,6 +42,7 @@ class ProgressReport:
         rows_per_s: rows of the window by its wall clock seconds.
         loss: mean over the rows of the window.
         auc, ne: of the window's training rows, predicted before each step's update; None when the window has one class only.
+        data_wait: by rank, the share of the window's time in which training waited for the next batch to be read.
     """
 
     step: int
@@ -50,6 +51,7 @@ class ProgressReport:
     loss: float
     auc: float | None = None
     ne: float | None = None
+    data_wait: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

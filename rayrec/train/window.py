@@ -30,6 +30,7 @@ class WindowSum(NamedTuple):
         rows: over all ranks.
         loss: mean over the rows.
         auc, ne: of the rows; None when undefined.
+        data_wait: by rank, the share of the window's time in which the next batch was not yet read.
     """
 
     stop: bool
@@ -38,6 +39,7 @@ class WindowSum(NamedTuple):
     loss: float
     auc: float | None
     ne: float | None
+    data_wait: tuple[float, ...]
 
 
 class Window:
@@ -63,19 +65,26 @@ class Window:
         if step.rows:
             self._metrics.update(step.logits, step.labels)
 
-    def merge(self, should_stop: Callable[[], bool]) -> WindowSum:
-        """End the window on all ranks together."""
+    def merge(self, should_stop: Callable[[], bool], waited_s: float) -> WindowSum:
+        """End the window on all ranks together.
+
+        Args:
+            should_stop: read now.
+            waited_s: of the window, in which this rank waited for batches.
+        """
         state = self._metrics.state()
         loss_sum = float(self._loss_sum.item())  # waits for the device, so that the clock below is true
         seconds = time.perf_counter() - self._started
-        head = [float(should_stop()), seconds / self._world_size, float(self._rows), loss_sum]
+        waits = [0.0] * self._world_size  # each rank fills in its own
+        waits[dist.get_rank() if dist.is_initialized() else 0] = waited_s / max(seconds, 1e-9)
+        head = [float(should_stop()), seconds / self._world_size, float(self._rows), loss_sum, *waits]
         total = torch.cat([torch.tensor(head, dtype=torch.float64, device=self._device), state.flatten().double()])
         all_sum(total)
-        stop, mean_seconds, rows, loss = total[: len(head)].tolist()
+        stop, mean_seconds, rows, loss, *data_wait = total[: len(head)].tolist()
         auc, ne = None, None
         if rows and math.isfinite(loss):  # the scores of a diverged model are an error of their own, which says less
             auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype))
-        return WindowSum(stop > 0, mean_seconds, int(rows), loss / rows if rows else 0.0, auc, ne)
+        return WindowSum(stop > 0, mean_seconds, int(rows), loss / rows if rows else 0.0, auc, ne, tuple(data_wait))
 
 
 def scores_of(state: Tensor) -> tuple[float | None, float | None]:

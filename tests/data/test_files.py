@@ -29,7 +29,7 @@ def test_every_world_reads_the_same_global_batches(tmp_path, kind, seed):
     """Rows, values and order equal the definition in `order`, applied to the whole table, for 1 to 7 ranks and any first batch."""
     rng = random.Random(seed)
     table = write_files(tmp_path, rng, kind, (*rng.choices((0, 1, 130, 301), k=3), 77))
-    data = KINDS[kind](tmp_path, SCHEMA, num_streams=rng.choice((1, 3, 8)), shuffle_rows=rng.choice((16, 100)))
+    data = KINDS[kind](tmp_path, SCHEMA, num_streams=rng.choice((1, 3, 8)), shuffle_rows=rng.choice((16, 100)), threads=seed % 2 == 0)
     shuffle, epoch, batch_size = rng.random() < 0.8, rng.randrange(3), rng.choice((37, 64, 1000))
     rows = batch_rows(convert.to_batch(table, SCHEMA))
     order = data.order(seed, epoch, shuffle)
@@ -59,6 +59,20 @@ def block_places(order, stream: int, block: int) -> list[int]:
 
 def epoch_rows(data: FileDataset, num_ranks: int = 1, **kwargs) -> list[tuple]:
     return [row for r in range(num_ranks) for batch in data.loader(r, num_ranks, 64, **kwargs) for row in batch_rows(batch)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_read_only_the_schemas_columns_and_map_local_ipc_files(tmp_path, kind):
+    table = random_table(random.Random(0), 5000)
+    pq.write_table(table, tmp_path / "a.parquet")
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as out:
+        out.write_table(table)
+    data = KINDS[kind](tmp_path, SCHEMA)
+    before = pa.total_allocated_bytes()
+    chunk = data.open(data.files[0]).read(0, list(SCHEMA.columns()))
+    assert set(chunk.column_names) == set(SCHEMA.columns()) and "unused" not in chunk.column_names
+    own = pa.total_allocated_bytes() - before
+    assert own < chunk.nbytes / 10 if kind == "arrow" else own >= chunk.nbytes / 2
 
 
 def test_large_row_groups_are_read_in_pieces_with_the_same_rows(tmp_path, monkeypatch):
