@@ -2,8 +2,9 @@
 
     python -m benchmarks [--only step dlrm] [--skip planner]
 
-Each prints its table and writes its files to `benchmarks/results/`; one that fails does not stop the others, and the exit code is 1.
-TorchRec takes part where this interpreter can import it. Nothing else should run on the machine meanwhile.
+Each prints its table and writes its files to `benchmarks/results/`; one that fails does not stop the others, and the exit code is 1. At the
+end the marks are printed beside what was found. TorchRec takes part where this interpreter can import it. Nothing else should run on the
+machine meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import subprocess
 import sys
 import time
+
+from benchmarks import marks
 
 COMMANDS: dict[str, list[str]] = {
     "step": ["--rounds", "4", "--steps", "5"],
@@ -45,6 +48,7 @@ def main() -> int:
         except subprocess.TimeoutExpired:
             took[name] = f"failed: not done within {LIMIT_S} s"
     print("\n" + "\n".join(f"{name:<8} {what}" for name, what in took.items()))
+    print("\n" + marks.table())
     return int(any(what.startswith("failed") for what in took.values()))
 
 

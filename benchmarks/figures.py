@@ -33,12 +33,16 @@ ROWS = (  # what it says in the README, benchmark, case and system
 )
 
 
-def newest(name: str) -> dict[str, Any] | None:
-    """The newest results of a benchmark in which TorchRec took part."""
+def newest(name: str, peer: bool = True) -> dict[str, Any] | None:
+    """The newest file of a benchmark; with `peer`, of those in which TorchRec took part."""
     found = []
     for path in RESULTS.glob(f"{name}-*cores-*.json"):
         loaded = json.loads(path.read_text())
-        if loaded["benchmark"] == name and "torchrec" in loaded["versions"] and path.stem.startswith(f"{name}-{loaded['hardware']}"):
+        if (
+            loaded["benchmark"] == name
+            and (not peer or "torchrec" in loaded["versions"])
+            and path.stem.startswith(f"{name}-{loaded['hardware']}")
+        ):
             found.append(loaded)
     return max(found, key=lambda loaded: loaded["date"], default=None)
 

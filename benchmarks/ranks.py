@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Step = Callable[[int], object]
 TIMEOUT_S = 300
+PRELOAD = ["benchmarks.systems", "benchmarks.dlrm", "rayrec.distributed", "rayrec.train", "rayrec.optim", "rayrec.modules"]
+PRELOAD += ["torchrec.distributed.embedding", "torchrec.distributed.embeddingbag", "torchrec.distributed.planner", "torchrec.models.dlrm"]
 
 
 class ModelStep(NamedTuple):
@@ -129,7 +131,8 @@ class _Ranks:
     """The processes of one system."""
 
     def __init__(self, name: str, system: System) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")  # torch is imported once, before any rank sets malloc or starts a thread
+        context.set_forkserver_preload(PRELOAD)
         self.name = name
         pipes = [context.Pipe() for _ in range(system.num_ranks)]
         self.pipes = [ours for ours, _ in pipes]

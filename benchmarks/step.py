@@ -24,6 +24,7 @@ from benchmarks.workload import Workload, bytes_floor
 
 SHIPPED = ", shipped"  # malloc as it comes
 ALONE = ", 1 rank"
+CAP = 300_000  # rows of the largest tables: half a gigabyte a system, so that a dozen take turns
 
 
 class Case(NamedTuple):
@@ -40,14 +41,14 @@ _DATA_PARALLEL = (("torchrec data_parallel, shipped", "torchrec data_parallel"),
 _SEQUENCE = (("torchrec sequence, shipped", "torchrec sequence"), ("rayrec sequence", "rayrec sequence_dedup"))
 CASES = {
     "pooling 1": Case(
-        Workload(), _TABLE_WISE, (*_KINDS, "rayrec pipeline", "rayrec fp16", "rayrec int8", "rayrec table_wise, 1 rank", "plain")
+        Workload(cap=CAP), _TABLE_WISE, (*_KINDS, "rayrec pipeline", "rayrec fp16", "rayrec int8", "rayrec table_wise, 1 rank", "plain")
     ),
-    "pooling 10": Case(Workload(pooling=10), _TABLE_WISE, (*_KINDS, "rayrec int8", "rayrec table_wise, 1 rank")),
-    "pooling 1, D 128": Case(Workload(dim=128), _TABLE_WISE, ("rayrec table_wise",)),
-    "sequence": Case(Workload(cap=300_000), *_SEQUENCE),
-    "dlrm from record batches": Case(Workload(cap=300_000), ("rayrec dlrm",), ("rayrec dlrm pipeline",)),
-    "dlrm, slow storage": Case(Workload(cap=300_000), ("rayrec dlrm stored",), ("rayrec dlrm pipeline stored",)),
-    "ranks far apart": Case(Workload(), ("rayrec table_wise far",), ("rayrec pipeline far",)),
+    "pooling 10": Case(Workload(pooling=10, cap=CAP), _TABLE_WISE, (*_KINDS, "rayrec int8", "rayrec table_wise, 1 rank")),
+    "pooling 1, D 128": Case(Workload(dim=128, cap=CAP), _TABLE_WISE, ("rayrec table_wise",)),
+    "sequence": Case(Workload(cap=CAP), *_SEQUENCE),
+    "dlrm from record batches": Case(Workload(cap=CAP), ("rayrec dlrm",), ("rayrec dlrm pipeline",)),
+    "dlrm, slow storage": Case(Workload(cap=CAP), ("rayrec dlrm stored",), ("rayrec dlrm pipeline stored",)),
+    "ranks far apart": Case(Workload(cap=CAP), ("rayrec table_wise far",), ("rayrec pipeline far",)),
     "data parallel, 4 x 1e5 rows": Case(Workload(tables=4, sizes=(100_000,) * 4), *_DATA_PARALLEL),
     "data parallel, 2 x 1e6 rows": Case(Workload(tables=2, sizes=(1_000_000,) * 2), *_DATA_PARALLEL),
 }
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6, help="steps of each system per round")
     parser.add_argument("--warmup", type=int, default=6)
-    parser.add_argument("--together", type=int, default=3, help="systems that take turns with the references; each holds its own tables")
+    parser.add_argument("--together", type=int, default=12, help="systems that take turns with the references; each holds its own tables")
     parser.add_argument("--label", help="name of the results files")
     report.add_profile_option(parser)
     args = parser.parse_args()
