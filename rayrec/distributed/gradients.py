@@ -45,7 +45,7 @@ class SentGrads:
     Attributes:
         flat: per owner one message: the gradient of all columns it pooled, then of its sequence rows.
         kept: this rank's message to itself, where that is kept apart.
-        matrix: (bags of all ranks, pooled width), where all messages are rows of it; `kept` is already in its place.
+        matrix: (bags or ids of all ranks, width), where all messages are rows of it; `kept` is already in its place.
     """
 
     flat: Tensor
@@ -69,10 +69,11 @@ def pack_grads(
     kept = matrix = None
     if own is not None:
         mine = ranks[own]
-        if mine.pooled and mine.pooled_width == mine.exchanged_width and not mine.sequences:
-            matrix = like.new_empty(sum(s.rows for s in routed.got), mine.pooled_width)
-            before = sum(s.rows for s in routed.got[:own])
-            kept = matrix[before : before + routed.got[own].rows].view(-1)
+        rows = _rows_of_one_group(mine, routed.got)
+        if rows is not None:
+            matrix = like.new_empty(sum(rows), mine.pooled_width or mine.sequences[0].key.width)
+            before = sum(rows[:own])
+            kept = matrix[before : before + rows[own]].view(-1)
         else:
             kept = like.new_empty(sum(sizes[own]))
         buffers[own] = kept
@@ -93,6 +94,15 @@ def pack_grads(
                 torch.mul(grad, scale, out=buffer[at : at + count].view(-1, slot.width))
                 at += count
     return SentGrads(flat, kept, matrix)
+
+
+def _rows_of_one_group(mine: RankSlots, got: Sequence[Sizes]) -> list[int] | None:
+    """From every rank the rows of its message, where all messages are rows of one matrix; else None."""
+    if mine.pooled and mine.pooled_width == mine.exchanged_width and not mine.sequences:
+        return [sizes.rows for sizes in got]
+    if not mine.pooled and len(mine.sequences) == 1:
+        return [sum(sizes.ids[slot.piece] for slot in mine.sequences[0].slots) for sizes in got]
+    return None
 
 
 def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: HomeGrads, like: Tensor) -> list[Tensor]:
@@ -155,7 +165,7 @@ def split_grads(
             count = sum(s.ids[slot.piece] for slot in group.slots) * group.key.width
             parts.append(message[ats[i] : ats[i] + count])
             ats[i] += count
-        grads.append(_stack(parts, group.key.width, scale))
+        grads.append(_stack(parts, group.key.width, scale, matrix))
     return grads
 
 
