@@ -34,7 +34,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_STATES), help="fused optimizer (%(default)s)")
     parser.add_argument("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
     parser.add_argument("--constraints", metavar="FILE", help="JSON: table name -> fields of ParameterConstraints")
-    parser.add_argument("--profile", metavar="PATH", help="Parquet or Arrow data: measure pooling factors on a sample (needs pyarrow)")
+    parser.add_argument("--profile", metavar="PATH", help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)")
     parser.add_argument("--out", metavar="FILE", help="where to write the plan as JSON")
     parser.add_argument("--html", metavar="FILE", help="where to write the plan as one self-contained page")
     parser.add_argument("--diff", metavar="FILE", help="an earlier plan: print what would move")
@@ -45,13 +45,13 @@ def run(options: argparse.Namespace) -> None:
     """Make the plan, print its report and write the files asked for. Raises RayrecError."""
     schema = load_tables(options.schema)
     topology = _topology(options)
-    constraints = constraints_from_json(_read(options.constraints), options.constraints) if options.constraints else {}
+    measured = {}
     if options.profile:
-        from rayrec.cli.profile import pooling_factors  # pyarrow, which planning alone does not need
+        from rayrec.cli.profile import measure  # pyarrow, which planning alone does not need
 
-        for name, factor in pooling_factors(schema, options.profile).items():
-            own = constraints.get(name, ParameterConstraints())
-            constraints[name] = replace(own, pooling_factor=factor) if own.pooling_factor == 1.0 else own  # what was given stands
+        measured = {name: found._asdict() for name, found in measure(schema, options.profile, options.batch * topology.world_size).items()}
+    given = _read(options.constraints) if options.constraints else "{}"
+    constraints = constraints_from_json(given, options.constraints or "constraints", measured)
     if schema.weighted:
         for table in schema.tables:
             constraints[table.name] = replace(constraints.get(table.name, ParameterConstraints()), weighted=True)

@@ -1,13 +1,16 @@
-"""Pooling factors from a sample of the data, so that nobody has to guess them.
+"""Pooling factors and skew from a sample of the data, so that nobody has to guess them.
 
-The mean number of ids per row of each feature's column, over the first rows of the data: 1 for a plain column, less where it has nulls.
-Costs one read of the feature columns of the sample. Leaves out how often each id occurs, which the prices do not know.
+The pooling factor is the mean number of ids per row of each feature's column: 1 for a plain column, less where it has nulls. The skew is
+the exponent of the Zipf law under which a step's ids would be of as many different rows as they are. Real ids follow no such law from the
+first to the last, so it is fitted to as many rows as a step has, spread over the sample. Costs one read of the feature columns of the
+sample. Ids that are hashed later are counted before that.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,18 +18,31 @@ import pyarrow.dataset as ds
 
 from rayrec.cli.tables import SchemaTables
 from rayrec.errors import ConfigError
+from rayrec.planner.zipf import fit_skew
 
 SAMPLE_ROWS = 100_000
+STEPS = 4  # of whose ids the mean is taken
 LEAST = 0.01  # of a feature without ids in the sample; prices need more than none
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
-def pooling_factors(schema: SchemaTables, path: str | Path, rows: int = SAMPLE_ROWS) -> dict[str, float]:
-    """Mean ids per bag of each table, averaged over its features.
+class Measured(NamedTuple):
+    """What a sample says of one table; fields of `ParameterConstraints`."""
+
+    pooling_factor: float
+    skew: float
+
+
+def measure(schema: SchemaTables, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS) -> dict[str, Measured]:
+    """Ids per bag and skew of each table.
 
     Args:
         path: a file, or a folder of files: Parquet, or Arrow IPC by their suffix.
+        step_rows: of a step, all ranks together.
         rows: that are read at most.
+    Returns:
+        Of a table with several features: the mean of their pooling factors, and the skew of all their ids together, as they meet in
+        its rows in a step.
     Raises:
         ConfigError: nothing can be read there, or a feature's column is missing.
     """
@@ -37,8 +53,16 @@ def pooling_factors(schema: SchemaTables, path: str | Path, rows: int = SAMPLE_R
         raise ConfigError(f"cannot profile {path}: {error}") from None
     if sample.num_rows == 0:
         raise ConfigError(f"cannot profile {path}: it has no rows.")
-    means = {name: _mean_ids(sample.column(column)) for name, column in schema.columns.items()}
-    return {table.name: max(fmean(means[feature] for feature in table.feature_names), LEAST) for table in schema.tables}
+    every = max(1, sample.num_rows // step_rows)
+    steps = [sample.take(pa.array(range(first, sample.num_rows, every))) for first in range(min(every, STEPS))]
+    found = {}
+    for table in schema.tables:
+        columns = [schema.columns[feature] for feature in table.feature_names]
+        ids = [sum(len(_ids(step.column(column))) for column in columns) for step in steps]
+        seen = [len(set().union(*(pc.unique(_ids(step.column(column))).to_pylist() for column in columns))) for step in steps]
+        mean = fmean(len(_ids(sample.column(column))) / sample.num_rows for column in columns)
+        found[table.name] = Measured(max(mean, LEAST), fit_skew(table.num_embeddings, fmean(ids), fmean(seen)))
+    return found
 
 
 def _format(path: Path) -> str:
@@ -46,7 +70,7 @@ def _format(path: Path) -> str:
     return "ipc" if files and files[0].suffix in ARROW_SUFFIXES else "parquet"
 
 
-def _mean_ids(column: pa.ChunkedArray) -> float:
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        return (pc.sum(pc.list_value_length(column)).as_py() or 0) / len(column)  # a null list is an empty bag
-    return 1.0 - column.null_count / len(column)
+def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """All ids of a column; a null is none, and a null list an empty bag."""
+    lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    return pc.drop_null(pc.list_flatten(column) if lists else column)

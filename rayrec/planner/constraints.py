@@ -9,6 +9,7 @@ import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from rayrec.errors import ConfigError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
@@ -26,6 +27,7 @@ class ParameterConstraints:
         pooling_factor: mean ids per bag, of each feature of the table.
         min_partition: narrowest column block, in columns; None leaves it to the prices.
         weighted: the features carry a weight per id.
+        skew: exponent of a Zipf law: how much more often some rows are asked for than others; 0 means all equally often.
         ranks: the only ranks that may hold a part of it; None allows all. hosts: the same by index of host.
         together: name of a group of tables that lie on the same ranks, cut the same way.
         apart: name of a group of tables of which no two share a rank.
@@ -38,6 +40,7 @@ class ParameterConstraints:
     pooling_factor: float = 1.0
     min_partition: int | None = None
     weighted: bool = False
+    skew: float = 0.0
     ranks: Sequence[int] | None = None
     hosts: Sequence[int] | None = None
     together: str | None = None
@@ -49,6 +52,8 @@ class ParameterConstraints:
             check_kinds(self.kinds)
         if not 0 < self.pooling_factor < float("inf"):
             raise ConfigError(f"pooling_factor={self.pooling_factor} must be positive: the mean number of ids per bag.")
+        if not 0 <= self.skew < float("inf"):
+            raise ConfigError(f"skew={self.skew} must be a finite number, 0 or more: the exponent of a Zipf law of the ids.")
         if self.min_partition is not None and (self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE):
             raise ConfigError(f"min_partition={self.min_partition} must be a positive multiple of {COLUMN_MULTIPLE} columns.")
         Storage(self.storage)
@@ -100,9 +105,13 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def constraints_from_json(text: str, source: str = "constraints") -> dict[str, ParameterConstraints]:
+def constraints_from_json(
+    text: str, source: str = "constraints", measured: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, ParameterConstraints]:
     """Read table name -> fields of `ParameterConstraints`.
 
+    Args:
+        measured: fields by table name that hold where the text does not give them.
     Raises:
         ConfigError: no JSON object, an unknown field, or a value that makes no sense; names the table.
     """
@@ -111,7 +120,7 @@ def constraints_from_json(text: str, source: str = "constraints") -> dict[str, P
     except ValueError as error:
         raise ConfigError(f"{source} is not JSON: {error}.") from None
     known = [f.name for f in fields(ParameterConstraints)]
-    found = {}
+    found = {name: ParameterConstraints(**values) for name, values in (measured or {}).items()}
     if not isinstance(root, dict):
         raise ConfigError(f"{source} must be a JSON object of tables, not {type(root).__name__}.")
     for name, entry in root.items():
@@ -121,7 +130,7 @@ def constraints_from_json(text: str, source: str = "constraints") -> dict[str, P
             if key not in known:
                 raise ConfigError(f"{source}: table {name!r} has the unknown field {key!r}{did_you_mean(key, known)}; {known} exist.")
         try:
-            found[name] = ParameterConstraints(**entry)
+            found[name] = ParameterConstraints(**{**(measured or {}).get(name, {}), **entry})
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"{source}: table {name!r}: {error}") from None
     return found

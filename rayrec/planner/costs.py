@@ -7,12 +7,11 @@ homes together receive, and homes are even, so the slowest owner is never faster
 
 Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the topology's constants, so that a calibration
 can fit the constants to measured parts. Rows of a host that are summed before they go home (`routes`) cross between hosts once. Leaves
-out: overlap of steps, skewed ids, the two more collectives of that route, the dense model. Standard library only.
+out: overlap of steps, the two more collectives of that route, the dense model. Standard library only.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -118,7 +117,7 @@ class CostModel:
             rows, width = len(shard.rows), len(shard.cols)
             ids = world * work.ids * rows / work.rows
             row_line = _lines(width * work.element_bytes)
-            distinct = -rows * math.expm1(-ids / rows)
+            distinct = work.distinct * rows / work.rows
             all_ids += ids
             values += world * returned_rows(work, shard) * width * ROW_ELEMENT_BYTES
             read += ids * row_line * slower

@@ -162,7 +162,7 @@ def _memory(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 def _everything(request: PlanRequest) -> Iterator[Change]:
     """All kinds and places for all tables, and more memory."""
     free = {
-        name: ParameterConstraints(pooling_factor=limits.pooling_factor, weighted=limits.weighted, storage=limits.storage)
+        name: replace(limits, kinds=None, ranks=None, hosts=None, apart=None, together=None, min_partition=None)
         for name, limits in request.constraints.items()
     }
     lifted = replace(request, constraints=free, kinds=tuple(KINDS))

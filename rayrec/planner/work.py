@@ -1,7 +1,8 @@
 """How much of each thing a table asks of a rank: ids, rows and bytes, for any layout.
 
 The two halves of every price and every buffer: `TableWork` says what a step does with a table, `shard_traffic` how much of it meets
-the rectangles that one rank owns. Ids are taken as uniform over rows. What travels is what `distributed.route` packs: per feature, row
+the rectangles that one rank owns. Ids follow a Zipf law over rows whose order is hashed or shuffled, so that any block of rows has its
+share of the frequent ones. What travels is what `distributed.route` packs: per feature, row
 block and destination rank a header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when pooled, the
 lengths (4 bytes a bag); and per bag a pooled row in float32. Standard library only.
 """
@@ -9,12 +10,13 @@ lengths (4 bytes a bag); and per bag a pooled row in float32. Standard library o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints
+from rayrec.planner.zipf import distinct_rows
 
 ID_BYTES = 8
 WEIGHT_BYTES = 4
@@ -33,6 +35,8 @@ class TableWork:
         pooling_factor: mean ids per bag. weighted: a weight travels with each id.
         pooled: a bag gives one row; else every id gives one.
         off_device: rows and state lie in the host's memory, the rank is a GPU.
+        skew: exponent of the Zipf law of its ids; 0 means uniform.
+        distinct: different rows among the ids of all ranks, as is to be expected; a block of rows has its share of them.
     """
 
     rows: int
@@ -45,6 +49,11 @@ class TableWork:
     weighted: bool
     pooled: bool
     off_device: bool = False
+    skew: float = 0.0
+    distinct: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "distinct", distinct_rows(self.rows, self.world_size * self.ids, self.skew))
 
     @property
     def bags(self) -> int:
@@ -73,6 +82,7 @@ def table_work(
         weighted=constraints.weighted,
         pooled=pooled,
         off_device=device == "cuda" and constraints.storage == "host",
+        skew=constraints.skew,
     )
 
 

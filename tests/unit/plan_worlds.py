@@ -91,12 +91,13 @@ def random_topology(rng: random.Random, memory_bytes: int) -> Topology:
 
 
 def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) -> dict[str, ParameterConstraints]:
-    """Pooling factors for some tables, narrow limits for a few."""
+    """Pooling factors and skew for some tables, narrow limits for a few."""
     return {
         table.name: ParameterConstraints(
             pooling_factor=rng.choice([0.5, 1.0, 3.0, 20.0]),
             min_partition=rng.choice([None, None, 4, 16, 32]),
             weighted=rng.random() < 0.3,
+            skew=rng.choice([0.0, 0.0, 0.7, 1.3]),
         )
         for table in tables
         if rng.random() < 0.7

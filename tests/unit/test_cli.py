@@ -193,7 +193,7 @@ def test_pooling_factors_are_counted_from_the_data(schema: Path, tmp_path: Path,
     import pyarrow as pa
     from pyarrow import feather, parquet
 
-    from rayrec.cli.profile import pooling_factors
+    from rayrec.cli.profile import measure
 
     data = tmp_path / "data"
     data.mkdir()
@@ -202,11 +202,19 @@ def test_pooling_factors_are_counted_from_the_data(schema: Path, tmp_path: Path,
     parquet.write_table(rows, path) if suffix == "parquet" else feather.write_feather(rows, path, compression="uncompressed")
     tables = load_tables(schema)
     for where in (data, path):
-        assert pooling_factors(tables, where) == {"user": 0.75, "item": (1 + 5 / 4) / 2}
+        found = measure(tables, where, step_rows=4096)
+        assert {name: m.pooling_factor for name, m in found.items()} == {"user": 0.75, "item": (1 + 5 / 4) / 2}
+        assert found["user"].skew == 0 < found["item"].skew  # one id of nine comes twice
     out = tmp_path / "plan.json"
     argv = ["plan", "--schema", str(schema), "--topology", "cpu", "--ranks", "2", "--out", str(out)]
     assert main([*argv, "--profile", str(data)]) == 0
-    limits = {"user": ParameterConstraints(pooling_factor=0.75), "item": ParameterConstraints(pooling_factor=1.125)}
+    limits = {"user": ParameterConstraints(pooling_factor=0.75), "item": ParameterConstraints(**found["item"]._asdict())}
+    wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(tables.tables)
+    assert ShardingPlan.load(out).estimates == wanted.estimates
+    given = tmp_path / "limits.json"
+    given.write_text('{"item": {"skew": 0.0}}')  # what is given stands, also where it is the default
+    assert main([*argv, "--profile", str(data), "--constraints", str(given)]) == 0
+    limits["item"] = ParameterConstraints(pooling_factor=1.125)
     wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(tables.tables)
     assert ShardingPlan.load(out).estimates == wanted.estimates
     assert main([*argv, "--profile", str(tmp_path / "nowhere")]) == 1 and "cannot profile" in capsys.readouterr().err
