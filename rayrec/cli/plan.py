@@ -19,6 +19,7 @@ from rayrec.layout.presets import CPU, PRESETS, RESERVE, preset_topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.optimizers import SPARSE_STATES
+from rayrec.planner.wire import CODINGS
 
 
 def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +34,8 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--batch", type=int, default=2048, metavar="B", help="rows per rank and step (%(default)s)")
     parser.add_argument("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_STATES), help="fused optimizer (%(default)s)")
     parser.add_argument("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
+    parser.add_argument("--qcomms-forward", choices=list(CODINGS), default="fp32", help="what rows travel as between ranks (%(default)s)")
+    parser.add_argument("--qcomms-backward", choices=list(CODINGS), default="fp32", help="what their gradients travel as (%(default)s)")
     parser.add_argument("--constraints", metavar="FILE", help="JSON: table name -> fields of ParameterConstraints")
     parser.add_argument("--profile", metavar="PATH", help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)")
     parser.add_argument("--out", metavar="FILE", help="where to write the plan as JSON")
@@ -56,7 +59,8 @@ def run(options: argparse.Namespace) -> None:
         for table in schema.tables:
             constraints[table.name] = replace(constraints.get(table.name, ParameterConstraints()), weighted=True)
     kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds else None
-    plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds).plan(schema.tables)
+    coded = options.qcomms_forward, options.qcomms_backward
+    plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds, *coded).plan(schema.tables)
     print(plan.report())
     if options.diff:
         print("\n" + ShardingPlan.load(options.diff).diff(plan, schema.tables))

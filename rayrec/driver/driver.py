@@ -216,6 +216,8 @@ class Driver:
             global_batch_size=self._run.global_batch_size,
             sparse_optimizer=self._run.sparse_optimizer.name,
             constraints=self._constraints,
+            qcomms_forward=self._run.qcomms_forward,
+            qcomms_backward=self._run.qcomms_backward,
         )
 
     def _predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
@@ -226,6 +228,8 @@ class Driver:
             batch_size=-(-self._run.global_batch_size // topology.world_size),
             constraints=dict(self._constraints or {}),
             sparse_optimizer=self._run.sparse_optimizer.name,
+            qcomms_forward=self._run.qcomms_forward,
+            qcomms_backward=self._run.qcomms_backward,
         )
         return estimate_ranks(request, plan)
 

@@ -62,6 +62,8 @@ def resolve_plan(
     global_batch_size: int,
     sparse_optimizer: str,
     constraints: Mapping[str, ParameterConstraints] | None = None,
+    qcomms_forward: str = "fp32",
+    qcomms_backward: str = "fp32",
 ) -> ShardingPlan:
     """The plan to train by.
 
@@ -71,6 +73,7 @@ def resolve_plan(
         global_batch_size: rows of a step over all ranks.
         sparse_optimizer: by name; its state counts as memory.
         constraints: by table, for the planner.
+        qcomms_forward, qcomms_backward: what rows and their gradients travel as.
     Raises:
         PlanError: the tables do not fit, or the plan given is for other tables or ranks.
     """
@@ -78,7 +81,14 @@ def resolve_plan(
         return manual_plan(tables, plan, topology)
     if plan == "auto":
         rows = -(-global_batch_size // topology.world_size)
-        planner = EmbeddingShardingPlanner(topology, batch_size=rows, constraints=constraints, sparse_optimizer=sparse_optimizer)
+        planner = EmbeddingShardingPlanner(
+            topology,
+            batch_size=rows,
+            constraints=constraints,
+            sparse_optimizer=sparse_optimizer,
+            qcomms_forward=qcomms_forward,
+            qcomms_backward=qcomms_backward,
+        )
         return planner.plan(tables)
     given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
     given.check(tables, topology.world_size)

@@ -102,12 +102,15 @@ class CostModel:
         topology, world = self.topology, work.world_size
         near = len(topology.hosts[topology.host_of[rank]]) - 1
         far = world - 1 - near
-        rows_near, rows_far, copies, gradient_copies = near, far, 2, 2  # pooled rows are copied for the wire; gradients scaled in place
+        there, back = work.wire
+        rows_near, rows_far, copies, gradient_copies = near, far, 2.0, 2.0  # pooled rows are copied for the wire; gradients scaled in place
+        near_sizes = there.size, back.size
         if summed > 1:
             hosts = world // summed
-            rows_near, rows_far, copies, gradient_copies = hosts * (summed - 1), hosts - 1, 4, 5  # and summed; handed on inside the host
-        elif replicated:
-            copies = 0
+            rows_near, rows_far, copies, gradient_copies = hosts * (summed - 1), hosts - 1, 4.0, 5.0  # and summed; handed on in the host
+            near_sizes = 1.0, 1.0  # only what goes from host to host is coded
+        copies = 0.0 if replicated else copies + there.passes / summed
+        gradient_copies += back.passes / summed
         traffic = shard_traffic(work, shards)
         state = sparse_state(self.sparse_optimizer)
         slower = topology.memory_bw / HOST_LINK_BW if work.off_device else 1.0  # of rows and state, in bytes of device memory
@@ -124,13 +127,13 @@ class CostModel:
             touched += distinct * row_line
             gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
             updated += 2 * distinct * slower * (row_line + _lines(state.row_bytes(width)))
-        out = 0.0 if replicated else traffic.row_bytes
+        out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
         pieces = len({shard.rows for shard in shards}) * work.features * world
         return StepAmounts(
             Amounts(pieces, stream=2.0 * world * traffic.id_bytes, near=near * traffic.id_bytes, far=far * traffic.id_bytes),
             Amounts(slots, items=all_ids, stream=all_ids * ID_BYTES + read + values, rows=touched),
-            Amounts(slots, stream=copies * values, near=rows_near * out, far=rows_far * out),
-            Amounts(slots, stream=gradient_copies * values, near=rows_near * traffic.row_bytes, far=rows_far * traffic.row_bytes),
+            Amounts(slots, stream=copies * values, near=rows_near * out * near_sizes[0], far=rows_far * out * there.size),
+            Amounts(slots, stream=gradient_copies * values, near=rows_near * into * near_sizes[1], far=rows_far * into * back.size),
             Amounts(slots, items=all_ids, stream=all_ids * SORT_BYTES + gradients, rows=updated),
         )
 
@@ -144,12 +147,13 @@ class CostModel:
         """
         sorted_items = work.ids + work.bags * blocks if blocks > 1 else 0.0
         pieces = slots * work.features
-        back = total.row_bytes / (work.world_size if replicated else summed)
+        arriving = total.row_bytes / (work.world_size if replicated else summed)
+        decoding, encoding = 0.0 if replicated else work.wire.forward.passes, work.wire.backward.passes
         return StepAmounts(
             Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
             Amounts(),
-            Amounts(home_slots=pieces, items=work.bags * (1 if replicated else slots), stream=2 * back),
-            Amounts(home_slots=pieces, items=work.bags * slots, stream=2 * total.row_bytes / summed),
+            Amounts(home_slots=pieces, items=work.bags * (1 if replicated else slots), stream=(2 + decoding) * arriving),
+            Amounts(home_slots=pieces, items=work.bags * slots, stream=(2 + encoding) * total.row_bytes / summed),
             Amounts(),
         )
 

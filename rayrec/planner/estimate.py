@@ -11,7 +11,6 @@ from rayrec.layout.estimates import RankEstimate
 from rayrec.layout.geometry import Layout
 from rayrec.layout.plan import ShardingPlan
 from rayrec.planner.costs import CostModel, StepCost
-from rayrec.planner.items import table_works
 from rayrec.planner.memory import RankMemory, layout_memory_parts
 from rayrec.planner.request import PlanRequest
 
@@ -27,8 +26,7 @@ def estimate_ranks(request: PlanRequest, plan: ShardingPlan | Mapping[str, Layou
     topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
     times, memory = [StepCost()] * topology.world_size, [RankMemory()] * topology.world_size
     at_home, home_memory = costs.fixed_cost(), RankMemory()
-    works = table_works(request.tables, request.constraints, request.batch_size, topology)
-    for table, work in zip(request.tables, works, strict=True):
+    for table, work in zip(request.tables, request.works(), strict=True):
         layout = layouts[table.name]
         owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer)
         for rank, price in costs.price(work, layout).items():

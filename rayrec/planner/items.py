@@ -15,6 +15,7 @@ from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, Routes, join_options, price_options
+from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork, table_work
 
 NO_CONSTRAINTS = ParameterConstraints()
@@ -92,9 +93,14 @@ def _no_kind(table: BaseEmbeddingConfig, limits: ParameterConstraints, kinds: Se
 
 
 def table_works(
-    tables: Sequence[BaseEmbeddingConfig], constraints: Mapping[str, ParameterConstraints], batch_size: int, topology: Topology
+    tables: Sequence[BaseEmbeddingConfig],
+    constraints: Mapping[str, ParameterConstraints],
+    batch_size: int,
+    topology: Topology,
+    wire: Wire = FLOAT32,
 ) -> list[TableWork]:
     """What a step does with each table."""
     return [
-        table_work(table, constraints.get(table.name, NO_CONSTRAINTS), batch_size, topology.world_size, topology.device) for table in tables
+        table_work(table, constraints.get(table.name, NO_CONSTRAINTS), batch_size, topology.world_size, topology.device, wire)
+        for table in tables
     ]

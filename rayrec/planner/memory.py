@@ -2,7 +2,8 @@
 
 Owners group the ids they receive, sort them for the update, and hold the rows and the gradients of all W*B bags, and what of both is under
 way to other ranks; the exchange keeps two of its largest messages. Every rank, as home of its own batch, sends ids, joins the rows that
-return, and holds that output and its gradient. Buffers of all tables live at once, as the collections share one exchange; what is freed
+return, and holds that output and its gradient. Rows and gradients that are coded on the wire have two copies more at
+either end. Buffers of all tables live at once, as the collections share one exchange; what is freed
 in between is kept for the next step, so all of them count (`python -m benchmarks.memory` compares with real ranks). Integers, so that
 adding and removing tables is exact. Leaves out: the dense model, batches that wait, what the process takes without any table.
 """
@@ -58,10 +59,11 @@ def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str
     per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted
     ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
     offsets = world * work.bags * OFFSET_BYTES * len(shards)
+    rows = 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
     return RankMemory(
         weight_bytes=sum(len(shard.rows) * len(shard.cols) for shard in stored) * work.element_bytes,
         optimizer_bytes=sum(optimizer_bytes(shard, sparse_optimizer) for shard in stored),
-        buffer_bytes=math.ceil(ids + offsets + (2 * world + 2 * (world - 1)) * traffic.row_bytes),
+        buffer_bytes=math.ceil(ids + offsets + rows * traffic.row_bytes),
     )
 
 
@@ -73,7 +75,8 @@ def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
     """
     sorted_ids = work.ids * ID_BYTES if row_blocks > 1 else 0
     rows = work.bags if work.pooled else work.ids
-    return math.ceil(2 * total.id_bytes + sorted_ids + 3 * rows * work.dim * ROW_ELEMENT_BYTES)
+    coded = total.row_bytes * sum(coding.copies for coding in work.wire)
+    return math.ceil(2 * total.id_bytes + sorted_ids + 3 * rows * work.dim * ROW_ELEMENT_BYTES + coded)
 
 
 def layout_memory_parts(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[dict[int, RankMemory], RankMemory]:

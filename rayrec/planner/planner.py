@@ -18,7 +18,7 @@ from rayrec.layout.units import format_bytes
 from rayrec.planner.constraints import ParameterConstraints, check_kinds
 from rayrec.planner.costs import CostModel
 from rayrec.planner.estimate import estimate_ranks
-from rayrec.planner.items import NO_CONSTRAINTS, table_works
+from rayrec.planner.items import NO_CONSTRAINTS
 from rayrec.planner.memory import layout_memory_parts
 from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item, Option
@@ -38,6 +38,7 @@ class EmbeddingShardingPlanner:
         constraints: per table name; tables without one may take any kind, with one id per bag.
         sparse_optimizer: name as in `rayrec.optim`; decides state bytes and update time.
         kinds: the sharding kinds any table may use; None allows all.
+        qcomms_forward, qcomms_backward: what rows and their gradients travel as: fp32, fp16, bf16 or int8.
     Raises:
         ConfigError: a number, kind or optimizer that makes no sense.
 
@@ -53,6 +54,8 @@ class EmbeddingShardingPlanner:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         sparse_optimizer: str = "rowwise_adagrad",
         kinds: Sequence[str] | None = None,
+        qcomms_forward: str = "fp32",
+        qcomms_backward: str = "fp32",
     ) -> None:
         if kinds is not None:
             check_kinds(kinds)
@@ -61,6 +64,7 @@ class EmbeddingShardingPlanner:
         self.constraints = dict(constraints or {})
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self.costs = CostModel(topology, sparse_optimizer)
+        self.qcomms_forward, self.qcomms_backward = qcomms_forward, qcomms_backward
         self.request([])  # checks
 
     def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
@@ -76,6 +80,8 @@ class EmbeddingShardingPlanner:
             constraints=self.constraints,
             sparse_optimizer=self.costs.sparse_optimizer,
             kinds=self.kinds,
+            qcomms_forward=self.qcomms_forward,
+            qcomms_backward=self.qcomms_backward,
         )
 
     def plan(self, tables: Sequence[BaseEmbeddingConfig]) -> ShardingPlan:
@@ -96,9 +102,8 @@ class EmbeddingShardingPlanner:
 def plan_request(request: PlanRequest) -> ShardingPlan:
     """The plan of a request. Raises as `EmbeddingShardingPlanner.plan`."""
     items = request.items()
-    works = table_works(request.tables, request.constraints, request.batch_size, request.topology)
     narrowest = [request.constraints.get(table.name, NO_CONSTRAINTS).min_partition for table in request.tables]
-    recutter = Recutter(works, CostModel(request.topology, request.sparse_optimizer), narrowest)
+    recutter = Recutter(request.works(), CostModel(request.topology, request.sparse_optimizer), narrowest)
     try:
         choices = seat_neighbours(items, pack(items, request.topology, recutter), request.topology)
     except NoRoom as problem:
@@ -122,10 +127,9 @@ def _estimate(
     """Predictions, counted anew from the layouts."""
     topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
     world = topology.world_size
-    works = table_works(request.tables, request.constraints, request.batch_size, topology)
     told: dict[str, TableEstimate] = {}
     chosen = {index: (item, choice) for item, choice in zip(items, choices, strict=True) for index in item.tables}
-    for index, (table, work) in enumerate(zip(request.tables, works, strict=True)):
+    for index, (table, work) in enumerate(zip(request.tables, request.works(), strict=True)):
         layout = placed[index].layout
         prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
         owners, _ = layout_memory_parts(work, layout, request.sparse_optimizer)

@@ -15,6 +15,8 @@ from rayrec.planner.items import make_items, table_works
 from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.options import Item
 from rayrec.planner.search import has_room
+from rayrec.planner.wire import Wire
+from rayrec.planner.work import TableWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,7 @@ class PlanRequest:
         constraints: by table name.
         sparse_optimizer: name of the fused optimizer.
         kinds: the sharding kinds any table may use.
+        qcomms_forward, qcomms_backward: what rows and their gradients travel as; names of `CommType`.
     Raises:
         ConfigError: a number, kind, name or optimizer that makes no sense.
     """
@@ -38,13 +41,21 @@ class PlanRequest:
     constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
     sparse_optimizer: str = "rowwise_adagrad"
     kinds: Sequence[str] = KINDS
+    qcomms_forward: str = "fp32"
+    qcomms_backward: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} must be positive: the rows per rank and step.")
         sparse_state(self.sparse_optimizer)
         check_kinds(self.kinds)
+        Wire.of(self.qcomms_forward, self.qcomms_backward)
         check_tables(self.tables)
+
+    def works(self) -> list[TableWork]:
+        """What a step does with each table."""
+        wire = Wire.of(self.qcomms_forward, self.qcomms_backward)
+        return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire)
 
     def items(self) -> list[Item]:
         """The priced items of the search.
@@ -54,8 +65,7 @@ class PlanRequest:
             ConfigError: a constraint names what does not exist.
         """
         check_constraints(self.constraints, {table.name for table in self.tables})
-        works = table_works(self.tables, self.constraints, self.batch_size, self.topology)
-        return make_items(self.tables, works, self.constraints, self.kinds, CostModel(self.topology, self.sparse_optimizer))
+        return make_items(self.tables, self.works(), self.constraints, self.kinds, CostModel(self.topology, self.sparse_optimizer))
 
     def has_plan(self) -> bool:
         """Whether the search finds room for every table; much cheaper than planning.

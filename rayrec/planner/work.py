@@ -4,7 +4,7 @@ The two halves of every price and every buffer: `TableWork` says what a step doe
 the rectangles that one rank owns. Ids follow a Zipf law over rows whose order is hashed or shuffled, so that any block of rows has its
 share of the frequent ones. What travels is what `distributed.route` packs: per feature, row
 block and destination rank a header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when pooled, the
-lengths (4 bytes a bag); and per bag a pooled row in float32. Standard library only.
+lengths (4 bytes a bag); and per bag a pooled row. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints
+from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.zipf import distinct_rows
 
 ID_BYTES = 8
 WEIGHT_BYTES = 4
 LENGTH_BYTES = 4
 HEADER_BYTES = 16  # ids and bags of one piece
-ROW_ELEMENT_BYTES = 4  # pooled rows and their gradients travel as float32
+ROW_ELEMENT_BYTES = 4  # pooled rows and their gradients are float32 at either end
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class TableWork:
         pooled: a bag gives one row; else every id gives one.
         off_device: rows and state lie in the host's memory, the rank is a GPU.
         skew: exponent of the Zipf law of its ids; 0 means uniform.
+        wire: what rows and gradients travel as; one rank alone codes nothing.
         distinct: different rows among the ids of all ranks, as is to be expected; a block of rows has its share of them.
     """
 
@@ -50,6 +52,7 @@ class TableWork:
     pooled: bool
     off_device: bool = False
     skew: float = 0.0
+    wire: Wire = FLOAT32
     distinct: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +70,12 @@ class TableWork:
 
 
 def table_work(
-    table: BaseEmbeddingConfig, constraints: ParameterConstraints, batch_size: int, world_size: int, device: Device = "cpu"
+    table: BaseEmbeddingConfig,
+    constraints: ParameterConstraints,
+    batch_size: int,
+    world_size: int,
+    device: Device = "cpu",
+    wire: Wire = FLOAT32,
 ) -> TableWork:
     """The work of one table for `batch_size` rows per rank."""
     pooled = getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE
@@ -83,6 +91,7 @@ def table_work(
         pooled=pooled,
         off_device=device == "cuda" and constraints.storage == "host",
         skew=constraints.skew,
+        wire=wire if world_size > 1 else FLOAT32,
     )
 
 
@@ -92,7 +101,7 @@ class Traffic:
 
     Attributes:
         id_bytes: headers, lengths, ids and weights to the owner.
-        row_bytes: rows from the owner; their gradients take as many, the other way.
+        row_bytes: rows from the owner, in float32; their gradients take as many, the other way.
     """
 
     id_bytes: float

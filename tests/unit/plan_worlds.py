@@ -90,6 +90,11 @@ def random_topology(rng: random.Random, memory_bytes: int) -> Topology:
     )
 
 
+def random_wire(rng: random.Random) -> dict[str, str]:
+    """Types of rows and gradients on the wire."""
+    return {name: rng.choice(["fp32", "fp32", "fp16", "int8"]) for name in ("qcomms_forward", "qcomms_backward")}
+
+
 def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) -> dict[str, ParameterConstraints]:
     """Pooling factors and skew for some tables, narrow limits for a few."""
     return {

@@ -24,8 +24,7 @@ from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manua
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
 from rayrec.planner.memory import RankMemory, layout_memory
-from rayrec.planner.work import table_work
-from tests.unit.plan_worlds import random_constraints, random_tables, random_topology
+from tests.unit.plan_worlds import random_constraints, random_tables, random_topology, random_wire
 
 
 def bag(name: str, rows: int, dim: int = 16, data_type: DataType = DataType.FP32) -> EmbeddingBagConfig:
@@ -35,9 +34,7 @@ def bag(name: str, rows: int, dim: int = 16, data_type: DataType = DataType.FP32
 def count_memory(planner: EmbeddingShardingPlanner, tables: list[BaseEmbeddingConfig], plan: ShardingPlan) -> list[RankMemory]:
     """Bytes per rank, from the layouts alone."""
     out = [RankMemory()] * plan.world_size
-    for table in tables:
-        limits = planner.constraints.get(table.name, ParameterConstraints())
-        work = table_work(table, limits, planner.batch_size, plan.world_size)
+    for table, work in zip(tables, planner.request(tables).works(), strict=True):
         per_rank = layout_memory(work, plan.tables[table.name].layout, planner.costs.sparse_optimizer)
         out = [a + b for a, b in zip(out, per_rank, strict=True)]
     return out
@@ -48,7 +45,8 @@ def random_problem(seed: int, memory_bytes: int) -> tuple[EmbeddingShardingPlann
     tables = random_tables(rng, rng.randrange(1, 14))
     optimizer = rng.choice(["sgd", "rowwise_adagrad", "adagrad"])
     topology = random_topology(rng, memory_bytes)
-    return EmbeddingShardingPlanner(topology, rng.choice([16, 512]), random_constraints(rng, tables), optimizer), tables
+    limits = random_constraints(rng, tables)
+    return EmbeddingShardingPlanner(topology, rng.choice([16, 512]), limits, optimizer, **random_wire(rng)), tables
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -101,10 +99,8 @@ def test_predictions_are_the_sum_of_the_layouts_prices(seed: int) -> None:
     costs = CostModel(planner.topology, planner.costs.sparse_optimizer)
     seconds = [costs.fixed_cost().total_s] * plan.world_size
     assert plan.estimates is not None
-    for table in tables:
-        limits = planner.constraints.get(table.name, ParameterConstraints())
-        prices = costs.price(table_work(table, limits, planner.batch_size, plan.world_size), plan.tables[table.name].layout)
-        work = table_work(table, limits, planner.batch_size, plan.world_size)
+    for table, work in zip(tables, planner.request(tables).works(), strict=True):
+        prices = costs.price(work, plan.tables[table.name].layout)
         home_s = costs.layout_home_cost(work, plan.tables[table.name].layout).total_s
         seconds = [s + home_s + (prices[rank].total_s if rank in prices else 0.0) for rank, s in enumerate(seconds)]
         assert plan.estimates.tables[table.name].work_s == pytest.approx(sum(p.total_s for p in prices.values()) + plan.world_size * home_s)
@@ -113,9 +109,7 @@ def test_predictions_are_the_sum_of_the_layouts_prices(seed: int) -> None:
 
 def slowest(planner: EmbeddingShardingPlanner, tables: list[BaseEmbeddingConfig], layouts: list[TableLayout | Replicated]) -> float:
     seconds = [0.0] * planner.topology.world_size
-    for table, layout in zip(tables, layouts, strict=True):
-        limits = planner.constraints.get(table.name, ParameterConstraints())
-        work = table_work(table, limits, planner.batch_size, planner.topology.world_size)
+    for work, layout in zip(planner.request(tables).works(), layouts, strict=True):
         prices, home_s = planner.costs.price(work, layout), planner.costs.layout_home_cost(work, layout).total_s
         seconds = [s + home_s + (prices[rank].total_s if rank in prices else 0.0) for rank, s in enumerate(seconds)]
     return max(seconds)

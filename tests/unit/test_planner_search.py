@@ -15,7 +15,7 @@ from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.planner import plan_request
 from rayrec.planner.request import PlanRequest
 from rayrec.planner.search import lower_bound
-from tests.unit.plan_worlds import random_constraints, random_tables, random_topology
+from tests.unit.plan_worlds import random_constraints, random_tables, random_topology, random_wire
 
 
 def seconds(plan: ShardingPlan) -> float:
@@ -27,7 +27,8 @@ def problem(seed: int, memory_bytes: int = 10**12) -> PlanRequest:
     rng = random.Random(seed)
     tables = random_tables(rng, rng.randrange(2, 30))
     topology = random_topology(rng, memory_bytes)
-    return EmbeddingShardingPlanner(topology, rng.choice([64, 1024]), random_constraints(rng, tables)).request(tables)
+    wire = random_wire(rng)
+    return EmbeddingShardingPlanner(topology, rng.choice([64, 1024]), random_constraints(rng, tables), **wire).request(tables)
 
 
 @pytest.mark.parametrize("seed", range(40))
