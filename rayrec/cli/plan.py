@@ -31,6 +31,8 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a preset, all hosts together (8 per host)")
     parser.add_argument("--hosts", type=int, metavar="H", help="hosts of a preset (as few as the ranks need)")
     parser.add_argument("--reserve", type=float, default=RESERVE, metavar="FRACTION", help="memory of a preset kept free (%(default)s)")
+    hidden = "share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)"
+    parser.add_argument("--input-hidden", type=float, metavar="SHARE", help=hidden)
     parser.add_argument("--batch", type=int, default=2048, metavar="B", help="rows per rank and step (%(default)s)")
     parser.add_argument("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_STATES), help="fused optimizer (%(default)s)")
     parser.add_argument("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
@@ -48,6 +50,8 @@ def run(options: argparse.Namespace) -> None:
     """Make the plan, print its report and write the files asked for. Raises RayrecError."""
     schema = load_tables(options.schema)
     topology = _topology(options)
+    if options.input_hidden is not None:
+        topology = replace(topology, input_hidden=options.input_hidden)
     measured = {}
     if options.profile:
         from rayrec.cli.profile import measure  # pyarrow, which planning alone does not need

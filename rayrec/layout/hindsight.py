@@ -47,9 +47,9 @@ class Hindsight:
         """Parts and ranks that were far from the prediction, and what may be wrong; empty when all was near."""
         found = []
         step_s = max(rank.step_s for rank in self.measured)
-        for part in PARTS:
-            if any(rank.parts[part].ahead for rank in self.measured):
-                continue  # beside the step its time says as much about the step as about itself
+        # what ran beside the step before says as much about that step as about itself, and prices may have left it out
+        priced = [part for part in PARTS if not any(rank.parts[part].ahead for rank in self.measured)]
+        for part in priced:
             took = _mean([work[part] for work in self.worked])
             wanted = _mean([getattr(rank, f"{part}_s") for rank in self.predicted])
             if abs(took - wanted) > COUNTS * step_s and not wanted / FAR <= took <= wanted * FAR:
@@ -59,8 +59,8 @@ class Hindsight:
                     f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} of the topology is off, or a pooling "
                     "factor is; calibrate, or measure the data with rayrec plan --profile"
                 )
-        embedding = [sum(work[part] for part in PARTS) for work in self.worked]
-        ratios = [work / max(_embedding_s(rank), 1e-9) for work, rank in zip(embedding, self.predicted, strict=True)]
+        each = zip(self.worked, self.predicted, strict=True)
+        ratios = [sum(work[part] for part in priced) / max(sum(getattr(told, f"{part}_s") for part in priced), 1e-9) for work, told in each]
         middle = sorted(ratios)[(len(ratios) - 1) // 2]
         for rank, ratio in enumerate(ratios):
             if ratio > FAR * middle:
@@ -99,10 +99,6 @@ def _waited(times: PartTimes) -> float:
 
 def _width(name: str) -> int:
     return max(6, len(name)) + 1
-
-
-def _embedding_s(rank: RankEstimate) -> float:
-    return rank.total_s - rank.overhead_s
 
 
 def _mean(values: Sequence[float]) -> float:

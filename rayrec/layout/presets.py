@@ -3,7 +3,9 @@
 Bandwidths are per GPU. Random rows reach about half of the memory's streaming rate, links about 80% of theirs; data sheets give NVLink
 as the sum of both directions. Sources: NVIDIA data sheets "A100 Tensor Core GPU" (2021, SXM), "H100 Tensor Core GPU" (2023, SXM), "H200
 Tensor Core GPU" (2024, SXM), "DGX B200" (2024); networks as in DGX A100 (one 200 Gbit/s InfiniBand port per GPU) and DGX H100, H200, B200
-(one 400 Gbit/s port per GPU). A calibration on the real machine is better than any of these. Standard library only.
+(one 400 Gbit/s port per GPU). Nothing of
+the input is taken as hidden by a pipelined trainer: that was not measured on a GPU, and hidden ids share the links with rows. A
+calibration on the real machine is better than any of these. Standard library only.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Topology:
         intra_host_bw, inter_host_bw: bytes/s that one rank exchanges with ranks of its host, and of other hosts.
         latency_s: fixed time of one collective.
         rates: what else a rank pays, by part of a step.
+        input_hidden: share of the input part of a step, from 0 to 1, that a pipelined trainer does beside the step before.
     Raises:
         ConfigError: the ranks are not 0 .. world_size - 1 in order, or a number is not positive.
     """
@@ -63,6 +64,7 @@ class Topology:
     inter_host_bw: float = DEFAULT_SPEEDS["cpu"].inter_host_bw
     latency_s: float = DEFAULT_SPEEDS["cpu"].latency_s
     rates: Rates = field(default_factory=Rates)
+    input_hidden: float = 0.0
 
     def __post_init__(self) -> None:
         check_hosts(self.hosts)
@@ -76,6 +78,8 @@ class Topology:
             value = getattr(self, name)
             if not 0 <= value < float("inf") or (value == 0 and name != "latency_s"):
                 raise ConfigError(f"{name}={value} must be a positive, finite number.")
+        if not 0 <= self.input_hidden <= 1:
+            raise ConfigError(f"input_hidden={self.input_hidden} must be a share, from 0 (nothing is hidden) to 1.")
 
     @classmethod
     def uniform(cls, num_hosts: int, ranks_per_host: int, memory_bytes: int, device: Device = "cpu", **speeds: float) -> Topology:
@@ -151,6 +155,7 @@ class Topology:
                 "inter_host_bw": self.inter_host_bw,
                 "latency_s": self.latency_s,
                 "rates": self.rates.to_data(),
+                "input_hidden": self.input_hidden,
             }
         )
 
@@ -177,6 +182,7 @@ class Topology:
                 inter_host_bw=entry.number("inter_host_bw"),
                 latency_s=entry.number("latency_s"),
                 rates=Rates.from_fields(entry.child("rates")) if entry.has("rates") else Rates(),
+                input_hidden=entry.number("input_hidden") if entry.has("input_hidden") else 0.0,
             )
         except ConfigError as error:
             raise PlanError(f"{entry.where}: {error}") from None

@@ -56,7 +56,7 @@ def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology
     """The topology with its constants replaced by those that explain the samples.
 
     Args:
-        topology: hosts and memory are kept.
+        topology: hosts, memory and the share of the input that is hidden are kept: steps are measured one by one.
         samples: of some plans, of all ranks.
     Raises:
         ConfigError: nothing was measured.
@@ -72,7 +72,7 @@ def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology
     found = {part: _fit_part(i, samples, links.memory_bw) for i, part in enumerate(PARTS)}
     fitted = replace(topology, **speeds, rates=replace(topology.rates, **found, step_s=0.0))  # type: ignore[arg-type]
     # what no part explains: a constant, and a share of the rest
-    alone = CostModel(replace(fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE))
+    alone = CostModel(replace(fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE, input_hidden=0.0))
     known = [(alone.seconds(s.amounts) + alone.fixed_cost()).total_s / s.step_s for s in samples]
     step_s, share = non_negative([[1 / s.step_s, part] for s, part in zip(samples, known, strict=True)], [1 - part for part in known])
     return replace(fitted, rates=replace(fitted.rates.times(1 + share), step_s=step_s))

@@ -6,14 +6,15 @@ cost that all ranks share alike, and that wide splits raise. The wire is priced 
 homes together receive, and homes are even, so the slowest owner is never faster than a home.
 
 Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the topology's constants, so that a calibration
-can fit the constants to measured parts. Rows of a host that are summed before they go home (`routes`) cross between hosts once. Leaves
-out: overlap of steps, the two more collectives of that route, the dense model. Standard library only.
+can fit the constants to measured parts. What a pipelined trainer hides of the input part (`Topology.input_hidden`) is counted and not
+priced. Rows of a host that are summed before they go home (`routes`) cross between hosts once. Leaves
+out: the two more collectives of that route, the dense model. Standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
@@ -27,7 +28,7 @@ from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, TableWo
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
 SORT_BYTES = 8 * ID_BYTES  # per id in the backward: a radix sort reads and writes (id, bag) pairs a few times
 HOST_LINK_BW = 20e9  # bytes/s at which a GPU reads rows of its host's memory: PCIe 4.0 x16, less its protocol
-COLLECTIVES = 4  # headers, ids, rows, gradients
+COLLECTIVES, OF_INPUT = 4, 2  # headers, ids, rows, gradients
 
 
 class Amounts(NamedTuple):
@@ -159,7 +160,14 @@ class CostModel:
 
     def seconds(self, amounts: StepAmounts) -> StepCost:
         """Amounts times the topology's constants, without what is paid once a step."""
-        return StepCost(*(self._seconds(getattr(self.topology.rates, part), a) for part, a in zip(PARTS, amounts, strict=True)))
+        return self._shown(
+            StepCost(*(self._seconds(getattr(self.topology.rates, part), a) for part, a in zip(PARTS, amounts, strict=True)))
+        )
+
+    def _shown(self, cost: StepCost) -> StepCost:
+        """Without what a pipelined trainer hides."""
+        hidden = self.topology.input_hidden
+        return replace(cost, input_s=cost.input_s * (1 - hidden)) if hidden else cost
 
     def _seconds(self, rates: PartRates, amounts: Amounts) -> float:
         slots, home_slots, items, stream, rows, near, far = amounts
@@ -214,5 +222,6 @@ class CostModel:
     def fixed_cost(self) -> StepCost:
         """What every rank pays once a step: the fixed time of every part, and the latency of the collectives."""
         rates = self.topology.rates
-        latency = COLLECTIVES * self.topology.latency_s if self.topology.world_size > 1 else 0.0
-        return StepCost(*(getattr(rates, part).fixed_s for part in PARTS)) + StepCost(overhead_s=rates.step_s + latency)
+        waited = COLLECTIVES - OF_INPUT * self.topology.input_hidden
+        latency = waited * self.topology.latency_s if self.topology.world_size > 1 else 0.0
+        return self._shown(StepCost(*(getattr(rates, part).fixed_s for part in PARTS))) + StepCost(overhead_s=rates.step_s + latency)

@@ -87,6 +87,7 @@ def random_topology(rng: random.Random, memory_bytes: int) -> Topology:
         intra_host_bw=base.intra_host_bw,
         inter_host_bw=base.inter_host_bw,
         latency_s=base.latency_s,
+        input_hidden=rng.choice([0.0, 0.0, 0.5, 1.0]),
     )
 
 

@@ -55,6 +55,11 @@ def test_an_input_that_ran_ahead_is_no_part_of_the_step() -> None:
     assert times.ahead and times.rest_s == pytest.approx(MS) and hindsight.waits == pytest.approx((0.0, 0.0))
     assert hindsight.worked[0]["input"] == pytest.approx(5 * MS) and hindsight.findings() == []
     assert "no part of a step" in hindsight.report()
+    slow = measured([0.5, 2, 2, 2, 2], [0.5, 0, 0, 0, 0], 9)
+    slow.parts["input"] = times.parts["input"]  # type: ignore[index]
+    told = (predicted(0, 1, 1, 1, 1),) * 3  # by prices that know of it
+    (finding,) = [f for f in Hindsight(told, (times, times, slow)).findings() if f.startswith("rank")]
+    assert "rank 2 took 2.0 times" in finding
 
 
 @pytest.mark.parametrize("index", range(len(PARTS)))

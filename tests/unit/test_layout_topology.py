@@ -35,6 +35,7 @@ def test_local_shares_half_of_this_machine() -> None:
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), memory_bw=0.0), "memory_bw=0.0"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), inter_host_bw=float("nan")), "inter_host_bw=nan"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), latency_s=-1.0), "latency_s=-1.0"),
+        (lambda: Topology(hosts=((0,),), memory_bytes=(1,), input_hidden=1.5), "input_hidden=1.5"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), device="tpu"), "'tpu' is unknown"),  # type: ignore[arg-type]
         (lambda: Topology.uniform(1, 1, 1, "tpu"), "'tpu' is unknown"),  # type: ignore[arg-type]
         (lambda: Topology.local(0), "0 ranks"),

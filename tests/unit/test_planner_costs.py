@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -162,6 +163,21 @@ def test_one_rank_has_no_wire_and_no_latency() -> None:
     amounts, price = model.amounts(work, layout)[0], model.price(work, layout)[0]
     assert not any(part.near or part.far for part in amounts) and price.lookup_s > 0 and price.update_s > 0
     assert model.fixed_cost() == StepCost() and CostModel(Topology.local(2, memory_bytes=1)).fixed_cost().total_s > 0
+
+
+def test_what_a_pipeline_hides_of_the_input_is_not_priced() -> None:
+    rates = Rates(input=PartRates(fixed_s=1e-3, slot_s=1e-5), lookup=PartRates(fixed_s=2e-3))
+    work, layout = big_work(), TableLayout((0, 10**6), (0, 64, 128), ((0, 1),))
+    plain = CostModel(Topology(hosts=((0, 1, 2, 3),), memory_bytes=(1,) * 4, rates=rates))
+    half, whole = (CostModel(replace(plain.topology, input_hidden=share)) for share in (0.5, 1.0))
+    for price in (lambda model: model.price(work, layout)[1], lambda model: model.layout_home_cost(work, layout)):
+        seen, some, none = (price(model) for model in (plain, half, whole))
+        assert some == replace(seen, input_s=seen.input_s / 2) and none == replace(seen, input_s=0.0) and seen.input_s > 0
+    assert whole.amounts(work, layout) == plain.amounts(work, layout)  # a calibration counts it all the same
+    latency = plain.topology.latency_s
+    assert plain.fixed_cost().total_s == pytest.approx(3e-3 + 4 * latency) and whole.fixed_cost().total_s == pytest.approx(
+        2e-3 + 2 * latency
+    )
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
