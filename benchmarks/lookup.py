@@ -24,7 +24,7 @@ from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import GroupKey, LookupGroup, Slot, Use
 from rayrec.distributed.workers import Workers
-from rayrec.layout import DataType, Shard
+from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.train.memory import tune_malloc
 
@@ -63,7 +63,7 @@ def group_of(name: str, work: Workload) -> LookupGroup:
         replicated=False,
         data_type=DataType.FP16 if name.startswith("fp16") else DataType.FP32,
         weighted=name.startswith("weighted"),
-        storage="device",
+        storage=Storage(),
         optimizer=optimizer,
         sequence=sequence,
         width=work.dim if sequence else 0,

@@ -19,7 +19,7 @@ from benchmarks import report
 from benchmarks.planner_sets import Problem, all_problems, make_problem, small_problems
 from rayrec.layout import Layout, Replicated, TableLayout
 from rayrec.layout.presets import preset_topology
-from rayrec.planner import search
+from rayrec.planner import polish, search
 from rayrec.planner.bounds import lower_bound, simple_bound
 from rayrec.planner.costs import CostModel
 from rayrec.planner.items import table_works
@@ -66,9 +66,9 @@ def run_problem(problem: Problem, long: bool = False) -> Outcome:
 
 def _long_search(problem: Problem, seconds: float = 60.0) -> float:
     """What the same search finds with a finer ladder, all of it polished, until it ends or the time is up."""
-    kept = search.CEILINGS, search.POLISHED, search.PATIENCE
+    kept = search.CEILINGS, search.POLISHED, polish.PATIENCE
     best, start = float("inf"), time.process_time()
-    search.POLISHED, search.PATIENCE = 100, 600
+    search.POLISHED, polish.PATIENCE = 100, 600
     try:
         for offset in range(12):
             search.CEILINGS = tuple(1.0 + offset * 0.002 + i * 0.025 for i in range(60))
@@ -76,7 +76,7 @@ def _long_search(problem: Problem, seconds: float = 60.0) -> float:
             if time.process_time() - start > seconds:
                 break
     finally:
-        search.CEILINGS, search.POLISHED, search.PATIENCE = kept
+        search.CEILINGS, search.POLISHED, polish.PATIENCE = kept
     return best
 
 

@@ -50,10 +50,10 @@ def compile_slots(
                 replicated=isinstance(layout, Replicated),
                 data_type=config.data_type,
                 weighted=spec.weighted,
-                storage=placement.storage.kind,
+                storage=placement.storage,
                 optimizer=optimizers[use.table],
                 sequence=spec.sequence,
-                width=len(shard.cols) if spec.sequence else 0,
+                width=len(shard.cols) if spec.sequence or placement.storage.kind == "cached" else 0,
                 two_hop=not spec.sequence and takes_two_hops(layout, plan.hosts),
             )
             block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0

@@ -44,6 +44,11 @@ _KERNEL_OPTIMIZER = {
     LarsSGD: EmbOptimType.LARS_SGD,
 }
 _KERNEL_TYPE = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
+_ON_GPU = {
+    "device": EmbeddingLocation.DEVICE,
+    "host": EmbeddingLocation.MANAGED,
+    "cached": EmbeddingLocation.MANAGED_CACHING,
+}
 _DECAY_MODE = {"l2": WeightDecayMode.L2, "decoupled": WeightDecayMode.DECOUPLE}
 _ON_CPU = (SGD, Adagrad, RowWiseAdagrad)
 _COUNTS_ITERATIONS = (Adam, LAMB)
@@ -135,8 +140,8 @@ class FusedLookup:
             raise ConfigError(f"FBGEMM's {device.type} kernel does not train {optimizer}; use make_lookup, which then takes TorchLookup.")
         self.group, self.optimizer = group, optimizer
         on_cpu = device.type == "cpu"
-        on_gpu = EmbeddingLocation.DEVICE if group.key.storage == "device" else EmbeddingLocation.MANAGED
-        location = EmbeddingLocation.HOST if on_cpu else on_gpu
+        storage = group.key.storage
+        location = EmbeddingLocation.HOST if on_cpu else _ON_GPU[storage.kind]
         compute = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
         self.kernel = SplitTableBatchedEmbeddingBagsCodegen(
             [(*shard.shape, location, compute) for shard in group.shards],
@@ -147,6 +152,7 @@ class FusedLookup:
             pooling_mode=PoolingMode.SUM,
             device=device,
             bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked where they enter, with names that mean something
+            cache_load_factor=storage.load_factor or 1.0,  # read only where there is a cache
             table_names=[f"{s.table}/r{s.rows.start}c{s.cols.start}" for s in group.shards],
             **kernel_arguments(optimizer),
         )
@@ -179,7 +185,13 @@ class FusedLookup:
         self.kernel.set_learning_rate(lr)
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard."""
+        """Live views of the rows and optimizer state of every shard.
+
+        Rows with a cache are written back and leave it, so that the views are whole and what is written through them counts. They are live
+        until the next lookup; ask again after that.
+        """
+        self.kernel.flush()
+        self.kernel.reset_cache_states()
         widths = self.optimizer.state_widths
         tables = self.kernel.split_embedding_weights()
         states = self.kernel.split_optimizer_states() or [() for _ in tables]

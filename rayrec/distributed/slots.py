@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rayrec.layout import BaseEmbeddingConfig, DataType, Shard
-from rayrec.layout.plan import StorageKind
+from rayrec.layout import BaseEmbeddingConfig, DataType, Shard, Storage
 from rayrec.optim import SparseOptimizer
 
 
@@ -66,7 +65,7 @@ class GroupKey:
     """What the slots of one kernel have in common.
 
     Attributes:
-        width: that of every slot of a sequence group, 0 in pooled ones.
+        width: that of every slot of a sequence group, or of one with a cache, whose rows are all of one width; 0 in others.
         two_hop: rows are summed inside the host before they go home; see `two_hop`.
     """
 
@@ -74,7 +73,7 @@ class GroupKey:
     replicated: bool
     data_type: DataType
     weighted: bool
-    storage: StorageKind
+    storage: Storage
     optimizer: SparseOptimizer
     sequence: bool = False
     width: int = 0

@@ -52,10 +52,10 @@ class TorchLookup:
     """
 
     def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, workers: Workers | None = None) -> None:
-        if device.type != "cpu" and group.key.storage != "device":
+        if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             raise ConfigError(
-                f"FBGEMM has no CUDA kernel for {optimizer}, so the rows of {tables} cannot have storage {group.key.storage!r}. "
+                f"FBGEMM has no CUDA kernel for {optimizer}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
                 "Change the storage, or train without max_row_norm and with the decay that FBGEMM knows (docs/optimizers.md)."
             )
         self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()

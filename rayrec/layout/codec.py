@@ -64,7 +64,7 @@ def _table_to_data(placement: TablePlacement, hosts: tuple[tuple[int, ...], ...]
         if isinstance(layout, Replicated)
         else {"row_cuts": layout.row_cuts, "col_cuts": layout.col_cuts, "owners": layout.owners}
     )
-    return {**out, **data, "storage": asdict(placement.storage)}
+    return {**out, **data, "storage": {name: value for name, value in asdict(placement.storage).items() if value is not None}}
 
 
 def plan_from_json(text: str, source: str) -> ShardingPlan:
@@ -103,7 +103,7 @@ def _named(entries: Fields, name: str, source: str) -> Fields:
 def _table_from_fields(entry: Fields) -> TablePlacement:
     entry.skip("kind")
     try:
-        storage = Storage(entry.child("storage").text("kind"))  # type: ignore[arg-type]  # Storage checks it
+        storage = _storage_from_fields(entry.child("storage"))
         layout = _layout_from_fields(entry)
     except (PlanError, ConfigError) as error:
         text = str(error)
@@ -111,6 +111,12 @@ def _table_from_fields(entry: Fields) -> TablePlacement:
     entry.skip("storage")
     entry.finish()
     return TablePlacement(layout, storage)
+
+
+def _storage_from_fields(entry: Fields) -> Storage:
+    kind, factor = entry.text("kind"), entry.number("load_factor") if entry.has("load_factor") else None
+    entry.finish()
+    return Storage(kind, factor)  # type: ignore[arg-type]  # Storage checks it
 
 
 def _layout_from_fields(entry: Fields) -> Layout:

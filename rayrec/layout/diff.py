@@ -69,7 +69,7 @@ def _table_lines(name: str, before: ShardingPlan, after: ShardingPlan, element_b
     old, new = before.tables[name], after.tables[name]
     head = f"{name}: {before.kind(name)} -> {after.kind(name)}"
     if old.storage != new.storage:
-        head += f", storage {old.storage.kind} -> {new.storage.kind}"
+        head += f", storage {old.storage.label} -> {new.storage.label}"
     if old.layout.shape != new.layout.shape:
         (r0, c0), (r1, c1) = old.layout.shape, new.layout.shape
         return [f"{head}, resized {r0} x {c0} -> {r1} x {c1}"]

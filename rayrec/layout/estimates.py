@@ -56,8 +56,9 @@ class TableEstimate:
     Attributes:
         kind: name of its layout.
         data_type: storage of its rows, such as "FP32".
-        weight_bytes: of all its shards together (a replicated table counts every copy).
-        why: "least work", "even ranks" (more work, but a faster slowest rank), "only fit" or "forced" (the only kind allowed).
+        weight_bytes: of all its shards together (a replicated table counts every copy), on the ranks' devices.
+        why: "least work", "even ranks" (more work, but a faster slowest rank), "to fit" (off the device, which has no room), "only fit" or
+            "forced" (the only kind allowed).
         work_s: seconds of a step summed over ranks.
         runner_up, runner_up_work_s: the next kind that fits and its work, or None.
     """

@@ -199,12 +199,12 @@ def _map(plan: ShardingPlan) -> str:
 
 def _tables(plan: ShardingPlan) -> str:
     e = plan.estimates
-    heads = ["table", "kind", "rows", "columns", "ranks"] + (["weights", "work ms", "why", "next kind", "its work"] if e else [])
+    heads = ["table", "kind", "rows", "columns", "ranks", "storage"] + (["weights", "work ms", "why", "next kind", "its work"] if e else [])
     rows = []
     for name in _order(plan):
         layout = plan.tables[name].layout
         ranks = "all" if isinstance(layout, Replicated) else format_ranks(layout.ranks)
-        cells = [name, plan.kind(name), format_count(layout.shape[0]), str(layout.shape[1]), ranks]
+        cells = [name, plan.kind(name), format_count(layout.shape[0]), str(layout.shape[1]), ranks, plan.tables[name].storage.label]
         if e is not None:
             t = e.tables[name]
             ratio = f"{t.runner_up_work_s / t.work_s:.2f}x" if t.runner_up_work_s is not None and t.work_s else "-"

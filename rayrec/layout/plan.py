@@ -20,22 +20,36 @@ from rayrec.layout.kinds import kind_of
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import check_hosts
 
-StorageKind = Literal["device", "host"]
+StorageKind = Literal["device", "host", "cached"]
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a table's rows live: on the rank's device, or in the memory of its host.
+    """Where a table's rows live: on the rank's device, in the memory of its host, or there with a cache on the device.
 
+    Attributes:
+        load_factor: share of its rows, above 0 and up to 1, that the cache of a "cached" table holds; None for the others.
     Raises:
-        ConfigError: the kind is unknown.
+        ConfigError: the kind is unknown, or the load factor is missing, makes no sense or is not for this kind.
     """
 
     kind: StorageKind = "device"
+    load_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(StorageKind):
             raise ConfigError(f"storage kind {self.kind!r} is unknown; use one of {', '.join(get_args(StorageKind))}.")
+        if self.kind == "cached" and (self.load_factor is None or not 0 < self.load_factor <= 1):
+            raise ConfigError(
+                f"cached storage needs a load_factor above 0 and up to 1: the share of rows in the cache; got {self.load_factor}."
+            )
+        if self.kind != "cached" and self.load_factor is not None:
+            raise ConfigError(f"load_factor={self.load_factor} is for cached storage; leave it out for {self.kind!r}.")
+
+    @property
+    def label(self) -> str:
+        """For people: "device", "host", "cached 20%"."""
+        return self.kind if self.load_factor is None else f"{self.kind} {100 * self.load_factor:.3g}%"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ BAR = 15
 
 def render_plan(plan: ShardingPlan) -> str:
     """The report; no line is longer than 100 characters."""
-    lines = [_headline(plan), "", *_rank_lines(plan), "", *_table_lines(plan)]
+    lines = [_headline(plan), "", *_rank_lines(plan), "", *_table_lines(plan), *_storage_lines(plan)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -103,6 +103,17 @@ def _table_lines(plan: ShardingPlan) -> list[str]:
     if len(plan.tables) > MAX_TABLES:
         lines.append(f"... and {len(plan.tables) - MAX_TABLES} more tables")
     return lines
+
+
+def _storage_lines(plan: ShardingPlan) -> list[str]:
+    """A line per storage other than the device, with its tables."""
+    names: dict[str, list[str]] = {}
+    for name, placement in plan.tables.items():
+        if placement.storage.kind != "device":
+            names.setdefault(placement.storage.label, []).append(name)
+    return [
+        fit(f"storage {label}: {len(tables)} of {len(plan.tables)} tables: {', '.join(tables)}", WIDTH) for label, tables in names.items()
+    ]
 
 
 def _runner_up(kind: str | None, its_work_s: float | None, work_s: float) -> str:

@@ -9,13 +9,15 @@ import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
-from rayrec.layout.topology import Topology
+from rayrec.layout.topology import Device, Topology
+
+CACHE_LOAD_FACTOR = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +33,9 @@ class ParameterConstraints:
         ranks: the only ranks that may hold a part of it; None allows all. hosts: the same by index of host.
         together: name of a group of tables that lie on the same ranks, cut the same way.
         apart: name of a group of tables of which no two share a rank.
-        storage: where its rows live; rows in the memory of the host take none of a GPU's, and are slower.
+        storage: where its rows live: "device"; "host", whose rows take none of a GPU's memory and are slower; "cached", in the host's
+            memory with a cache on the GPU; "auto", on the device where that fits and off it else. CPU ranks have one memory.
+        cache_load_factor: share of its rows that the cache holds where it has one.
     Raises:
         ConfigError: an unknown kind, or a number that makes no sense.
     """
@@ -45,7 +49,8 @@ class ParameterConstraints:
     hosts: Sequence[int] | None = None
     together: str | None = None
     apart: str | None = None
-    storage: StorageKind = "device"
+    storage: StorageKind | Literal["auto"] = "device"
+    cache_load_factor: float = CACHE_LOAD_FACTOR
 
     def __post_init__(self) -> None:
         if self.kinds is not None:
@@ -56,7 +61,10 @@ class ParameterConstraints:
             raise ConfigError(f"skew={self.skew} must be a finite number, 0 or more: the exponent of a Zipf law of the ids.")
         if self.min_partition is not None and (self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE):
             raise ConfigError(f"min_partition={self.min_partition} must be a positive multiple of {COLUMN_MULTIPLE} columns.")
-        Storage(self.storage)
+        if not 0 < self.cache_load_factor <= 1:
+            raise ConfigError(f"cache_load_factor={self.cache_load_factor} must be a share of the rows, above 0 and up to 1.")
+        if self.storage != "auto":
+            self._stored(self.storage)
         for name in ("ranks", "hosts"):
             pinned = getattr(self, name)
             if pinned is not None and (isinstance(pinned, str) or not pinned or any(not isinstance(i, int) or i < 0 for i in pinned)):
@@ -64,6 +72,15 @@ class ParameterConstraints:
         for name in ("together", "apart"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name}='' must be the name of a group of tables; leave it out for none.")
+
+    def _stored(self, kind: StorageKind) -> Storage:
+        return Storage(kind, self.cache_load_factor if kind == "cached" else None)
+
+    def storages(self, device: Device) -> tuple[Storage, ...]:
+        """Where its rows may live on ranks that compute on `device`, the fastest first."""
+        if self.storage != "auto":
+            return (self._stored(self.storage),)
+        return tuple(map(self._stored, get_args(StorageKind))) if device == "cuda" else (Storage(),)
 
     def allowed(self, topology: Topology) -> frozenset[int] | None:
         """The ranks that the pins leave, or None when nothing is pinned.

@@ -114,7 +114,11 @@ class CostModel:
         gradient_copies += back.passes / summed
         traffic = shard_traffic(work, shards)
         state = sparse_state(self.sparse_optimizer)
-        slower = topology.memory_bw / HOST_LINK_BW if work.off_device else 1.0  # of rows and state, in bytes of device memory
+        # a byte from the host's memory, in bytes of the device's; missed rows come into the cache, and others leave for them
+        link = topology.memory_bw / HOST_LINK_BW
+        row_cost = link if work.off_device and not work.cached else 1.0
+        state_cost = link if work.off_device and state.per_element else 1.0  # states per row stay on the device
+        fetched = 2 * work.missed * link
         slots = len(shards) * work.features
         all_ids = values = read = touched = updated = gradients = 0.0
         for shard in shards:
@@ -124,10 +128,10 @@ class CostModel:
             distinct = work.distinct * rows / work.rows
             all_ids += ids
             values += world * returned_rows(work, shard) * width * ROW_ELEMENT_BYTES
-            read += ids * row_line * slower
+            read += (ids * row_cost + distinct * fetched) * row_line
             touched += distinct * row_line
             gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
-            updated += 2 * distinct * slower * (row_line + _lines(state.row_bytes(width)))
+            updated += 2 * distinct * (row_line * row_cost + _lines(state.row_bytes(width)) * state_cost)
         out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
         pieces = len({shard.rows for shard in shards}) * work.features * world
         return StepAmounts(

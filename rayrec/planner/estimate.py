@@ -8,26 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rayrec.layout.estimates import RankEstimate
-from rayrec.layout.geometry import Layout
-from rayrec.layout.plan import ShardingPlan
+from rayrec.layout.plan import ShardingPlan, TablePlacement
 from rayrec.planner.costs import CostModel, StepCost
 from rayrec.planner.memory import RankMemory, layout_memory_parts
 from rayrec.planner.request import PlanRequest
 
 
-def estimate_ranks(request: PlanRequest, plan: ShardingPlan | Mapping[str, Layout]) -> tuple[RankEstimate, ...]:
+def estimate_ranks(request: PlanRequest, plan: ShardingPlan | Mapping[str, TablePlacement]) -> tuple[RankEstimate, ...]:
     """Predicted bytes and seconds of a training step on every rank.
 
     Args:
         request: tables, topology, batch size and constraints.
         plan: where every table of the request lies.
     """
-    layouts = {name: placement.layout for name, placement in plan.tables.items()} if isinstance(plan, ShardingPlan) else plan
+    placed = plan.tables if isinstance(plan, ShardingPlan) else plan
     topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
     times, memory = [StepCost()] * topology.world_size, [RankMemory()] * topology.world_size
     at_home, home_memory = costs.fixed_cost(), RankMemory()
-    for table, work in zip(request.tables, request.works(), strict=True):
-        layout = layouts[table.name]
+    for table, work in zip(request.tables, request.works(placed), strict=True):
+        layout = placed[table.name].layout
         owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer)
         for rank, price in costs.price(work, layout).items():
             times[rank] += price

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rayrec.errors import ConfigError, PlanError
+from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
@@ -54,7 +55,8 @@ def make_items(
         candidates = enumerate_candidates(table, known[allowed], kinds_of(limits, kinds), limits.min_partition)
         if not candidates:
             raise PlanError(_no_kind(table, limits, kinds, costs.topology))
-        options.append(price_options(work, candidates, costs, routes))
+        ways = [replace(work, storage=storage) for storage in limits.storages(costs.topology.device)]
+        options.append(tuple(option for way in ways for option in price_options(way, candidates, costs, routes)))
         groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
     items = []
     for group in groups.values():
@@ -98,9 +100,19 @@ def table_works(
     batch_size: int,
     topology: Topology,
     wire: Wire = FLOAT32,
+    placed: Mapping[str, TablePlacement] | None = None,
 ) -> list[TableWork]:
-    """What a step does with each table."""
+    """What a step does with each table, where it lies; tables that have no place yet lie where their constraints let them first."""
+    storages = {name: placement.storage for name, placement in (placed or {}).items()}
     return [
-        table_work(table, constraints.get(table.name, NO_CONSTRAINTS), batch_size, topology.world_size, topology.device, wire)
+        table_work(
+            table,
+            constraints.get(table.name, NO_CONSTRAINTS),
+            batch_size,
+            topology.world_size,
+            topology.device,
+            wire,
+            storages.get(table.name),
+        )
         for table in tables
     ]

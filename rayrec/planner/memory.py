@@ -19,6 +19,10 @@ from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, WEIGHT_BYTES, TableWork, Traffic, shard_traffic
 
 SORT_BYTES = 20  # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's sort take
+CACHE_SET = 32  # rows of a cache come in sets of so many
+CACHE_ROW_BYTES = 16  # per row of a cache: whose it is, and when it was used last
+CACHED_ROW_BYTES = 4  # per row of a table with a cache: its table
+CACHE_ID_BYTES = 20  # per id of a step: its row in the cache, and what finds the distinct ones
 OFFSET_BYTES = 12  # per bag: an offset, and the length it was made from
 
 
@@ -48,6 +52,16 @@ def optimizer_bytes(shard: Shard, sparse_optimizer: str) -> int:
     return len(shard.rows) * sparse_state(sparse_optimizer).row_bytes(len(shard.cols))
 
 
+def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple[int, int]:
+    """Weights and state of one shard on the rank's device, as FBGEMM lays them out: off it, states per row stay, those per element go."""
+    rows, width = shard.shape
+    if not work.off_device:
+        return rows * width * work.element_bytes, optimizer_bytes(shard, sparse_optimizer)
+    held = -(-math.ceil(rows * (work.storage.load_factor or 0)) // CACHE_SET) * CACHE_SET
+    cache = held * (width * work.element_bytes + CACHE_ROW_BYTES) + rows * CACHED_ROW_BYTES if work.cached else 0
+    return cache, rows * sparse_state(sparse_optimizer).row_bytes(0)
+
+
 def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str) -> RankMemory:
     """Bytes of owning `shards` of one table.
 
@@ -55,14 +69,14 @@ def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str
     comes from other ranks, twice.
     """
     traffic, world = shard_traffic(work, shards), work.world_size
-    stored = [] if work.off_device else shards  # rows in the host's memory take none of the GPU's
-    per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted
+    stored = [_device_bytes(work, shard, sparse_optimizer) for shard in shards]
+    per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted + CACHE_ID_BYTES * work.cached
     ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
     offsets = world * work.bags * OFFSET_BYTES * len(shards)
     rows = 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
     return RankMemory(
-        weight_bytes=sum(len(shard.rows) * len(shard.cols) for shard in stored) * work.element_bytes,
-        optimizer_bytes=sum(optimizer_bytes(shard, sparse_optimizer) for shard in stored),
+        weight_bytes=sum(weights for weights, _ in stored),
+        optimizer_bytes=sum(state for _, state in stored),
         buffer_bytes=math.ceil(ids + offsets + rows * traffic.row_bytes),
     )
 

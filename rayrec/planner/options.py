@@ -7,11 +7,12 @@ four. Tables that must stay together become one `Item`, whose options are sums. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.plan import Storage
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Candidate
 from rayrec.planner.costs import CostModel
@@ -25,7 +26,7 @@ class Option:
     """A way to lay out the tables of one item, with its prices.
 
     Attributes:
-        candidates: one per table, alike in kind, number of ranks and sites.
+        candidates: one per table, alike in kind, number of ranks and sites. storages: of their rows, one per table.
         seconds: seconds[locality][position], where a locality is a distinct number of ranks per host.
         num_bytes: owner's bytes by position. home_bytes: on every rank of the world.
         home_s: seconds on every rank of the world.
@@ -34,6 +35,7 @@ class Option:
     """
 
     candidates: tuple[Candidate, ...]
+    storages: tuple[Storage, ...]
     seconds: dict[int, tuple[float, ...]]
     num_bytes: tuple[int, ...]
     home_bytes: int
@@ -116,6 +118,7 @@ def _is_uneven(option: Option) -> bool:
 
 def _option(
     candidates: tuple[Candidate, ...],
+    storages: tuple[Storage, ...],
     seconds: dict[int, tuple[float, ...]],
     num_bytes: tuple[int, ...],
     home_bytes: int,
@@ -125,6 +128,7 @@ def _option(
     work_s = min(sum(values) for values in seconds.values())
     return Option(
         candidates=candidates,
+        storages=storages,
         seconds=seconds,
         num_bytes=num_bytes,
         home_bytes=home_bytes,
@@ -189,6 +193,7 @@ def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostM
         out.append(
             _option(
                 (candidate,),
+                (work.storage,),
                 {size: tuple(p[0][i] for p in pieces) for i, size in enumerate(example)},
                 tuple(p[1] for p in pieces),
                 home_buffer_bytes(work, total, _row_blocks(template)) + 1,  # sums in another order may round up
@@ -208,19 +213,33 @@ def _sizes(cuts: Sequence[int]) -> list[int]:
 
 
 def join_options(each: Sequence[Sequence[Option]], world_size: int) -> tuple[Option, ...]:
-    """Options of tables that stay together: those that all tables have, with the same kind, ranks and sites, summed."""
-    keyed = [{(o.kind, o.num_ranks, o.sites): o for o in options} for options in each]
+    """Options of tables that stay together: those that all tables have, with the same kind, ranks and sites, summed.
+
+    Those whose storage is open take the same kind of it.
+    """
+    keyed: list[dict[Hashable, dict[str, Option]]] = []
+    for options in each:
+        keyed.append({})
+        for o in options:
+            keyed[-1].setdefault((o.kind, o.num_ranks, o.sites), {})[o.storages[0].kind] = o
     found = []
     for key in keyed[0]:
-        if all(key in other for other in keyed):
-            parts = [other[key] for other in keyed]
+        ways = [other[key] for other in keyed if key in other]
+        if len(ways) < len(keyed):
+            continue
+        fixed = [next(iter(way.values())) for way in ways]
+        for kind in max(ways, key=len):  # one kind where no table's is open
+            parts = [way.get(kind, alone) for way, alone in zip(ways, fixed, strict=True)]
             seconds: dict[int, tuple[float, ...]] = {
                 size: tuple(map(sum, zip(*(p.seconds[size] for p in parts), strict=True))) for size in parts[0].seconds
             }
             num_bytes = tuple(map(sum, zip(*(p.num_bytes for p in parts), strict=True)))
             candidates = tuple(c for p in parts for c in p.candidates)
+            storages = tuple(s for p in parts for s in p.storages)
             found.append(
-                _option(candidates, seconds, num_bytes, sum(p.home_bytes for p in parts), sum(p.home_s for p in parts), world_size)
+                _option(
+                    candidates, storages, seconds, num_bytes, sum(p.home_bytes for p in parts), sum(p.home_s for p in parts), world_size
+                )
             )
     return tuple(found)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rayrec.layout.estimates import PlanEstimates, TableEstimate
 from rayrec.layout.kinds import KINDS, kind_of
-from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
+from rayrec.layout.plan import ShardingPlan, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
@@ -110,27 +110,27 @@ def plan_request(request: PlanRequest) -> ShardingPlan:
         raise _no_plan(request, items[problem.item], problem.free_bytes) from None
     placed: dict[int, TablePlacement] = {}
     for item, choice in zip(items, choices, strict=True):
-        for index, layout in zip(item.tables, choice.layouts, strict=True):
-            limits = request.constraints.get(request.tables[index].name, NO_CONSTRAINTS)
-            placed[index] = TablePlacement(layout, Storage(limits.storage))
+        for index, layout, storage in zip(item.tables, choice.layouts, choice.option.storages, strict=True):
+            placed[index] = TablePlacement(layout, storage)
+    tables = {table.name: placed[index] for index, table in enumerate(request.tables)}
     return ShardingPlan(
         world_size=request.topology.world_size,
-        tables={table.name: placed[index] for index, table in enumerate(request.tables)},
+        tables=tables,
         hosts=request.topology.hosts,
-        estimates=_estimate(request, items, choices, placed),
+        estimates=_estimate(request, items, choices, tables),
     )
 
 
 def _estimate(
-    request: PlanRequest, items: Sequence[Item], choices: Sequence[Choice], placed: Mapping[int, TablePlacement]
+    request: PlanRequest, items: Sequence[Item], choices: Sequence[Choice], placed: Mapping[str, TablePlacement]
 ) -> PlanEstimates:
     """Predictions, counted anew from the layouts."""
     topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
     world = topology.world_size
     told: dict[str, TableEstimate] = {}
     chosen = {index: (item, choice) for item, choice in zip(items, choices, strict=True) for index in item.tables}
-    for index, (table, work) in enumerate(zip(request.tables, request.works(), strict=True)):
-        layout = placed[index].layout
+    for index, (table, work) in enumerate(zip(request.tables, request.works(placed), strict=True)):
+        layout = placed[table.name].layout
         prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
         owners, _ = layout_memory_parts(work, layout, request.sparse_optimizer)
         item, choice = chosen[index]
@@ -144,7 +144,7 @@ def _estimate(
             runner_up=runner_up.kind if runner_up else None,
             runner_up_work_s=runner_up.mean_s * world if runner_up else None,
         )
-    ranks = estimate_ranks(request, {table.name: placed[index].layout for index, table in enumerate(request.tables)})
+    ranks = estimate_ranks(request, placed)
     return PlanEstimates(
         topology=topology, batch_size=request.batch_size, sparse_optimizer=request.sparse_optimizer, ranks=ranks, tables=told
     )
@@ -157,6 +157,8 @@ def _runner_up(item: Item, choice: Choice, topology: Topology) -> Option | None:
 
 
 def _why(item: Item, choice: Choice, runner_up: Option | None) -> str:
+    if choice.option.storages != item.options[0].storages:
+        return "to fit"
     if len(item.families) == 1:
         return "forced"
     if runner_up is None:

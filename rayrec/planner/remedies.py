@@ -1,8 +1,8 @@
 """When nothing fits: the smallest changes of each kind that would help, each tried before it is named.
 
 A change is a request like the one that failed, with one thing different; only changes whose request has a plan are told. Tried in
-order of how little they cost: another sharding kind, a lifted constraint, a lighter optimizer, half-precision rows, smaller batches,
-more memory, more hosts. Standard library only.
+order of how little they cost: another sharding kind, a lifted constraint, a lighter optimizer, half-precision rows, rows in the host's
+memory, smaller batches, more memory, more hosts. Standard library only.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def find_changes(request: PlanRequest, failed: Sequence[int]) -> tuple[Change, .
         failed: indices of the tables that found no place.
     """
     found: list[Change] = []
-    for attempts in (_kinds, _lift, _optimizer, _half, _batch, _memory, _hosts):
+    for attempts in (_kinds, _lift, _optimizer, _half, _storage, _batch, _memory, _hosts):
         helped = next((change for change in attempts(request, failed) if _helps(change.request)), None)
         found += [helped] if helped else []
         if len(found) == ENOUGH:
@@ -141,6 +141,15 @@ def _half(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
         tables = [replace(t, data_type=DataType.FP16) if i in which else t for i, t in enumerate(request.tables)]
         if any(request.tables[i].data_type is not DataType.FP16 for i in which):
             yield Change(f"store {whose} as FP16", replace(request, tables=tables))
+
+
+def _storage(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
+    if request.topology.device == "cuda":
+        names = " and ".join(repr(request.tables[i].name) for i in failed)
+        for whose, which in ((names, failed), ("all tables", range(len(request.tables)))):
+            eased = _with_limits(request, which, lambda limits: replace(limits, storage="auto") if limits.storage == "device" else limits)
+            if eased.constraints != request.constraints:
+                yield Change(f"let {whose} lie in the host's memory (storage='auto')", eased)
 
 
 def _batch(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:

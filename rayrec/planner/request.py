@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rayrec.errors import ConfigError
 from rayrec.layout.kinds import KINDS
+from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
 from rayrec.layout.topology import Topology
 from rayrec.planner.constraints import ParameterConstraints, check_constraints, check_kinds
@@ -52,10 +53,10 @@ class PlanRequest:
         Wire.of(self.qcomms_forward, self.qcomms_backward)
         check_tables(self.tables)
 
-    def works(self) -> list[TableWork]:
-        """What a step does with each table."""
+    def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
+        """What a step does with each table, where it lies; see `table_works`."""
         wire = Wire.of(self.qcomms_forward, self.qcomms_backward)
-        return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire)
+        return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire, placed)
 
     def items(self) -> list[Item]:
         """The priced items of the search.

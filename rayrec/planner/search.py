@@ -6,7 +6,8 @@ best are then polished by moving or exchanging what lies on the slowest rank and
 tight, an item that finds no place goes to the front and the packing starts again; the last resort packs by bytes alone.
 
 More memory makes no plan slower: besides the packing that ignores memory, those under a fixed ladder of limits count as found wherever
-they fit, and the fastest is taken. Deterministic. Standard library only.
+they fit, and the fastest is taken. Where storages are open, `storages` fixes them step by step until such a packing fits. Deterministic.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import solve
 from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
+from rayrec.planner.polish import polish, quality
+from rayrec.planner.storages import fixed_storages, least_bytes
 from rayrec.planner.uneven import Recutter, even_out
 
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
@@ -29,7 +32,6 @@ LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)  # memory ladder, times the bytes of
 SMALL = 4000  # items x ranks up to which every search is a fine one
 MONOTONE = 16_000  # items x ranks up to which the whole memory ladder is always searched, so that more memory makes no plan slower
 RESTARTS = 16
-PATIENCE = 60  # moves without a faster slowest rank
 
 
 @dataclass(slots=True)
@@ -50,6 +52,26 @@ def pack(items: Sequence[Item], topology: Topology, recutter: Recutter | None = 
         NoRoom: the item that found no place, in the last attempt.
     """
     world, limits = topology.world_size, topology.memory_bytes
+    found: list[Packing] = []
+    for each in fixed_storages(items, world):
+        if least_bytes(each, world) * world <= sum(limits) * (1 + 1e-9):
+            packings, fits = _packings(each, topology, recutter)
+            found += packings
+            if fits:
+                break
+    bound = lower_bound(items, world)
+    if not found:
+        exact = _search(items, topology, limits, bound, recutter)
+        found = [exact if exact is not None else _by_bytes(items, topology, limits)]
+    best = min(found, key=quality)
+    if best.slowest > bound * 1.001 and (exact_choices := solve(items, topology, best.slowest)) is not None:
+        return exact_choices
+    return [best.choices[item] for item in range(len(items))]
+
+
+def _packings(items: Sequence[Item], topology: Topology, recutter: Recutter | None) -> tuple[list[Packing], bool]:
+    """Those that fit under the memory limits, and whether the one that ignores memory is among them."""
+    world, limits = topology.world_size, topology.memory_bytes
     bound = lower_bound(items, world)
     free = _search(items, topology, [1 << 62] * world, bound, recutter)
     found: list[Packing] = []
@@ -57,20 +79,14 @@ def pack(items: Sequence[Item], topology: Topology, recutter: Recutter | None = 
     if free is not None and fits:
         found.append(free)
     if not fits or (len(items) * world <= MONOTONE and free is not None and free.slowest > bound * 1.0001):
-        even = sum(min(sum(o.num_bytes) + world * o.home_bytes for o in item.options) for item in items) / world
+        even = least_bytes(items, world)
         mean = max(sum(limits) / world, 1.0)
         for factor in LIMITS:
             share = even * factor / mean
             if share <= 1.0:
                 packing = _search(items, topology, [int(limit * share) for limit in limits], bound, recutter)
                 found += [packing] if packing is not None else []
-    if not found:
-        exact = _search(items, topology, limits, bound, recutter)
-        found = [exact if exact is not None else _by_bytes(items, topology, limits)]
-    best = min(found, key=_quality)
-    if best.slowest > bound * 1.001 and (exact_choices := solve(items, topology, best.slowest)) is not None:
-        return exact_choices
-    return [best.choices[item] for item in range(len(items))]
+    return found, fits
 
 
 def has_room(items: Sequence[Item], topology: Topology) -> bool:
@@ -85,10 +101,6 @@ def has_room(items: Sequence[Item], topology: Topology) -> bool:
     return True
 
 
-def _quality(packing: Packing) -> tuple[float, float]:
-    return packing.slowest, sum(packing.loads)
-
-
 def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bound: float, recutter: Recutter | None) -> Packing | None:
     """The best packing under some limits, or None when the greedy order finds no room."""
     order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
@@ -97,7 +109,7 @@ def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bo
         return None
     if best.slowest > bound * FAR and len(items) * topology.world_size <= SMALL:
         finer = _climb(items, topology, limits, order, bound, FINE, POLISHED_FINE)
-        best = min((p for p in (best, finer) if p is not None), key=_quality)
+        best = min((p for p in (best, finer) if p is not None), key=quality)
     _tidy(best, order)
     best = _rebuilt(best)
     if recutter is not None:
@@ -123,10 +135,10 @@ def _climb(
         ladder.append(packing)
         if packing.slowest <= bound * 1.001:
             break
-    ladder.sort(key=_quality)
+    ladder.sort(key=quality)
     for packing in ladder[:polished]:
-        _polish(packing, bound)
-    return min(ladder[:polished], key=_quality, default=None)
+        polish(packing, bound)
+    return min(ladder[:polished], key=quality, default=None)
 
 
 def _first(items: Sequence[Item], topology: Topology, limits: Sequence[int], order: Sequence[int], ceiling: float) -> Packing | None:
@@ -178,91 +190,6 @@ def _least_harm(packing: Packing, item: int) -> Choice | None:
     return best
 
 
-def _polish(packing: Packing, bound: float) -> None:
-    """Empty the slowest rank, move by move, until nothing on it has a better place."""
-    best, best_key, idle = dict(packing.choices), _quality(packing), 0
-    stuck: set[int] = set()
-    while idle < PATIENCE and packing.slowest > bound * 1.0005:
-        ranked = packing.order()
-        rank = next((r for r in reversed(ranked) if r not in stuck), None)
-        if rank is None or packing.loads[rank] < max(packing.loads) * 0.999:
-            break
-        if _relieve(packing, rank):
-            stuck.clear()
-        else:
-            stuck.add(rank)
-        key = _quality(packing)
-        if key[0] < best_key[0] * (1 - 1e-9):
-            best, best_key, idle = dict(packing.choices), key, 0
-        else:
-            idle += 1
-    if _quality(packing) > best_key:
-        for item in sorted(packing.choices):
-            packing.take(item)
-        for item, choice in sorted(best.items()):
-            packing.put(item, choice)
-
-
-def _relieve(packing: Packing, rank: int) -> bool:
-    """Move an item off a rank, or exchange it for a lighter one, so that all ranks that it meets end below what this one had."""
-    had = packing.loads[rank]
-    mine = sorted(packing.on_rank[rank], key=lambda i: (-packing.choices[i].option.mean_s, i))
-    for item in mine:
-        old = packing.take(item)
-        goal = (had + old.option.home_s) * (1 - 1e-6)
-        best, best_key = None, (goal, INFINITE)
-        for option in packing.items[item].options:
-            choice = packing.find(item, option, goal - option.home_s)
-            if choice is not None:
-                key = (max(packing.lifted(choice), packing.loads[rank] + option.home_s), option.mean_s)
-                if key < best_key:
-                    best, best_key = choice, key
-        packing.put(item, best or old)
-        if best is not None:
-            return True
-    return _exchange(packing, rank, mine)
-
-
-def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
-    """Swap a whole item of this rank with a lighter one of one of the idlest ranks."""
-    had = packing.loads[rank]
-    for item in mine[:8]:
-        choice = packing.choices[item]
-        if choice.option.num_ranks > 1:
-            continue
-        for other in packing.order()[:8]:
-            gap = had - packing.loads[other]
-            seconds = packing.seconds_of(choice.option, (rank,))[0]
-            for partner in sorted(packing.on_rank[other]):
-                theirs = packing.choices[partner]
-                if theirs.option.num_ranks > 1 or not 0 < seconds - packing.seconds_of(theirs.option, (other,))[0] < gap:
-                    continue
-                if _swap(packing, item, partner, had):
-                    return True
-    return False
-
-
-def _swap(packing: Packing, item: int, partner: int, ceiling: float) -> bool:
-    old = {item: packing.take(item), partner: packing.take(partner)}
-    wanted = {item: Choice(old[item].option, old[partner].ranks), partner: Choice(old[partner].option, old[item].ranks)}
-    home = packing.home_bytes + sum(choice.option.home_bytes for choice in wanted.values())
-    for one, choice in wanted.items():
-        (rank,) = choice.ranks
-        room = packing.limits[rank] - packing.used[rank] >= choice.option.num_bytes[0] + home
-        allowed = any(rank in site for site in choice.option.sites) and rank not in packing.banned(one)
-        if not (room and allowed and packing.loads[rank] + packing.seconds_of(choice.option, choice.ranks)[0] < ceiling):
-            break
-        packing.put(one, choice)
-    else:
-        return True
-    for one in old:
-        if one in packing.choices:
-            packing.take(one)
-    for one, choice in old.items():
-        packing.put(one, choice)
-    return False
-
-
 def _tidy(packing: Packing, order: Sequence[int]) -> None:
     """Undo splits that do not help: every item to its cheapest option that leaves the slowest rank no slower. Small items first."""
     slowest = packing.slowest
@@ -295,5 +222,5 @@ def _by_bytes(items: Sequence[Item], topology: Topology, limits: Sequence[int]) 
     if failed is not None:
         raise NoRoom(failed, packing.free_bytes())
     timed = _rebuilt(packing)
-    _polish(timed, 0.0)
+    polish(timed, 0.0)
     return timed

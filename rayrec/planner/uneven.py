@@ -59,7 +59,8 @@ class Recutter:
         assert isinstance(template, TableLayout)
         cuts = (0, *accumulate(sizes))
         moved = replace(template, row_cuts=cuts) if rows else replace(template, col_cuts=cuts)
-        (option,) = price_options(self._works[table], [Candidate(candidate.kind, moved, candidate.sites)], self._costs)
+        work = replace(self._works[table], storage=choice.option.storages[0])
+        (option,) = price_options(work, [Candidate(candidate.kind, moved, candidate.sites)], self._costs)
         return Choice(option, choice.ranks)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rayrec.layout.geometry import Shard
+from rayrec.layout.plan import Storage
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints
@@ -23,6 +24,7 @@ ID_BYTES = 8
 WEIGHT_BYTES = 4
 LENGTH_BYTES = 4
 HEADER_BYTES = 16  # ids and bags of one piece
+ON_DEVICE = Storage()
 ROW_ELEMENT_BYTES = 4  # pooled rows and their gradients are float32 at either end
 
 
@@ -35,10 +37,11 @@ class TableWork:
         batch_size: B, bags per feature and rank. world_size: W.
         pooling_factor: mean ids per bag. weighted: a weight travels with each id.
         pooled: a bag gives one row; else every id gives one.
-        off_device: rows and state lie in the host's memory, the rank is a GPU.
         skew: exponent of the Zipf law of its ids; 0 means uniform.
+        storage: where its rows lie. gpu: the rank is one, so that the host's memory is another than its own.
         wire: what rows and gradients travel as; one rank alone codes nothing.
         distinct: different rows among the ids of all ranks, as is to be expected; a block of rows has its share of them.
+        missed: share of them that a cache does not hold; 0 without a cache.
     """
 
     rows: int
@@ -50,13 +53,28 @@ class TableWork:
     pooling_factor: float
     weighted: bool
     pooled: bool
-    off_device: bool = False
+    storage: Storage = ON_DEVICE
+    gpu: bool = False
     skew: float = 0.0
     wire: Wire = FLOAT32
     distinct: float = field(init=False)
+    missed: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "distinct", distinct_rows(self.rows, self.world_size * self.ids, self.skew))
+        ids, kept = self.world_size * self.ids, self.storage.load_factor if self.gpu else None
+        object.__setattr__(self, "distinct", distinct_rows(self.rows, ids, self.skew))
+        held = 1.0 if kept is None else distinct_rows(self.rows, ids, self.skew, round(kept * self.rows)) / self.distinct
+        object.__setattr__(self, "missed", 1.0 - held)
+
+    @property
+    def off_device(self) -> bool:
+        """Whether its rows lie in a memory that is not the rank's own."""
+        return self.gpu and self.storage.kind != "device"
+
+    @property
+    def cached(self) -> bool:
+        """Whether the rank holds some of them in a cache."""
+        return self.off_device and self.storage.kind == "cached"
 
     @property
     def bags(self) -> int:
@@ -76,8 +94,9 @@ def table_work(
     world_size: int,
     device: Device = "cpu",
     wire: Wire = FLOAT32,
+    storage: Storage | None = None,
 ) -> TableWork:
-    """The work of one table for `batch_size` rows per rank."""
+    """The work of one table for `batch_size` rows per rank, where its constraints let it lie first unless `storage` is given."""
     pooled = getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE
     return TableWork(
         rows=table.num_embeddings,
@@ -89,7 +108,8 @@ def table_work(
         pooling_factor=constraints.pooling_factor,
         weighted=constraints.weighted,
         pooled=pooled,
-        off_device=device == "cuda" and constraints.storage == "host",
+        storage=storage or constraints.storages(device)[0],
+        gpu=device == "cuda",
         skew=constraints.skew,
         wire=wire if world_size > 1 else FLOAT32,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     ShardingPlan,
+    Storage,
     TableLayout,
     TablePlacement,
     data_parallel,
@@ -123,6 +125,16 @@ def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: p
     for (shard, weight, state), (their_shard, their_weight, their_state) in zip(states, their_states, strict=True):
         assert shard == their_shard and torch.equal(weight, their_weight)
         assert all(torch.equal(state[name], their_state[name]) for name in state)
+
+
+@pytest.mark.parametrize("seed", range(200, 230))
+def test_cpu_ranks_train_rows_of_any_storage_alike(seed: int) -> None:
+    """They have one memory; tables of different storages, or of caches of different sizes, only share no kernel."""
+    world, rng = random_world(seed, sequences=seed % 2 == 0), random.Random(seed)
+    storages = [Storage(), Storage("host"), Storage("cached", 0.1), Storage("cached", 0.5)]
+    stored = {name: replace(placement, storage=rng.choice(storages)) for name, placement in world.plan.tables.items()}
+    world.plan = replace(world.plan, tables=stored)
+    check_equals_unsharded(world, meta=True)
 
 
 @pytest.mark.parametrize("seed", range(2000, 2150))

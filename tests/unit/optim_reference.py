@@ -14,10 +14,11 @@ from torch import Tensor
 
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import GroupKey, LookupGroup, Slot, Use
-from rayrec.layout import DataType, Shard
+from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 
 Row = list[float]
+ON_DEVICE = Storage()
 
 
 def norm(row: Row) -> float:
@@ -115,7 +116,12 @@ class Work:
 
 
 def random_work(
-    seed: int, optimizer: SparseOptimizer, data_type: DataType = DataType.FP32, weighted: bool | None = None, rows: int = 9
+    seed: int,
+    optimizer: SparseOptimizer,
+    data_type: DataType = DataType.FP32,
+    weighted: bool | None = None,
+    rows: int = 9,
+    storage: Storage = ON_DEVICE,
 ) -> Work:
     """Shards of several widths and at most `rows` rows, some with two slots, as a function of `seed`."""
     rng = random.Random(seed)
@@ -133,7 +139,7 @@ def random_work(
         replicated=False,
         data_type=data_type,
         weighted=weighted,
-        storage="device",
+        storage=storage,
         optimizer=optimizer,
         sequence=False,
         width=0,

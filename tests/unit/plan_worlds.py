@@ -59,15 +59,18 @@ def random_tables(rng: random.Random, count: int) -> list[BaseEmbeddingConfig]:
     return out
 
 
+def random_storage(rng: random.Random) -> Storage:
+    """On the device, off it, or off it with a cache of any size."""
+    return rng.choice([Storage(), Storage("host"), Storage("cached", rng.choice([0.001, 0.2, 1.0]))])
+
+
 def random_plan(seed: int) -> ShardingPlan:
     """Any valid plan, without estimates; some table names need quoting in JSON."""
     rng = random.Random(seed)
     world_size = rng.randrange(1, 9)
     names = rng.sample(["user", 'quo"te', "grüße", "a b", "back\\slash", "tables", "kind", "x\ny", *map(str, range(9))], rng.randrange(8))
     tables = {
-        name: TablePlacement(
-            random_layout(rng, rng.randrange(1, 200), 4 * rng.randrange(1, 12), world_size), Storage(rng.choice(["device", "host"]))
-        )
+        name: TablePlacement(random_layout(rng, rng.randrange(1, 200), 4 * rng.randrange(1, 12), world_size), random_storage(rng))
         for name in names
     }
     return ShardingPlan(world_size=world_size, tables=tables, hosts=random_hosts(rng, world_size))
@@ -97,13 +100,15 @@ def random_wire(rng: random.Random) -> dict[str, str]:
 
 
 def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) -> dict[str, ParameterConstraints]:
-    """Pooling factors and skew for some tables, narrow limits for a few."""
+    """Pooling factors, skew and storage for some tables, narrow limits for a few."""
     return {
         table.name: ParameterConstraints(
             pooling_factor=rng.choice([0.5, 1.0, 3.0, 20.0]),
             min_partition=rng.choice([None, None, 4, 16, 32]),
             weighted=rng.random() < 0.3,
             skew=rng.choice([0.0, 0.0, 0.7, 1.3]),
+            storage=rng.choice(["device", "device", "host", "cached", "auto", "auto"]),
+            cache_load_factor=rng.choice([0.02, 0.2]),
         )
         for table in tables
         if rng.random() < 0.7

@@ -71,6 +71,9 @@ def test_a_plan_that_makes_no_sense_is_refused(make, message: str) -> None:  # t
 def test_unknown_storage_is_refused() -> None:
     with pytest.raises(ConfigError, match="'disk' is unknown"):
         Storage("disk")  # type: ignore[arg-type]
+    for kind, factor in (("cached", None), ("cached", 0.0), ("cached", 1.5), ("host", 0.2)):
+        with pytest.raises(ConfigError, match="load_factor"):
+            Storage(kind, factor)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,9 @@ def test_diff_tells_ranks_order_size_and_storage() -> None:
     assert "resized 8 x 16 -> 9 x 16" in plan_of(a=a).diff(plan_of(a=table_wise(bag("a", rows=9), 0)))
     host = ShardingPlan(world_size=2, tables={"a": TablePlacement(a, Storage("host"))})
     assert "a: table_wise -> table_wise, storage device -> host, nothing moves" in plan_of(a=a).diff(host)
+    cached = ShardingPlan(world_size=2, tables={"a": TablePlacement(a, Storage("cached", 0.25))})
+    assert "storage host -> cached 25%, nothing moves" in host.diff(cached)
+    assert "storage cached 25%: 1 of 1 tables: a" in cached.report() and "storage" not in plan_of(a=a).report()
 
 
 @pytest.mark.parametrize("seed", range(20))

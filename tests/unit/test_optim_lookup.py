@@ -12,10 +12,10 @@ from rayrec.distributed import torch_lookup
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
 from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.slots import LookupGroup, Slot, Use
 from rayrec.distributed.torch_lookup import TorchLookup
 from rayrec.errors import ConfigError
-from rayrec.layout import DataType, Shard
+from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from tests.unit.optim_reference import ReferenceTable, pooled, random_work, summed_gradients
 
@@ -162,6 +162,35 @@ def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
     for mine, theirs in zip(ours.shard_states(), fused.shard_states(), strict=True):
         for state_name, tensor in mine.tensors().items():
             torch.testing.assert_close(tensor, theirs.tensors()[state_name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("load_factor", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
+def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: float) -> None:
+    """A cache far smaller than a batch, one for half of the rows, and one for all; rows read and written while it holds some."""
+    optimizer, device = SPARSE_OPTIMIZERS[name](lr=0.1), torch.device("cuda")
+    shard = Shard("t", range(500), range(16), 0)
+    slot = Slot(Use(0, 0, "t", "f", 0, 16), shard, 0, 0)
+    lookups = []
+    for storage in (Storage(), Storage("cached", load_factor)):
+        key = replace(random_work(0, optimizer, weighted=False).group.key, storage=storage, width=16 if storage.load_factor else 0)
+        lookups.append(FusedLookup(LookupGroup(key, (shard,), (slot,)), optimizer, device))
+    generator = torch.Generator().manual_seed(3)
+    for step in range(12):
+        if step % 4 == 0:  # as a checkpoint that is loaded
+            rows = torch.randn(500, 16, generator=generator)
+            for lookup in lookups:
+                lookup.shard_states()[0].weight.copy_(rows)
+        ids, grad = torch.randint(500, (200,), generator=generator).to(device), torch.randn(100, 16, generator=generator).to(device)
+        routed = GroupIds(ids, torch.arange(0, 201, 2, device=device), None)
+        a, b = (lookup(routed) for lookup in lookups)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        a.backward(grad)
+        b.backward(grad)
+        if step % 3 == 2:  # as a checkpoint that is saved
+            for name_, tensor in lookups[0].shard_states()[0].tensors().items():
+                torch.testing.assert_close(tensor.cpu(), lookups[1].shard_states()[0].tensors()[name_].cpu(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -328,10 +357,10 @@ def test_a_step_allocates_by_touched_rows_not_by_table(name: str) -> None:
 
 
 def test_rows_outside_of_gpu_memory_need_fbgemms_kernel() -> None:
-    work = random_work(0, SGD(weight_decay=0.1))
-    group = replace(work.group, key=replace(work.group.key, storage="managed"))
-    with pytest.raises(ConfigError, match="storage 'managed'"):
-        make_lookup(group, SGD(weight_decay=0.1), torch.device("cuda"))
+    optimizer = SGD(weight_decay=0.1)
+    for storage in (Storage("host"), Storage("cached", 0.2)):
+        with pytest.raises(ConfigError, match=f"storage '{storage.label}'"):
+            make_lookup(random_work(0, optimizer, storage=storage).group, optimizer, torch.device("cuda"))
 
 
 def test_kernel_arguments_name_every_constant() -> None:

@@ -34,7 +34,7 @@ def bag(name: str, rows: int, dim: int = 16, data_type: DataType = DataType.FP32
 def count_memory(planner: EmbeddingShardingPlanner, tables: list[BaseEmbeddingConfig], plan: ShardingPlan) -> list[RankMemory]:
     """Bytes per rank, from the layouts alone."""
     out = [RankMemory()] * plan.world_size
-    for table, work in zip(tables, planner.request(tables).works(), strict=True):
+    for table, work in zip(tables, planner.request(tables).works(plan.tables), strict=True):
         per_rank = layout_memory(work, plan.tables[table.name].layout, planner.costs.sparse_optimizer)
         out = [a + b for a, b in zip(out, per_rank, strict=True)]
     return out
@@ -99,7 +99,7 @@ def test_predictions_are_the_sum_of_the_layouts_prices(seed: int) -> None:
     costs = CostModel(planner.topology, planner.costs.sparse_optimizer)
     seconds = [costs.fixed_cost().total_s] * plan.world_size
     assert plan.estimates is not None
-    for table, work in zip(tables, planner.request(tables).works(), strict=True):
+    for table, work in zip(tables, planner.request(tables).works(plan.tables), strict=True):
         prices = costs.price(work, plan.tables[table.name].layout)
         home_s = costs.layout_home_cost(work, plan.tables[table.name].layout).total_s
         seconds = [s + home_s + (prices[rank].total_s if rank in prices else 0.0) for rank, s in enumerate(seconds)]

@@ -86,7 +86,8 @@ def test_pins_groups_and_storage_are_obeyed(seed: int) -> None:
         group = {"apart": "x"} if 2 <= i < 5 else {"together": "y"} if 5 <= i < 8 else {}
         limits[table.name] = ParameterConstraints(
             pooling_factor=rng.choice([1.0, 10.0, 200.0]),
-            storage=rng.choice(["device", "host"]),
+            storage=rng.choice(["device", "host", "cached", "auto"]),
+            cache_load_factor=0.3,
             kinds=["table_wise", "column_wise"] if "apart" in group else None,
             **(pins if not group else {}),
             **group,
@@ -99,7 +100,9 @@ def test_pins_groups_and_storage_are_obeyed(seed: int) -> None:
             assert held[table.name] <= set(own.ranks)
         if own.hosts is not None:
             assert held[table.name] <= {rank for host in own.hosts for rank in topology.hosts[host]}
-        assert plan.tables[table.name].storage.kind == own.storage
+        storage = plan.tables[table.name].storage
+        assert storage.kind == own.storage or own.storage == "auto"
+        assert storage.load_factor == (0.3 if storage.kind == "cached" else None)
     for a, b in itertools.combinations(["t2", "t3", "t4"], 2):
         assert not held[a] & held[b]
     assert held["t5"] == held["t6"] == held["t7"] and len({plan.kind(f"t{i}") for i in (5, 6, 7)}) == 1
@@ -113,6 +116,7 @@ def test_rows_in_the_hosts_memory_take_none_of_the_gpu_and_are_slower() -> None:
     plan = EmbeddingShardingPlanner(topology, 64, {"t0": ParameterConstraints(storage="host")}).plan([table])
     roomy = EmbeddingShardingPlanner(Topology.local(1, memory_bytes=10**9, device="cuda"), 64).plan([table])
     assert plan.estimates is not None and plan.estimates.ranks[0].weight_bytes == 0 and seconds(plan) > seconds(roomy)
+    assert plan.estimates.ranks[0].optimizer_bytes == 4_000_000  # a value per row stays on the GPU
 
 
 def test_pins_to_what_does_not_exist_and_contradictions_are_refused() -> None:
