@@ -57,7 +57,7 @@ class Hindsight:
                 constant = "latency_s or the bandwidth between ranks" if moved else f"rates.{part}"
                 found.append(
                     f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} of the topology is off, or a pooling "
-                    "factor is; calibrate, or measure the data with rayrec plan --profile"
+                    "factor or skew is; calibrate, or measure the data with rayrec plan --profile"
                 )
         each = zip(self.worked, self.predicted, strict=True)
         ratios = [sum(work[part] for part in priced) / max(sum(getattr(told, f"{part}_s") for part in priced), 1e-9) for work, told in each]

@@ -55,6 +55,18 @@ def test_the_plan_written_is_the_planners(schema: Path, tmp_path: Path, capsys: 
     assert main([*argv, "--diff", str(out)]) == 0 and "The plans are equal." in capsys.readouterr().out
 
 
+def test_wire_types_and_the_hidden_input_reach_the_prices(schema: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    argv = ["plan", "--schema", str(schema), "--topology", "h100", "--hosts", "2", "--out", str(out)]
+    steps = []
+    for more in ([], ["--qcomms-forward", "int8"], ["--qcomms-forward", "int8", "--qcomms-backward", "bf16"], ["--input-hidden", "1"]):
+        assert main([*argv, *more]) == 0
+        estimates = ShardingPlan.load(out).estimates
+        assert estimates is not None
+        steps.append(estimates.step_s)
+    assert steps[0] > steps[1] > steps[2] and steps[0] > steps[3]
+
+
 def test_a_schema_is_read_as_the_full_reader_reads_it(schema: Path) -> None:
     from rayrec.data.schema import FeatureSchema
 
@@ -94,6 +106,7 @@ raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100"
         (["--constraints", "nowhere.json"], "cannot read nowhere.json"),
         (["--schema", "nowhere.json"], "cannot read the schema nowhere.json"),
         (["--reserve", "1.0"], "reserve=1.0"),
+        (["--input-hidden", "2"], "input_hidden=2.0"),
         (["--batch", "100000000"], "Any one of these makes a plan exist: lower batch_size"),
     ],
 )

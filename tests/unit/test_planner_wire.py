@@ -90,6 +90,16 @@ def test_codecs_make_the_step_faster_where_the_wire_is_slow_and_slower_where_it_
     assert step_s(free, "bf16") > step_s(free, "fp32")
 
 
+def test_a_driver_plans_for_the_types_of_its_run() -> None:
+    from rayrec.driver.planning import resolve_plan
+
+    topology = Topology.uniform(2, 1, 10**10, "cuda", inter_host_bw=1e9)
+    given = {"qcomms_forward": "int8", "qcomms_backward": "bf16"}
+    found = resolve_plan("auto", [TABLE], topology, global_batch_size=1024, sparse_optimizer="sgd", **given)  # type: ignore[arg-type]
+    wanted = EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd", **given).plan([TABLE])  # type: ignore[arg-type]
+    assert found.estimates == wanted.estimates != EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd").plan([TABLE]).estimates
+
+
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="qcomms_backward='fp8' is unknown; the types on the wire are fp32, fp16, bf16, int8"):
         EmbeddingShardingPlanner(Topology.local(1), 8, qcomms_backward="fp8")
