@@ -62,18 +62,22 @@ def run(options: argparse.Namespace) -> None:
     if schema.weighted:
         for table in schema.tables:
             constraints[table.name] = replace(constraints.get(table.name, ParameterConstraints()), weighted=True)
+    earlier = ShardingPlan.load(options.diff) if options.diff else None
     kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds else None
     coded = options.qcomms_forward, options.qcomms_backward
     plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds, *coded).plan(schema.tables)
-    print(plan.report())
-    if options.diff:
-        print("\n" + ShardingPlan.load(options.diff).diff(plan, schema.tables))
+    written = []
     if options.out:
         plan.save(options.out)
-        print(f"\nplan: {options.out}")
+        written.append(f"plan: {options.out}")
     if options.html:
         Path(options.html).write_text(render_page(plan, title=Path(options.schema).stem), encoding="utf-8")
-        print(f"page: {options.html}")
+        written.append(f"page: {options.html}")
+    print(plan.report())  # after the files: a reader such as `head` may not want all of it
+    if earlier is not None:
+        print("\n" + earlier.diff(plan, schema.tables))
+    if written:
+        print("\n" + "\n".join(written))
 
 
 def _topology(options: argparse.Namespace) -> Topology:

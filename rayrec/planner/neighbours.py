@@ -13,11 +13,17 @@ from rayrec.layout.topology import Topology
 from rayrec.planner.options import Item
 from rayrec.planner.packing import Choice
 
-_MORE = 1.01
+MORE = 1.01
 
 
-def seat_neighbours(items: Sequence[Item], choices: Sequence[Choice], topology: Topology) -> list[Choice]:
+def seat_neighbours(
+    items: Sequence[Item], choices: Sequence[Choice], topology: Topology, limits: Sequence[int], more: float = MORE
+) -> list[Choice]:
     """The choices with single-rank items that may lie on the same ranks seated in order, as far as that fits.
+
+    Args:
+        limits: bytes per rank.
+        more: times the seconds of the slowest rank that it may take then.
 
     Items with rivals keep their place. Where no seats near that order keep the slowest rank about as fast, a group stays as it was.
     """
@@ -33,8 +39,8 @@ def seat_neighbours(items: Sequence[Item], choices: Sequence[Choice], topology: 
         for position, rank in enumerate(choice.ranks):
             loads[rank] += choice.option.seconds[locality[rank]][position]
             used[rank] += choice.option.num_bytes[position]
-    top = max(loads, default=0.0) * _MORE
-    most = [max(limit, old) for limit, old in zip(topology.memory_bytes, used, strict=True)]
+    top = max(loads, default=0.0) * more
+    most = [max(limit, old) for limit, old in zip(limits, used, strict=True)]
     for group in groups.values():
         near = locality[choices[group[0]].ranks[0]]
         seats = _Seats(

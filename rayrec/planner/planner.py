@@ -20,7 +20,6 @@ from rayrec.planner.costs import CostModel
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.items import NO_CONSTRAINTS
 from rayrec.planner.memory import layout_memory_parts
-from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice
 from rayrec.planner.remedies import NoPlan, find_changes
@@ -105,7 +104,7 @@ def plan_request(request: PlanRequest) -> ShardingPlan:
     narrowest = [request.constraints.get(table.name, NO_CONSTRAINTS).min_partition for table in request.tables]
     recutter = Recutter(request.works(), CostModel(request.topology, request.sparse_optimizer), narrowest)
     try:
-        choices = seat_neighbours(items, pack(items, request.topology, recutter), request.topology)
+        choices = pack(items, request.topology, recutter)
     except NoRoom as problem:
         raise _no_plan(request, items[problem.item], problem.free_bytes) from None
     placed: dict[int, TablePlacement] = {}

@@ -2,8 +2,9 @@
 
 For a ceiling of T seconds the best packing is nearly the greedy one: items by falling work, each by the option that is cheapest for
 the mean rank among those that fit under T, on the least loaded ranks. So a ladder of ceilings is packed, from the lower bound up; the
-best are then polished by moving or exchanging what lies on the slowest rank and by uneven cuts, as long as that helps. Where memory is
-tight, an item that finds no place goes to the front and the packing starts again; the last resort packs by bytes alone.
+best are then polished by moving or exchanging what lies on the slowest rank and by uneven cuts, as long as that helps, and neighbours are
+seated together. Where memory is tight, an item that finds no place goes to the front and the packing starts again; the last resort packs
+by bytes alone.
 
 More memory makes no plan slower: besides the packing that ignores memory, those under a fixed ladder of limits count as found wherever
 they fit, and the fastest is taken. Where storages are open, `storages` fixes them step by step until such a packing fits. Deterministic.
@@ -12,12 +13,13 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrec.layout.topology import Topology
 from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import solve
+from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
 from rayrec.planner.polish import polish, quality
@@ -65,7 +67,7 @@ def pack(items: Sequence[Item], topology: Topology, recutter: Recutter | None = 
         found = [exact if exact is not None else _by_bytes(items, topology, limits)]
     best = min(found, key=quality)
     if best.slowest > bound * 1.001 and (exact_choices := solve(items, topology, best.slowest)) is not None:
-        return exact_choices
+        return seat_neighbours(items, exact_choices, topology, limits, more=1.0)
     return [best.choices[item] for item in range(len(items))]
 
 
@@ -114,7 +116,8 @@ def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bo
     best = _rebuilt(best)
     if recutter is not None:
         even_out(best, recutter, bound)
-    return best
+    choices = [best.choices[item] for item in range(len(items))]
+    return _packed(topology, items, limits, dict(enumerate(seat_neighbours(items, choices, topology, limits))))
 
 
 def _climb(
@@ -204,8 +207,12 @@ def _tidy(packing: Packing, order: Sequence[int]) -> None:
 
 def _rebuilt(packing: Packing) -> Packing:
     """The same choices, free of the rounding of many changes."""
-    fresh = Packing(packing.topology, packing.items, packing.limits)
-    for item, choice in sorted(packing.choices.items()):
+    return _packed(packing.topology, packing.items, packing.limits, packing.choices)
+
+
+def _packed(topology: Topology, items: Sequence[Item], limits: Sequence[int], choices: Mapping[int, Choice]) -> Packing:
+    fresh = Packing(topology, items, limits)
+    for item, choice in sorted(choices.items()):
         fresh.put(item, choice)
     return fresh
 
