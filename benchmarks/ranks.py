@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Step = Callable[[int], object]
 TIMEOUT_S = 300
-PRELOAD = ["benchmarks.systems", "benchmarks.dlrm", "rayrec.distributed", "rayrec.train", "rayrec.optim", "rayrec.modules"]
+PRELOAD = ["benchmarks.systems", "rayrec.distributed", "rayrec.train", "rayrec.optim", "rayrec.modules"]
 PRELOAD += ["torchrec.distributed.embedding", "torchrec.distributed.embeddingbag", "torchrec.distributed.planner", "torchrec.models.dlrm"]
 
 
