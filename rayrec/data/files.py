@@ -52,7 +52,8 @@ class FileDataset:
         num_streams: S of `order`: part of the data's meaning, and how many ranks can read without reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
         filesystem: a pyarrow file system that `path` lies in; None takes the local one or the URI's.
-        threads: decode the columns of a chunk side by side, on as many threads as the host has cores; False leaves all to the loader's one.
+        threads: decode the columns of a chunk side by side, on Arrow's threads: of use where the ranks leave cores of the host idle. False
+            leaves all to the loader's one thread.
     Raises:
         InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names the file and the remedy.
         ConfigError: a size is not positive.
@@ -70,7 +71,7 @@ class FileDataset:
         num_streams: int = 8,
         shuffle_rows: int = 8192,
         filesystem: pafs.FileSystem | None = None,
-        threads: bool = True,
+        threads: bool = False,
     ) -> None:
         self.path, self.schema, self.num_streams, self.shuffle_rows, self.threads = str(path), schema, num_streams, shuffle_rows, threads
         self.filesystem, self._root = _resolve(self.path, filesystem)
