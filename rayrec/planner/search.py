@@ -29,7 +29,8 @@ from rayrec.planner.uneven import Recutter, even_out
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
 FINE = tuple(1.0 + i / 32 for i in range(32))  # where the ladder ended far from the bound, on problems of at most SMALL
 FAR = 1.05
-POLISHED, POLISHED_FINE = 2, 16  # the best packings of the ladder
+POLISHED, POLISHED_FINE, POLISHED_FREE = 2, 4, 16  # the best packings of the ladder; of the fine one; of that without memory limits
+NO_LIMIT = 1 << 62
 LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)  # memory ladder, times the bytes of a perfectly even packing
 SMALL = 4000  # items x ranks up to which every search is a fine one
 MONOTONE = 16_000  # items x ranks up to which the whole memory ladder is always searched, so that more memory makes no plan slower
@@ -75,7 +76,7 @@ def _packings(items: Sequence[Item], topology: Topology, recutter: Recutter | No
     """Those that fit under the memory limits, and whether the one that ignores memory is among them."""
     world, limits = topology.world_size, topology.memory_bytes
     bound = lower_bound(items, world)
-    free = _search(items, topology, [1 << 62] * world, bound, recutter)
+    free = _search(items, topology, [NO_LIMIT] * world, bound, recutter)
     found: list[Packing] = []
     fits = free is not None and all(used + free.home_bytes <= limit for used, limit in zip(free.used, limits, strict=True))
     if free is not None and fits:
@@ -110,7 +111,8 @@ def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bo
     if best is None:
         return None
     if best.slowest > bound * FAR and len(items) * topology.world_size <= SMALL:
-        finer = _climb(items, topology, limits, order, bound, FINE, POLISHED_FINE)
+        polished = POLISHED_FREE if min(limits) >= NO_LIMIT else POLISHED_FINE
+        finer = _climb(items, topology, limits, order, bound, FINE, polished)
         best = min((p for p in (best, finer) if p is not None), key=quality)
     _tidy(best, order)
     best = _rebuilt(best)
