@@ -26,6 +26,7 @@ COMMANDS: dict[str, list[str]] = {
     "driver": ["--rounds", "2", "--rows", "400000"],
     "startup": ["--rounds", "2"],
     "planner": ["--seeds", "4", "--small", "8", "--write"],
+    "memory": ["--sets", "8", "--write"],
 }
 LIMIT_S = 600
 
