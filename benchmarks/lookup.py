@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--pooling", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--cap", type=int, default=200_000, help="rows of the largest table")
+    parser.add_argument("--cap", type=int, default=100_000, help="rows of the largest table; all cases lie in memory at once")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, nargs="*", default=[], help="time every case on so many threads, too, e.g. 2 4")
     parser.add_argument("--cases", nargs="+", default=[*OPTIMIZERS, *KINDS])
