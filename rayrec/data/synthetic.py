@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -164,13 +164,13 @@ class Planted:
             main += _bag_means(effects[column.values], column.offsets)
         user, item = self._factors[0][ids[self.user].values], self._factors[1][ids[self.item].values]
         cross = self._cross[ids[self.small[0]].values, ids[self.small[1]].values]
-        smooth = dense @ self._linear + 0.5 * np.tanh(dense.astype(np.float64)) ** 2 @ self._curved
+        smooth = _times(dense, self._linear) + 0.5 * _times(np.tanh(dense.astype(np.float64)) ** 2, self._curved)
         return np.stack([main, (user * item).sum(1), cross, smooth])
 
     def _z(self, dense: NDArray[np.float32], ids: list[Ids]) -> F64:
         c = self.config
         share = np.array([1 - c.low_rank - c.cross - c.dense, c.low_rank, c.cross, c.dense if c.num_dense else 0.0])
-        return np.sqrt(share) @ ((self._terms(dense, ids) - self._means[:, None]) / self._stds[:, None])
+        return _times(((self._terms(dense, ids) - self._means[:, None]) / self._stds[:, None]).T, np.sqrt(share))
 
     def schema(self) -> FeatureSchema:
         """Schema of the written columns: one table per column; lists are mean-pooled."""
@@ -262,6 +262,15 @@ def _zipf_cdf(size: int, exponent: float) -> F64:
     cdf /= cdf[-1]
     cdf[-1] = 1.0
     return cdf
+
+
+def _times(matrix: NDArray[np.floating[Any]], vector: F64) -> F64:
+    """(n, k) times (k,) on this thread alone.
+
+    OpenBLAS, behind `@`, stops its threads when any thread forks, as Ray's start does; a product under way then never ends.
+    """
+    found: F64 = np.einsum("nk,k->n", matrix, vector)
+    return found
 
 
 def _bag_means(values: F64, offsets: NDArray[np.int32] | None) -> F64:

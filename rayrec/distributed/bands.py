@@ -146,10 +146,6 @@ def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
     table.index_copy_(0, rows, values)
 
 
-def complete_sum(lengths: Tensor) -> Tensor:
-    return functional.pad(lengths.cumsum(0), (1, 0))
-
-
 def bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
     """(bags, D) float32: the (weighted) sum of each bag's rows."""
     if not rows_N.numel():

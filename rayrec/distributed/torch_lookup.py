@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, complete_sum, put_rows, shift, slot_rows
+from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, put_rows, shift, slot_rows
 from rayrec.distributed.cpu_lookup import take_rows
 from rayrec.distributed.parts import Share, cut_rows, ids_per_slot
 from rayrec.distributed.route import GroupIds
@@ -32,7 +32,7 @@ from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.workers import Task, Workers
 from rayrec.errors import ConfigError
 from rayrec.optim import SparseOptimizer
-from rayrec.sparse.ops import runs
+from rayrec.sparse.ops import complete_cumsum, runs
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}  # of touched rows updated at once: 512 KiB per temporary, or few launches
 
@@ -115,7 +115,7 @@ class TorchLookup:
         for band in self._bands:
             slots = runs(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
-            own = complete_sum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
+            own = complete_cumsum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
             rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
             found.append(self._bags(band, rows_N, own, weights_N, spans))
@@ -161,7 +161,7 @@ class TorchLookup:
         bag_N = bags.grad_row_N().index_select(0, order_N)
         weights_N = None if bags.weights_N is None else bags.weights_N.index_select(0, order_N)
         touched_U, counts_U = sorted_N.unique_consecutive(return_counts=True)
-        touched_U, starts = touched_U.long(), complete_sum(counts_U)
+        touched_U, starts = touched_U.long(), complete_cumsum(counts_U)
         step = max(1, self._block_elements() // band.width)
         cuts = list(range(0, touched_U.numel(), step))
         heads = starts[::step].tolist() if len(cuts) > 1 else [0]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.dataset as ds
@@ -111,3 +115,20 @@ def test_impossible_configs_are_refused(bad):
 def test_shares_beyond_one_are_refused():
     with pytest.raises(ConfigError, match="shares"):
         replace(SMALL, low_rank=0.6, cross=0.5)
+
+
+FORKS = """
+import subprocess, sys, threading
+from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+making = threading.Thread(target=write_synthetic, args=(sys.argv[1], SyntheticConfig(rows_train=300_000, rows_eval=1000)))
+making.start()
+while making.is_alive():
+    subprocess.Popen(["true"], preexec_fn=int).wait()
+"""
+
+
+def test_rows_are_made_while_another_thread_forks(tmp_path: Path) -> None:
+    """Ray starts its processes by fork while a job makes its data; threads of BLAS would not survive that."""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], timeout=120, check=True, env=env)
+    assert (tmp_path / "truth.json").exists()
