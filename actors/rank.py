@@ -7,13 +7,14 @@ remembers how it ended, and cuts its connections when it is told to or when its 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from rayrec.train.memory import tune_malloc
+from rayrec.train.memory import start_thread, tune_malloc
 from rayrec.train.progress import ProgressLog, RankError, RankPoll, RankState
 from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 
@@ -69,7 +70,7 @@ class RankActor:
             raise RuntimeError(f"rank {seat.rank} is already running a task")
         self._log, self._state, self._error, self._result = ProgressLog(), "running", None, None
         self._stop.clear()
-        threading.Thread(target=self._run, args=(task, seat), name=f"rank-{seat.rank}", daemon=True).start()
+        start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
     def poll(self, seen: int = 0) -> RankPoll:
         """State now, with the reports and notes after the first `seen` of them."""
@@ -96,6 +97,8 @@ class RankActor:
         return shutdown_sockets()
 
     def _run(self, task: RankTask, seat: Seat) -> None:
+        with contextlib.suppress(PermissionError):  # only root may leave the low priority that Ray gives its workers
+            os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))  # of this thread and those that it starts
         try:
             self._loading.join()
             from rayrec.train.world import joined
@@ -127,7 +130,5 @@ def interface_of(address: str) -> str:
 
 def _import_torch() -> None:
     """Import what every task needs, while the driver plans; an error shows again, with its cause, when the task imports it."""
-    import contextlib
-
     with contextlib.suppress(Exception):
         import rayrec.train.loop  # noqa: F401

@@ -2,8 +2,9 @@
 
 RAY_ADDRESS (which `ray job submit` sets) says which cluster to join; without it a private cluster starts here, on this machine only and
 without token authentication, unless RAY_AUTH_MODE says otherwise: `ray.init` would turn it on by itself and write a token into the home
-directory. Only what was started here is shut down here. A dead address is found by a plain connection first, because `ray.init` takes
-minutes to say so.
+directory. Its workers run at normal priority, unless RAY_worker_niceness says otherwise: Ray's default of 15 lets every other process
+push a rank off its core, while all other ranks wait for it. Only what was started here is shut down here. A dead address is found by a
+plain connection first, because `ray.init` takes minutes to say so.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
         ray.init(address=address if address == "auto" else _without_scheme(address), log_to_driver=True, logging_level="WARNING")
     else:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
     try:
         yield Cluster(started=True, fixed=_is_head_here())

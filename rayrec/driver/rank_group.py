@@ -211,7 +211,7 @@ def started(scaling: ScalingConfig, placement: Any, timeout_s: float) -> Iterato
                 max_concurrency=4,  # a poll must pass while another call waits
                 scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=index),
             )
-            actors.append(options.remote({"OMP_NUM_THREADS": threads}))
+            actors.append(options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"}))  # torch's profiler writes to stderr else
         addresses = answers([actor.describe.remote() for actor in actors], (), "start", timeout_s)
         order = neighbours(addresses, ray.get_runtime_context().get_node_id())
         yield RankGroup([actors[i] for i in order], [addresses[i] for i in order], scaling)

@@ -1,8 +1,11 @@
 """How glibc's malloc serves a training process.
 
 By default it maps large tensors anew in every step and gives them back, so that half of a step's CPU time goes into page faults. With high
-thresholds freed memory stays with the process; with one arena that holds for the training thread, too, whose own arena would be unmapped
-whenever it is empty; and on huge pages the processor finds the addresses of a step's buffers faster.
+thresholds freed memory stays with the process, and on huge pages the processor finds the addresses of a step's buffers faster.
+
+All of that is for the main arena, which the main thread has. glibc gives other threads an arena each, made of parts of 64 MB on small pages
+that are unmapped whenever they are empty, and in a process with threads, such as Ray's workers, they exist before anything can be set. No
+more are made then, and `start_thread` finds a thread that shares the main one.
 
 torch aligns tensors to 64 bytes. What malloc cuts off for that goes to small objects, so a freed buffer is just too small for the next one
 of its size, and a heap that gives nothing back grows to twice or thrice what is in use. Large tensors on whole pages leave cuts that malloc
@@ -14,12 +17,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
 _KEPT_BYTES = 1 << 30
 _WHOLE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch when it allocates for the first time
 _HUGE_HEAP_BYTES = 256 << 20  # the first part of the heap, as far as it is used
 _HUGE_PAGE = 2 << 20
+_PROBE_BYTES = 1 << 16  # too large for the cache of a thread, which may hold memory of other arenas
+_MAPPED, _OTHER_ARENA = 2, 4  # flags of a chunk's size, the word before it
+_MOST_ARENAS = 256
+
+_tuned: list[ctypes.CDLL] = []  # libc, once its settings are made
 
 
 def tune_malloc() -> bool:
@@ -35,18 +46,57 @@ def tune_malloc() -> bool:
         mallopt = libc.mallopt
     except (OSError, AttributeError):
         return False
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     settings = ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_ARENA_MAX, 1))
     done = all(mallopt(what, value) for what, value in settings)
     os.environ.setdefault(_WHOLE_PAGES, "1")
-    if done and hasattr(mmap, "MADV_HUGEPAGE"):
-        _advise_huge_pages(libc)
+    if done:
+        _tuned[:] = [libc]
+        if _on_main_arena(libc):
+            _advise_huge_pages()
     return done
 
 
-def _advise_huge_pages(libc: ctypes.CDLL) -> None:
-    """Mark the part of the heap that the next allocations will use."""
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
+def start_thread(run: Callable[[], None], name: str) -> None:
+    """Start a daemon thread; after `tune_malloc` one that allocates from the main arena, where one is to be had."""
+    free: threading.Event = threading.Event()
+    answers: SimpleQueue[bool] = SimpleQueue()
+
+    def attempt(last: bool) -> None:
+        found = not _tuned or _on_main_arena(_tuned[0])
+        if found:
+            _advise_huge_pages()
+        answers.put(found)
+        if found or last:
+            run()
+        else:
+            free.wait()  # keeps its arena, or the next thread would get it
+
+    try:
+        for i in range(_MOST_ARENAS):
+            threading.Thread(target=attempt, args=(i == _MOST_ARENAS - 1,), name=name, daemon=True).start()
+            if answers.get():
+                break
+    finally:
+        free.set()
+
+
+def _on_main_arena(libc: ctypes.CDLL) -> bool:
+    """Whether the calling thread allocates from the main arena."""
+    address = libc.malloc(_PROBE_BYTES)
+    if not address:
+        return False
+    flags = ctypes.c_size_t.from_address(address - ctypes.sizeof(ctypes.c_size_t)).value
+    libc.free(address)
+    return not flags & (_MAPPED | _OTHER_ARENA)
+
+
+def _advise_huge_pages() -> None:
+    """Mark the part of the main arena that the next allocations of this thread will use."""
+    if not _tuned or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    libc = _tuned[0]
     address = libc.malloc(_HUGE_HEAP_BYTES)
     if address:
         first, last = -(-address // _HUGE_PAGE) * _HUGE_PAGE, (address + _HUGE_HEAP_BYTES) // _HUGE_PAGE * _HUGE_PAGE

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -31,6 +34,28 @@ def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
     assert result.profile is not None and result.profile.first_step == 3 and len(result.profile.ranks) == 2
     assert (tmp_path / "profile" / "summary.txt").read_text() == result.profile.text() + "\n"
     assert (tmp_path / "profile" / "rank1.trace.json.gz").is_file()
+
+
+def test_ranks_run_at_normal_priority(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    def on_step(rank: int, step: int) -> None:
+        (tmp_path / f"{rank}.nice").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+
+    worlds.driver(clicks, 2, steps=3, model=worlds.misbehaving(clicks, tmp_path, on_step)).fit()
+    if os.geteuid() == 0:  # the cluster of these tests has Ray's own default
+        assert [(tmp_path / f"{rank}.nice").read_text() for rank in range(2)] == ["0", "0"]
+
+
+PRIVATE = """
+import os, ray
+from rayrec.driver.cluster import connected
+with connected(num_cpus=1):
+    print(ray.get(ray.remote(lambda: os.getpriority(os.PRIO_PROCESS, 0)).remote()))
+"""
+
+
+def test_workers_of_a_private_cluster_have_normal_priority() -> None:
+    done = subprocess.run([sys.executable, "-c", PRIVATE], timeout=120, check=True, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == "0"
 
 
 @pytest.mark.parametrize(("path", "steps", "says"), [("a/file/below", 3, "cannot write a profile"), ("fine", 100, "12 steps.*takes 205")])
