@@ -140,7 +140,7 @@ def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
     """Write rows of a table. index_copy moves one element at a time, so a row is cut into the largest elements there are."""
     for wide in (torch.complex128, torch.float64):
         size = wide.itemsize // table.element_size()
-        if table.dim() == 2 and table.shape[1] % size == 0 and table.storage_offset() % size == 0:
+        if table.dim() == 2 and table.shape[1] % size == 0 and table.storage_offset() % size == values.storage_offset() % size == 0:
             table, values = table.view(wide), values.view(wide)
             break
     table.index_copy_(0, rows, values)

@@ -3,14 +3,17 @@
 Features with equally many blocks are cut by one FBGEMM call; one call for all of them with the largest block count would make a
 lengths matrix of blocks x features x bags (128 x 500 x 4096 is 1 GiB). Features with one block are taken as they are. Sequence features
 are cut as one long bag each, and remember where every id came from (its home), since their rows come back in the order sent.
+
+Of a bag with few ids most row blocks get none. Where that leaves enough bags empty they stay at home; see `compact`.
 """
 
-# B bags of a feature, F features, N ids, n row blocks
+# B bags of a feature, F features, N ids, n row blocks, E bags with ids
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +21,8 @@ from torch import Tensor
 from rayrec.errors import InputError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of
+
+_FILLED = 0.75  # of the bags of all row blocks; where more have ids, leaving out the others does not pay
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Bucketing:
     cuts: tuple[Tensor, ...]
     sequence: bool
     weighted: bool
+    compact: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,16 +59,43 @@ class SourcePart:
 
 
 @dataclass(frozen=True)
+class FilledBags:
+    """Which bags of cut features have ids, where the others stay at home.
+
+    Attributes:
+        bags: (E,) int64 numbers within their feature, row by row.
+        starts: source row -> where its bags begin.
+        once: no bag has ids in two blocks. every: all bags have ids.
+    """
+
+    bags: Tensor
+    starts: dict[int, int]
+    once: bool
+    every: bool
+
+
+@dataclass(frozen=True)
 class SourceRows:
-    """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x features, block by block."""
+    """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x features, block by block.
+
+    Attributes:
+        kjt_offsets: of the KJT's keys.
+        filled: where bags without ids stay at home.
+    """
 
     parts: tuple[SourcePart, ...]
-    kjt_offsets: list[int] = field(repr=False)  # of the KJT's keys
+    kjt_offsets: list[int] = field(repr=False)
+    filled: FilledBags | None = None
 
     @property
     def counts(self) -> list[int]:
         """Ids of every row."""
         return [count for part in self.parts for count in part.counts]
+
+    @property
+    def batch(self) -> int:
+        """Bags of every key, where all have the same."""
+        return self.parts[0].bags[0] if self.parts[0].bags else 0
 
     @property
     def bags(self) -> list[int]:
@@ -145,6 +178,7 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
     bags, bounds = kjt.stride_per_key(), kjt.offset_per_key()
     parts = [SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)]
     bag_bounds = offsets_of(bags) if bucketings else []
+    counted: dict[int, _Filled] = {}
     for cut in bucketings:
         spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
         in_place = cut.features == tuple(range(len(bags)))
@@ -164,16 +198,59 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
         if origin is not None and not in_place:
             home = torch.cat([torch.arange(span.start, span.stop, device=ids.device) for span in spans])
             origin = home[origin]
-        out_bags = c_bags * cut.blocks
-        counts = [int(row.sum()) for row in b_lengths.split(out_bags)] if varying else _row_sums(b_lengths, len(out_bags))
-        parts.append(SourcePart(b_ids, counts, [0] * len(out_bags) if cut.sequence else out_bags, b_lengths, b_weights, origin))
-    return SourceRows(tuple(parts), bounds)
+        rows = len(c_bags) * cut.blocks
+        out_bags = [0] * rows if cut.sequence else c_bags * cut.blocks
+        if varying is not None:
+            counts = [int(row.sum()) for row in b_lengths.split(out_bags)]
+        elif cut.compact and not kjt.variable_stride_per_key():
+            counts, found = _count(b_lengths, c_lengths, rows)
+            counted[len(parts)] = found
+        else:
+            counts = b_lengths.view(rows, -1).sum(1, dtype=torch.int64).tolist() if rows else []
+        parts.append(SourcePart(b_ids, counts, out_bags, b_lengths, b_weights, origin))
+    filled = None
+    if counted and sum(found.total for found in counted.values()) < _FILLED * sum(parts[i].lengths.numel() for i in counted):
+        filled = _leave_out(parts, counted)
+    return SourceRows(tuple(parts), bounds, filled)
+
+
+class _Filled(NamedTuple):
+    mask: Tensor  # (rows, B): bags of blocks with ids
+    rows: list[int]  # their number, of every row
+    bags: int  # bags with ids, before the cut
+    all_bags: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows)
+
+
+def _count(b_lengths: Tensor, c_lengths: Tensor, rows: int) -> tuple[list[int], _Filled]:
+    """Ids of every row, and which of its bags have any: B, the same for all rows, is known from the lengths. One host sync."""
+    lengths = b_lengths.view(rows, -1)
+    mask = lengths != 0
+    ids, filled, bags = lengths.sum(1, dtype=torch.int64), mask.sum(1), (c_lengths != 0).sum()
+    found = torch.cat([ids, filled, bags.view(1)]).tolist()
+    return found[:rows], _Filled(mask, found[rows:-1], found[-1], c_lengths.numel())
+
+
+def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBags:
+    """Replace parts by the same without bags that have no ids."""
+    first_rows, bags, starts, at = offsets_of(len(part.counts) for part in parts), [], {}, 0
+    for i, found in counted.items():
+        places = torch.nonzero_static(found.mask.view(-1), size=found.total).view(-1)
+        parts[i] = replace(parts[i], bags=found.rows, lengths=parts[i].lengths.index_select(0, places))
+        bags.append(places.remainder(found.mask.shape[1]))
+        for row, count in enumerate(found.rows, start=first_rows[i]):
+            starts[row], at = at, at + count
+    return FilledBags(
+        bags=torch.cat(bags),
+        starts=starts,
+        once=all(found.total == found.bags for found in counted.values()),
+        every=all(found.bags == found.all_bags for found in counted.values()),
+    )
 
 
 def _viewable(tensor: Tensor) -> Tensor:
     """The tensor; where it is empty a new one, since an empty numpy array has a stride that no view of other words takes."""
     return tensor if tensor.numel() else tensor.new_empty(0)
-
-
-def _row_sums(lengths: Tensor, rows: int) -> list[int]:
-    return lengths.view(rows, -1).sum(1, dtype=torch.int64).tolist() if rows else []

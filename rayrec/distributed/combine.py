@@ -36,19 +36,19 @@ def pack_rows(
     Returns:
         The messages one after the other, and the one kept apart.
     """
-    outputs = list(zip(mine.groups, rows, strict=True))
-    pooled = [r for group, r in outputs if not group.key.sequence and not group.key.replicated and not group.key.two_hop]
-    sequences = [(group, r) for group, r in outputs if group.key.sequence and not group.key.replicated]
-    if own is None and not sequences and len(pooled) == 1:
-        return pooled[0].contiguous().view(-1), None
-    matrix = pooled[0].contiguous() if len(pooled) == 1 else torch.cat(pooled, 1) if pooled else None
+    found = {group.key: r for group, r in zip(mine.groups, rows, strict=True)}
+    sequences = [(group, found[group.key]) for group in mine.sequences if not group.key.replicated]
+    matrices = [_side_by_side([found[group.key] for group in matrix.groups]) for matrix in mine.matrices]
+    if own is None and not sequences and len(matrices) == 1:
+        return matrices[0].view(-1), None
     messages: list[list[Tensor]] = []
-    at, ats = 0, [0] * len(sequences)
+    at, ats = [0] * len(matrices), [0] * len(sequences)
     for sizes in got:
         views = []
-        if matrix is not None:
-            views.append(matrix[at : at + sizes.rows].view(-1))
-            at += sizes.rows
+        for i, matrix in enumerate(mine.matrices):
+            count = matrix.rows(sizes)
+            views.append(matrices[i][at[i] : at[i] + count].view(-1))
+            at[i] += count
         for i, (group, r) in enumerate(sequences):
             count = sum(sizes.ids[slot.piece] for slot in group.slots)
             views.append(r[ats[i] : ats[i] + count].reshape(-1))
@@ -56,11 +56,15 @@ def pack_rows(
         messages.append(views)
     kept = None if own is None else messages.pop(own)
     flat = [view for views in messages for view in views]
-    like = matrix if matrix is not None else rows[0] if rows else torch.empty(0)
+    like = matrices[0] if matrices else rows[0] if rows else torch.empty(0)
     send = exchange.buffer(sum(v.numel() for v in flat), like)
     if flat:
         torch.cat(flat, out=send)
     return send, None if kept is None else kept[0] if len(kept) == 1 else torch.cat(kept) if kept else like.new_empty(0)
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts), 1)
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,13 @@ class Arrived:
     """What came home, sorted by owner.
 
     Attributes:
-        pooled: per owner (rows, exchanged width), a view.
+        pooled: per owner and matrix (rows, width), a view.
         replicated: (rows, width of the replicated groups) of this rank's own lookup.
         sequences: per collection and use index, its slots with their (ids, width) rows.
         hops: per host (rows, two-hop width).
     """
 
-    pooled: list[Tensor]
+    pooled: list[list[Tensor]]
     replicated: Tensor
     sequences: dict[tuple[int, int], list[tuple[Slot, int, Tensor]]]
     hops: list[Tensor]
@@ -88,7 +92,7 @@ def arrive(plan: CombinePlan, routed: RoutedIds, received: Sequence[Tensor], row
         rows: per group of this rank, the kernel's output.
         hops: what arrived by the two-hop route, per host.
     """
-    pooled: list[Tensor] = []
+    pooled: list[list[Tensor]] = []
     sequences: dict[tuple[int, int], list[tuple[Slot, int, Tensor]]] = {}
 
     def keep(owner: int, groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor, at: int) -> None:
@@ -100,38 +104,39 @@ def arrive(plan: CombinePlan, routed: RoutedIds, received: Sequence[Tensor], row
                 at += count
 
     for owner, (theirs, sizes, part) in enumerate(zip(plan.slots.ranks, routed.sent, received, strict=True)):
-        head = sizes.rows * theirs.exchanged_width
-        pooled.append(part[:head].view(sizes.rows, theirs.exchanged_width))
+        counts = [matrix.values(sizes) for matrix in theirs.matrices]
+        head = sum(counts)
+        parts = zip(part[:head].split(counts), theirs.matrices, strict=True) if counts else ()
+        pooled.append([values.view(matrix.rows(sizes), matrix.width) for values, matrix in parts])
         keep(owner, [g for g in theirs.sequences if not g.key.replicated], sizes, part, head)
     mine, own = plan.slots.ranks[plan.rank], routed.sent[plan.rank]
     replicas = [r for group, r in zip(mine.groups, rows, strict=True) if group.key.replicated and not group.key.sequence]
-    first = sum(sizes.rows for sizes in routed.got[: plan.rank])
-    replicas = [r[first : first + own.rows] for r in replicas]
+    first, bags = sum(mine.replicas.rows(sizes) for sizes in routed.got[: plan.rank]), mine.replicas.rows(own)
+    replicas = [r[first : first + bags] for r in replicas]
     for group, r in zip(mine.groups, rows, strict=True):
         if group.key.replicated and group.key.sequence:
             before = sum(sizes.ids[slot.piece] for sizes in routed.got[: plan.rank] for slot in group.slots)
             keep(plan.rank, [group], own, r.reshape(-1), before * group.key.width)
-    replicated = torch.cat(replicas, 1) if replicas else received[0].new_empty(own.rows, 0)
+    replicated = torch.cat(replicas, 1) if replicas else received[0].new_empty(bags, 0)
     return Arrived(pooled, replicated, sequences, hops)
 
 
-def _view(plan: CombinePlan, arrived: Arrived, span: Span) -> Tensor:
+def view_of(arrived: Arrived, span: Span) -> Tensor:
+    """The columns of a span as they came."""
     if span.hop:
         return arrived.hops[span.owner][:, span.source : span.source + span.width]
-    if span.replicated:
-        first = span.source - plan.slots.ranks[span.owner].exchanged_width
-        return arrived.replicated[:, first : first + span.width]
-    return arrived.pooled[span.owner][:, span.source : span.source + span.width]
+    found = arrived.replicated if span.replicated else arrived.pooled[span.owner][span.matrix]
+    return found[:, span.source : span.source + span.width]
 
 
 def join_pooled(plan: CombinePlan, arrived: Arrived, collection: int) -> Tensor:
-    """(B, D): sum row blocks and join column blocks of a batch whose keys all have B bags."""
+    """(B, D): sum row blocks and join column blocks of a batch whose keys all have B bags, of which all came."""
     if collection in plan.joins:
-        return plan.joins[collection](torch.cat([part for part in arrived.pooled if part.shape[1]], 1))
-    output = torch.cat([_view(plan, arrived, span) for span in plan.writes[collection]], 1)
+        return plan.joins[collection](torch.cat([parts[0] for parts in arrived.pooled if parts], 1))
+    output = torch.cat([view_of(arrived, span) for span in plan.writes[collection]], 1)
     for span in plan.adds:
         if span.collection == collection:
-            output[:, span.column : span.column + span.width].add_(_view(plan, arrived, span))
+            output[:, span.column : span.column + span.width].add_(view_of(arrived, span))
     return output
 
 
@@ -140,11 +145,11 @@ def join_varying(plan: CombinePlan, arrived: Arrived, collection: int, bags: Map
     outputs = []
     for use in plan.slots.uses[collection]:
         count = bags[use.feature]
-        parts = [_view(plan, arrived, cut)[:count] for cut in cut_spans(plan.writes[collection], use)]
+        parts = [view_of(arrived, cut)[:count] for cut in cut_spans(plan.writes[collection], use)]
         output = torch.cat(parts, 1)
         for cut in cut_spans([s for s in plan.adds if s.collection == collection], use):
             at = cut.column - use.column
-            output[:, at : at + cut.width].add_(_view(plan, arrived, cut)[:count])
+            output[:, at : at + cut.width].add_(view_of(arrived, cut)[:count])
         outputs.append(output)
     return outputs
 

@@ -7,10 +7,13 @@ per set of collections.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import gcd
 
 from rayrec.distributed.slots import CollectionSpec, GroupKey, LookupGroup, Piece, RankSlots, Slot, SlotTable, Use
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.optim import SparseOptimizer
+
+LEAST_GRANULE = 16  # columns of float32, a cache line; narrower blocks are not worth an index each
 
 
 def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:
@@ -22,6 +25,17 @@ def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use
             uses.append(Use(len(uses), collection, table.name, feature, column, table.embedding_dim))
             column += table.embedding_dim
     return tuple(uses)
+
+
+def granule_of(uses: Sequence[Use], plan: ShardingPlan) -> int:
+    """Columns of the widest blocks that the uses of one collection, cut by columns where tables are cut by rows, consist of."""
+    found = 0
+    for use in uses:
+        layout = plan.tables[use.table].layout
+        found = gcd(found, use.column, use.width)
+        if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
+            found = gcd(found, *layout.col_cuts)
+    return found
 
 
 def compile_slots(
@@ -39,11 +53,14 @@ def compile_slots(
     configs = {table.name: table for spec in specs.values() for table in spec.tables}
     builders = [_RankBuilder() for _ in range(world_size)]
     limits: dict[str, int] = {}
+    granules = {c: granule_of(uses[c], plan) for c in uses}
     for use in (use for c in uses for use in uses[c]):
         config, spec, placement = configs[use.table], specs[use.collection], plan.tables[use.table]
         limits[use.feature] = min(limits.get(use.feature, config.num_embeddings), config.num_embeddings)
         layout = placement.layout
         cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
+        two_hop = not spec.sequence and takes_two_hops(layout, plan.hosts)
+        compact = cuts is not None and not spec.sequence and not two_hop and granules[use.collection] >= LEAST_GRANULE
         for shard in layout.shards(use.table):
             key = GroupKey(
                 collection=use.collection,
@@ -54,11 +71,13 @@ def compile_slots(
                 optimizer=optimizers[use.table],
                 sequence=spec.sequence,
                 width=len(shard.cols) if spec.sequence or placement.storage.kind == "cached" else 0,
-                two_hop=not spec.sequence and takes_two_hops(layout, plan.hosts),
+                two_hop=two_hop,
+                compact=compact,
             )
             block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0
-            builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted))
-    return SlotTable(tuple(b.build() for b in builders), {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits, plan.hosts)
+            builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact))
+    ranks = tuple(builder.build() for builder in builders)
+    return SlotTable(ranks, {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits, plan.hosts, granules)
 
 
 class _RankBuilder:
@@ -72,7 +91,7 @@ class _RankBuilder:
 
     def build(self) -> RankSlots:
         # sharded groups first: their columns lead in the gradient buffer, so that the forward send is a prefix of the same order
-        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.collection, k.width, repr(k)))
+        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.compact, k.collection, k.width, repr(k)))
         return RankSlots(tuple(self.pieces), tuple(_group(key, self.groups[key]) for key in keys))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rayrec.distributed.compact import CompactPlan
 from rayrec.distributed.route import SendPlan, plan_send
 from rayrec.distributed.slots import SlotTable
 from rayrec.distributed.spans import CombinePlan, plan_combine
@@ -17,13 +18,14 @@ class Compiled:
     """Slots and plans of one set of collections on one rank.
 
     Attributes:
-        sends: by key list, filled as they are met.
+        sends, compact: by key list, filled as they are met.
     """
 
     slots: SlotTable
     combine: CombinePlan
     device: torch.device
     sends: dict[tuple[str, ...], SendPlan] = field(default_factory=dict)
+    compact: dict[tuple[str, ...], CompactPlan] = field(default_factory=dict)
 
     @classmethod
     def of(cls, slots: SlotTable, rank: int, device: torch.device) -> Compiled:
@@ -36,3 +38,10 @@ class Compiled:
         if keys not in self.sends:
             self.sends[keys] = plan_send(self.slots, keys, self.device)
         return self.sends[keys]
+
+    def compact_plan(self, kjt: KeyedJaggedTensor) -> CompactPlan:
+        """Which rows of those features may come home without some bags."""
+        keys = tuple(kjt.keys())
+        if keys not in self.compact:
+            self.compact[keys] = CompactPlan.of(self.slots, self.send_plan(kjt), self.device)
+        return self.compact[keys]

@@ -245,6 +245,8 @@ class ShardedEmbeddings:
         routed = ahead or self._route(collections, kjt, self.exchange, learned)
         bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
         hops = self._hops if compiled.slots.two_hop else None
+        with span(self.timer, "output"):
+            places = compiled.compact_plan(kjt).places(routed)
         step = Step(
             compiled.combine,
             compiled.send_plan(kjt),
@@ -254,6 +256,7 @@ class ShardedEmbeddings:
             bags,
             hops,
             1 if self.peers is None else self.peers.world_size,
+            places,
         )
         groups, anchor = dict(routed.groups), self._anchor
         if learned:

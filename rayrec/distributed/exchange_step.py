@@ -21,6 +21,7 @@ from torch import Tensor
 from rayrec.comm.codec import Codec, Codecs, Sections, coded_all_to_all
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.combine import arrive, join_pooled, join_sequence, join_varying, pack_rows
+from rayrec.distributed.compact import Places, join_compact
 from rayrec.distributed.gradients import HomeGrads, pack_grads, pack_hop_grads, split_grads
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import RankSlots, Sizes
@@ -36,6 +37,7 @@ class Step:
         bags: feature -> bags, when they differ by feature; empty when all have the same.
         hops: the exchanges of the two-hop route, where any table takes it.
         replicas: sharding groups that make the same updates, each with the gradients of all.
+        places: owner and matrix -> where its rows belong, where bags without ids stayed at home.
     """
 
     plan: CombinePlan
@@ -46,6 +48,7 @@ class Step:
     bags: Mapping[str, int]
     hops: Hops | None
     replicas: int
+    places: Mapping[tuple[int, int], Places]
 
     @property
     def mine(self) -> RankSlots:
@@ -87,8 +90,7 @@ class Combine(torch.autograd.Function):
         hops: list[Tensor] = []
         if step.hops is not None:
             summed = [r for group, r in zip(step.mine.groups, rows, strict=True) if group.key.two_hop]
-            padded = [sizes.rows for sizes in routed.got]
-            hops = send_home(step.hops, HopSizes.of(plan.slots, plan.rank, routed), summed, padded, step.codecs.forward)
+            hops = send_home(step.hops, HopSizes.of(plan.slots, plan.rank, routed), summed, step.codecs.forward)
         arrived = arrive(plan, routed, received, rows, hops)
         outputs: list[Tensor] = []
         for collection, spec in plan.slots.collections.items():
@@ -96,6 +98,8 @@ class Combine(torch.autograd.Function):
                 outputs.extend(join_sequence(plan, routed, step.send, arrived, collection))
             elif step.bags:
                 outputs.extend(join_varying(plan, arrived, collection, step.bags))
+            elif any(place.collection == collection for place in step.places.values()):
+                outputs.append(join_compact(plan, arrived, collection, step.places, routed))
             else:
                 outputs.append(join_pooled(plan, arrived, collection))
         return tuple(outputs)
@@ -112,11 +116,11 @@ class Combine(torch.autograd.Function):
             if step.by_use(collection):
                 uses.update({(collection, use.index): next(flow) for use in slots.uses[collection]})
             else:
-                pooled[collection] = next(flow).contiguous() if any(step.plan.cuts) else next(flow)
+                pooled[collection] = next(flow).contiguous() if any(map(any, step.plan.cuts)) or step.places else next(flow)
         home = HomeGrads(pooled, uses, step.bags)
         codec, scale = step.codecs.backward, 1.0 / len(routed.got)  # the one division by the number of ranks
         early = scale if codec is None else 1.0  # before the wire, unless it would lose bits there
-        packed = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec), early)
+        packed = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec), early, step.places)
         out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
         in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
         received = _swap(step, codec, packed.flat, packed.kept, out_sizes, in_sizes)
@@ -124,9 +128,9 @@ class Combine(torch.autograd.Function):
         if step.hops is not None:
             sizes = HopSizes.of(slots, step.plan.rank, routed)
             back = pack_hop_grads(step.plan, sizes.home, home, grads[0])
-            summed = send_back(step.hops, sizes, back, [s.rows for s in routed.got], step.codecs.backward)
-            found += summed.mul_(scale).split([g.width for g in step.mine.hops], 1)
-        order = (*step.mine.pooled, *step.mine.sequences, *step.mine.hops)
+            summed = send_back(step.hops, sizes, back, step.codecs.backward)
+            found += summed.mul_(scale).split([g.width for g in step.mine.hop.groups], 1)
+        order = (*step.mine.pooled, *step.mine.sequences, *step.mine.hop.groups)
         by_key = {group.key: grad for group, grad in zip(order, found, strict=True)}
         return None, grads[0].new_empty(0), *(by_key[group.key] for group in step.mine.groups)
 

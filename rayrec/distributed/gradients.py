@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.combine import sequence_home
+from rayrec.distributed.compact import Places
 from rayrec.distributed.gather import BlockGather
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import RankSlots, Sizes
@@ -54,11 +55,20 @@ class SentGrads:
 
 
 def pack_grads(
-    plan: CombinePlan, routed: RoutedIds, send: SendPlan, grads: HomeGrads, like: Tensor, exchange: Exchange, own: int | None, scale: float
+    plan: CombinePlan,
+    routed: RoutedIds,
+    send: SendPlan,
+    grads: HomeGrads,
+    like: Tensor,
+    exchange: Exchange,
+    own: int | None,
+    scale: float,
+    places: Mapping[tuple[int, int], Places],
 ) -> SentGrads:
     """Sort the gradients of this rank's outputs by owner, times `scale`.
 
     Args:
+        places: owner and matrix -> where its rows belong, where bags without ids stayed at home.
         own: this rank, where its message to itself is kept apart.
     """
     ranks = plan.slots.ranks
@@ -71,18 +81,23 @@ def pack_grads(
         mine = ranks[own]
         rows = _rows_of_one_group(mine, routed.got)
         if rows is not None:
-            matrix = like.new_empty(sum(rows), mine.pooled_width or mine.sequences[0].key.width)
+            matrix = like.new_empty(sum(rows), mine.matrices[0].width if mine.matrices else mine.sequences[0].key.width)
             before = sum(rows[:own])
             kept = matrix[before : before + rows[own]].view(-1)
         else:
             kept = like.new_empty(sum(sizes[own]))
         buffers[own] = kept
-    for owner, (mine, sent, buffer, size) in enumerate(zip(ranks, routed.sent, buffers, sizes, strict=True)):
+    for owner, (mine, sent, buffer) in enumerate(zip(ranks, routed.sent, buffers, strict=True)):
         at = 0
-        for i, (spans, count) in enumerate(zip(plan.sends_back[owner], size, strict=False)):
+        gathers = (*plan.cuts[owner], None)
+        for i, of in enumerate((*mine.matrices, mine.replicas)):
+            count = of.values(sent)
             if count:
-                gather = plan.cuts[owner] if i == 0 else None
-                _write_grads(plan, spans, grads, buffer[at : at + count].view(sent.rows, -1), scale, gather)
+                into, place = buffer[at : at + count].view(-1, of.width), places.get((owner, i))
+                if place is not None:
+                    place.take(grads.pooled[plan.sends_back[owner][i][0].collection], into, scale)
+                else:
+                    _write_grads(plan, plan.sends_back[owner][i], grads, into, scale, gathers[i])
             at += count
         for group in mine.sequences:
             for slot in group.slots:
@@ -98,8 +113,8 @@ def pack_grads(
 
 def _rows_of_one_group(mine: RankSlots, got: Sequence[Sizes]) -> list[int] | None:
     """From every rank the rows of its message, where all messages are rows of one matrix; else None."""
-    if mine.pooled and mine.pooled_width == mine.exchanged_width and not mine.sequences:
-        return [sizes.rows for sizes in got]
+    if len(mine.matrices) == 1 and not mine.replicas.groups and not mine.sequences:
+        return [mine.matrices[0].rows(sizes) for sizes in got]
     if not mine.pooled and len(mine.sequences) == 1:
         return [sum(sizes.ids[slot.piece] for slot in mine.sequences[0].slots) for sizes in got]
     return None
@@ -148,17 +163,16 @@ def split_grads(
     Args:
         matrix: see `SentGrads`.
     """
-    sizes = [mine.grads_in(s) for s in got]
     grads: list[Tensor] = []
-    for replicated in (False, True):
-        groups = [group for group in mine.pooled if group.key.replicated == replicated]
-        if not groups:
+    ats = [0] * len(got)
+    for of in (*mine.matrices, mine.replicas):
+        if not of.groups:
             continue
-        spans = [(size[0], size[0] + size[1]) if replicated else (0, size[0]) for size in sizes]
-        parts = [message[a:b] for message, (a, b) in zip(messages, spans, strict=True)]
-        stacked = _stack(parts, sum(group.width for group in groups), scale, matrix)
-        grads.extend(stacked.split([group.width for group in groups], 1))
-    ats = [s.rows * mine.pooled_width for s in got]
+        parts = []
+        for i, (message, sizes) in enumerate(zip(messages, got, strict=True)):
+            parts.append(message[ats[i] : ats[i] + of.values(sizes)])
+            ats[i] += of.values(sizes)
+        grads.extend(_stack(parts, of.width, scale, matrix).split([group.width for group in of.groups], 1))
     for group in mine.sequences:
         parts = []
         for i, (message, s) in enumerate(zip(messages, got, strict=True)):

@@ -7,8 +7,8 @@ piece its number of ids and of bags; so sizes may differ from rank to rank, key 
 reads them all. The payload carries ids, lengths and weights of one destination side by side, in words of 32 bits, so that one
 collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even bucketized.
 
-Where keys have different numbers of bags (a variable batch), pieces with fewer are padded by empty bags on arrival; nothing but their
-pooled rows is sent back for the padding.
+Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags without ids stayed at home), those
+with fewer are padded by empty bags on arrival; nothing but their pooled rows is sent back for the padding.
 """
 
 # P pieces, N ids
@@ -16,11 +16,10 @@ pooled rows is sent back for the padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.bucketize import Bucketing, SourceRows, bucketize
@@ -101,20 +100,20 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
             f"the KeyedJaggedTensor lacks feature {missing[0]!r}, which its tables look up; its keys are {list(keys)[:20]}. "
             "Add the key (with empty bags if need be)."
         )
-    alike: dict[tuple[int, bool, bool], dict[Piece, None]] = {}
+    alike: dict[tuple[int, bool, bool, bool], dict[Piece, None]] = {}
     for piece in (piece for rank in slots.ranks for piece in rank.pieces if piece.cuts is not None):
         assert piece.cuts is not None
-        first = Piece(piece.feature, piece.cuts, 0, piece.sequence, piece.weighted)
-        alike.setdefault((len(piece.cuts) - 1, piece.sequence, piece.weighted), {}).setdefault(first)
+        key = len(piece.cuts) - 1, piece.sequence, piece.weighted, piece.compact
+        alike.setdefault(key, {}).setdefault(replace(piece, block=0))
     row_of: dict[Piece, int] = {}
     bucketings: list[Bucketing] = []
     base = len(keys)
-    for (blocks, sequence, weighted), found in sorted(alike.items()):
+    for (blocks, sequence, weighted, compact), found in sorted(alike.items()):
         for block in range(blocks):
             for i, piece in enumerate(found):
-                row_of[Piece(piece.feature, piece.cuts, block, sequence, weighted)] = base + block * len(found) + i
+                row_of[replace(piece, block=block)] = base + block * len(found) + i
         cuts = tuple(torch.tensor(piece.cuts, dtype=torch.int64, device=device) for piece in found)
-        bucketings.append(Bucketing(blocks, tuple(where[piece.feature] for piece in found), cuts, sequence, weighted))
+        bucketings.append(Bucketing(blocks, tuple(where[piece.feature] for piece in found), cuts, sequence, weighted, compact))
         base += blocks * len(found)
     messages = []
     for rank in slots.ranks:
@@ -177,14 +176,14 @@ def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence
     """
     mine = slots.ranks[rank]
     ids: list[Sequence[Tensor]] = []  # [source][piece]
-    lengths: list[list[Tensor]] = []
+    lengths: list[Sequence[Tensor]] = []
     weights: list[dict[int, Tensor]] = []
     for sizes, message in zip(got, messages, strict=True):
         weighted = {i: sizes.ids[i] for i, piece in enumerate(mine.pieces) if piece.weighted}
         words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
         a, b, c = message[: sum(words)].split(words)
         ids.append(a.view(torch.int64).split(list(sizes.ids)))
-        lengths.append(_padded(b, mine.pieces, sizes))
+        lengths.append(b.split(list(sizes.bags)))
         weights.append(dict(zip(weighted, c.view(torch.float32).split(list(weighted.values())), strict=True)))
     groups = {}
     for group in mine.groups:
@@ -194,16 +193,22 @@ def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence
             continue
         groups[group.key] = GroupIds(
             ids=torch.cat([source[piece] for piece in pieces for source in ids]),
-            offsets=_offsets(torch.cat([source[piece] for piece in pieces for source in lengths])),
+            offsets=_offsets(_padded(lengths, pieces, [mine.matrix_of[group.key].rows(sizes) for sizes in got])),
             weights=torch.cat([source[piece] for piece in pieces for source in weights]) if group.key.weighted else None,
         )
     return groups
 
 
-def _padded(lengths: Tensor, pieces: Sequence[Piece], sizes: Sizes) -> list[Tensor]:
-    """Lengths per piece; pooled pieces with fewer bags than the most are padded by empty ones."""
-    parts = zip(lengths.split(list(sizes.bags)), pieces, strict=True)
-    return [p if piece.sequence or p.numel() == sizes.rows else functional.pad(p, (0, sizes.rows - p.numel())) for p, piece in parts]
+def _padded(lengths: Sequence[Sequence[Tensor]], pieces: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """Lengths of the bags of all sources, piece by piece; a piece with fewer bags than its matrix has rows is padded by empty ones."""
+    none = lengths[0][pieces[0]].new_zeros(max(rows))
+    parts: list[Tensor] = []
+    for piece in pieces:
+        for source, count in zip(lengths, rows, strict=True):
+            parts.append(source[piece])
+            if source[piece].numel() < count:
+                parts.append(none[source[piece].numel() : count])
+    return torch.cat(parts)
 
 
 def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupIds:

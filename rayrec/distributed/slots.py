@@ -3,7 +3,8 @@
 A *use* is one feature looked up in one table of one collection. A *slot* is one use looked up in one shard. A *piece* is what travels:
 one feature's bags restricted to one row block; slots of the same feature and row cuts share it, so ids cross the wire once per
 destination rank however many column blocks or tables read them there. Slots are grouped by what one kernel can serve (`GroupKey`);
-inside a pooled group they are ordered by (row block, output column), so that neighbours merge into few wide copies.
+inside a pooled group they are ordered by (row block, output column), so that neighbours merge into few wide copies. Pooled rows travel as
+matrices: those of row blocks apart, since bags without ids may be left out of them (`compact`).
 
 A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the same updates, while its rows go only
 home, so that only its gradient crosses the wire. A sequence (unpooled) use is a lookup whose every id is a bag of its own: its pieces
@@ -58,6 +59,7 @@ class Piece:
     block: int
     sequence: bool = False
     weighted: bool = False
+    compact: bool = False  # bags without ids may stay at home
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class GroupKey:
     Attributes:
         width: that of every slot of a sequence group, or of one with a cache, whose rows are all of one width; 0 in others.
         two_hop: rows are summed inside the host before they go home; see `two_hop`.
+        compact: row blocks, whose bags without ids may stay at home; see `compact`.
     """
 
     collection: int
@@ -78,6 +81,7 @@ class GroupKey:
     sequence: bool = False
     width: int = 0
     two_hop: bool = False
+    compact: bool = False
 
     def __hash__(self) -> int:
         return self._hash
@@ -134,16 +138,41 @@ class Sizes:
     ids: tuple[int, ...]
     bags: tuple[int, ...]
 
-    @cached_property
-    def rows(self) -> int:
-        """Rows of the pooled output for this message: the most bags of any piece; pieces with fewer are padded."""
-        return max(self.bags, default=0)
-
     @staticmethod
     def of(header: Sequence[int]) -> Sizes:
         """From a header: ids per piece, then bags per piece."""
         half = len(header) // 2
         return Sizes(tuple(header[:half]), tuple(header[half:]))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Pooled groups whose rows lie side by side in a message; pieces with fewer bags than the fullest are padded by empty ones."""
+
+    groups: tuple[LookupGroup, ...]
+
+    @cached_property
+    def pieces(self) -> tuple[int, ...]:
+        """The pieces that the groups read."""
+        return tuple(sorted({slot.piece for group in self.groups for slot in group.slots}))
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of all groups."""
+        return sum(group.width for group in self.groups)
+
+    @cached_property
+    def compact(self) -> bool:
+        """Whether these are row blocks, whose bags without ids may stay at home."""
+        return any(group.key.compact for group in self.groups)
+
+    def rows(self, sizes: Sizes) -> int:
+        """Rows for one message: the most bags of any piece."""
+        return max((sizes.bags[piece] for piece in self.pieces), default=0)
+
+    def values(self, sizes: Sizes) -> int:
+        """Rows times columns."""
+        return self.rows(sizes) * self.width
 
 
 @dataclass(frozen=True)
@@ -154,54 +183,49 @@ class RankSlots:
     groups: tuple[LookupGroup, ...]
 
     @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """What leaves for other ranks in the forward pass: sharded pooled groups, and apart those of row blocks, by collection."""
+        found: dict[int | None, list[LookupGroup]] = {}
+        for group in self.groups:
+            if not (group.key.sequence or group.key.replicated or group.key.two_hop):
+                found.setdefault(group.key.collection if group.key.compact else None, []).append(group)
+        return tuple(Matrix(tuple(groups)) for groups in found.values())
+
+    @cached_property
+    def replicas(self) -> Matrix:
+        """Replicated pooled groups."""
+        return Matrix(tuple(g for g in self.groups if g.key.replicated and not g.key.sequence))
+
+    @cached_property
+    def hop(self) -> Matrix:
+        """Pooled groups of the two-hop route; the same columns and rows on every rank of a host, since all read the same features."""
+        return Matrix(tuple(g for g in self.groups if g.key.two_hop))
+
+    @cached_property
     def pooled(self) -> tuple[LookupGroup, ...]:
-        """Pooled groups of the flat route, sharded ones first."""
-        return tuple(g for g in self.groups if not g.key.sequence and not g.key.two_hop)
+        """Pooled groups of the flat route, matrix by matrix and then the replicated ones."""
+        return tuple(group for matrix in (*self.matrices, self.replicas) for group in matrix.groups)
 
     @cached_property
-    def hops(self) -> tuple[LookupGroup, ...]:
-        """Pooled groups of the two-hop route."""
-        return tuple(g for g in self.groups if g.key.two_hop)
-
-    @cached_property
-    def hop_width(self) -> int:
-        """Columns of the two-hop groups; the same on every rank of a host."""
-        return sum(g.width for g in self.hops)
-
-    @cached_property
-    def hop_pieces(self) -> tuple[int, ...]:
-        """Pieces that the two-hop groups read."""
-        return tuple(sorted({slot.piece for g in self.hops for slot in g.slots}))
-
-    def hop_rows(self, sizes: Sizes) -> int:
-        """Rows of the two-hop output for one message; the same on every rank of a host, since all read the same features."""
-        return max((sizes.bags[piece] for piece in self.hop_pieces), default=0)
+    def matrix_of(self) -> dict[GroupKey, Matrix]:
+        """Pooled group -> the matrix that it is a part of."""
+        return {group.key: matrix for matrix in (*self.matrices, self.replicas, self.hop) for group in matrix.groups}
 
     @cached_property
     def sequences(self) -> tuple[LookupGroup, ...]:
         """Sequence groups, sharded ones first."""
         return tuple(g for g in self.groups if g.key.sequence)
 
-    @cached_property
-    def exchanged_width(self) -> int:
-        """Columns of sharded pooled groups: those that leave for other ranks in the forward pass."""
-        return sum(g.width for g in self.pooled if not g.key.replicated)
-
-    @cached_property
-    def pooled_width(self) -> int:
-        """Columns of all pooled groups: those whose gradients arrive in the backward pass."""
-        return sum(g.width for g in self.pooled)
-
     def rows_out(self, sizes: Sizes) -> int:
         """Values that leave for the sender of a message in the forward pass."""
-        return sizes.rows * self.exchanged_width + self._sequence_values(sizes, replicated=False)
+        return sum(matrix.values(sizes) for matrix in self.matrices) + self._sequence_values(sizes, replicated=False)
 
     def grads_in(self, sizes: Sizes) -> tuple[int, int, int, int]:
         """Values that arrive from the sender of a message in the backward pass: pooled sharded, pooled replicated, then sequences alike.
 
         Sections apart, so that a codec with blocks gives every replica the same values.
         """
-        pooled = sizes.rows * self.exchanged_width, sizes.rows * (self.pooled_width - self.exchanged_width)
+        pooled = sum(matrix.values(sizes) for matrix in self.matrices), self.replicas.values(sizes)
         return *pooled, self._sequence_values(sizes, replicated=False), self._sequence_values(sizes, replicated=True)
 
     def _sequence_values(self, sizes: Sizes, replicated: bool) -> int:
@@ -220,6 +244,7 @@ class SlotTable:
         features: every feature that is looked up, in order of first use.
         limits: feature -> rows of the smallest table it looks up; its ids must be below.
         hosts: ranks by host.
+        granules: collection -> columns of the blocks that its compact matrices consist of.
     """
 
     ranks: tuple[RankSlots, ...]
@@ -228,11 +253,12 @@ class SlotTable:
     features: tuple[str, ...]
     limits: dict[str, int]
     hosts: tuple[tuple[int, ...], ...]
+    granules: dict[int, int] = field(default_factory=dict)
 
     @property
     def two_hop(self) -> bool:
         """Whether any table takes the two-hop route."""
-        return any(rank.hops for rank in self.ranks)
+        return any(rank.hop.groups for rank in self.ranks)
 
     @cached_property
     def widths(self) -> dict[int, int]:

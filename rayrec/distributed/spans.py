@@ -21,11 +21,12 @@ class Span:
     """`width` columns of one buffer that came home that are neighbours in one collection's output, too."""
 
     owner: int  # rank, or host of a two-hop buffer
-    source: int  # first column in the owner's buffer
+    source: int  # first column in the owner's matrix
     collection: int
     column: int  # first output column
     width: int
-    replicated: bool = False  # behind the exchanged columns: read from this rank's own lookup, sent back to every owner
+    matrix: int = 0  # which of the owner's
+    replicated: bool = False  # read from this rank's own lookup, sent back to every owner
     hop: bool = False  # in a two-hop buffer
 
 
@@ -36,40 +37,39 @@ class CombinePlan:
     Attributes:
         writes: per pooled collection, spans that tile its output columns in order (row block 0 and replicated tables).
         adds: spans of later row blocks, in block order.
-        sends_back: per owner, the spans of its gradient matrices in column order: of sharded and of replicated tables.
+        sends_back: per owner, the spans of its gradient matrices in column order; those of replicated tables last.
         hops_back: the same per host, for the two-hop route.
         joins: pooled collection -> how its output is gathered from all that came home, side by side, where that is quicker.
-        cuts: per owner, how its first gradient matrix is gathered from the only collection's, where that is quicker.
+        cuts: per owner and matrix, how its gradient is gathered from the only collection's, where that is quicker.
     """
 
     slots: SlotTable
     rank: int
     writes: dict[int, tuple[Span, ...]]
     adds: tuple[Span, ...]
-    sends_back: tuple[tuple[tuple[Span, ...], tuple[Span, ...]], ...]
+    sends_back: tuple[tuple[tuple[Span, ...], ...], ...]
     hops_back: tuple[tuple[Span, ...], ...]
     joins: dict[int, BlockGather]
-    cuts: tuple[BlockGather | None, ...]
+    cuts: tuple[tuple[BlockGather | None, ...], ...]
 
 
 def plan_combine(slots: SlotTable, rank: int, device: torch.device) -> CombinePlan:
     """Compile the output step of `rank`, whose matrices lie on `device`."""
     writes: dict[int, list[Span]] = {c: [] for c in slots.widths}
     adds: dict[int, list[Span]] = {}
-    back: list[tuple[tuple[Span, ...], tuple[Span, ...]]] = []
+    back: list[tuple[tuple[Span, ...], ...]] = []
     for owner, mine in enumerate(slots.ranks):
-        spans = _spans(owner, mine.pooled)
-        merged = _merge([span for _, span in spans])
-        replicated = [replace(span, source=span.source - mine.exchanged_width) for span in merged if span.replicated]
-        back.append((tuple(span for span in merged if not span.replicated), tuple(replicated)))
-        for block, span in spans:
+        parts = [_spans(owner, matrix.groups, i) for i, matrix in enumerate(mine.matrices)]
+        parts.append(_spans(owner, mine.replicas.groups, len(parts)))
+        back.append(tuple(_merge([span for _, span in part]) for part in parts))
+        for block, span in (item for part in parts for item in part):
             if span.replicated and owner != rank:
                 continue
             (writes[span.collection] if block == 0 else adds.setdefault(block, [])).append(span)
     hops_back: list[tuple[Span, ...]] = []
     tiled = {(s.collection, s.column) for spans in writes.values() for s in spans}
     for host, ranks in enumerate(slots.hosts):  # all ranks of a host have the same two-hop columns
-        spans = [(0, replace(span, hop=True)) for _, span in _spans(host, slots.ranks[ranks[0]].hops)]
+        spans = [(0, replace(span, hop=True)) for _, span in _spans(host, slots.ranks[ranks[0]].hop.groups, 0)]
         hops_back.append(_merge([span for _, span in spans]))
         for _, span in spans:
             first = (span.collection, span.column) not in tiled
@@ -80,13 +80,16 @@ def plan_combine(slots: SlotTable, rank: int, device: torch.device) -> CombinePl
     added = [span for block in sorted(adds) for span in _merge(adds[block])]
     joins = _joins(slots, ordered, {span.collection for span in added}, device)
     columns = next(iter(slots.widths.values())) if len(slots.widths) == 1 else 0
-    cuts = [BlockGather.of([(s.column, s.width) for s in spans], columns, 3, device) if columns else None for spans, _ in back]
-    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back), joins, tuple(cuts))
+    cuts = tuple(
+        tuple(BlockGather.of([(s.column, s.width) for s in spans], columns, 3, device) if columns else None for spans in parts[:-1])
+        for parts in back
+    )
+    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back), joins, cuts)
 
 
 def _joins(slots: SlotTable, writes: dict[int, tuple[Span, ...]], with_adds: set[int], device: torch.device) -> dict[int, BlockGather]:
-    """Where all of a collection comes from the pooled matrices of the owners, side by side, in many pieces."""
-    widths = [mine.exchanged_width for mine in slots.ranks]
+    """Where all of a collection comes from the owners' first matrices, side by side, in many pieces."""
+    widths = [mine.matrices[0].width if mine.matrices and not mine.matrices[0].compact else 0 for mine in slots.ranks]
     firsts = offsets_of(widths)
     found = {}
     for collection, spans in writes.items():
@@ -100,12 +103,12 @@ def _joins(slots: SlotTable, writes: dict[int, tuple[Span, ...]], with_adds: set
     return found
 
 
-def _spans(owner: int, groups: Sequence[LookupGroup]) -> list[tuple[int, Span]]:
+def _spans(owner: int, groups: Sequence[LookupGroup], matrix: int) -> list[tuple[int, Span]]:
     found = []
     at = 0
     for group in groups:
         for slot in group.slots:
-            found.append((slot.block, Span(owner, at, slot.use.collection, slot.column, slot.width, group.key.replicated)))
+            found.append((slot.block, Span(owner, at, slot.use.collection, slot.column, slot.width, matrix, group.key.replicated)))
             at += slot.width
     return found
 
@@ -116,7 +119,7 @@ def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
         last = merged[-1] if merged else None
         if (
             last is not None
-            and (last.owner, last.collection, last.replicated, last.hop) == (s.owner, s.collection, s.replicated, s.hop)
+            and (last.owner, last.matrix, last.collection, last.hop) == (s.owner, s.matrix, s.collection, s.hop)
             and last.source + last.width == s.source
             and last.column + last.width == s.column
         ):

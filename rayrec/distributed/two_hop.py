@@ -55,23 +55,22 @@ class HopSizes:
         """From the sizes of a routed step."""
         mine = slots.ranks[rank]
         firsts = [host[0] for host in slots.hosts]
-        home = tuple((slots.ranks[r].hop_rows(routed.sent[r]), slots.ranks[r].hop_width) for r in firsts)
-        return HopSizes(tuple(mine.hop_rows(s) for s in routed.got), mine.hop_width, home, tuple(zip(*slots.hosts, strict=True)))
+        home = tuple((slots.ranks[r].hop.rows(routed.sent[r]), slots.ranks[r].hop.width) for r in firsts)
+        return HopSizes(tuple(mine.hop.rows(s) for s in routed.got), mine.hop.width, home, tuple(zip(*slots.hosts, strict=True)))
 
 
-def send_home(hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], padded: Sequence[int], codec: Codec | None) -> list[Tensor]:
+def send_home(hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], codec: Codec | None) -> list[Tensor]:
     """Per host (R, D) sums of this rank's bags.
 
     Args:
         rows: output of this rank's two-hop kernels, each (bags of all ranks, width).
-        padded: rows of every home rank in those outputs, at least `sizes.rows`.
     """
     width, local = sizes.width, hops.host.rank
     mine = sum(sizes.rows[r] for r in sizes.local[local])
     summed = torch.empty(0)
     if width:
         matrix = rows[0] if len(rows) == 1 else torch.cat(list(rows), 1)
-        homes = [part[:count] for part, count in zip(matrix.split(list(padded)), sizes.rows, strict=True)]
+        homes = matrix.split(list(sizes.rows))
         out = torch.cat([homes[r].reshape(-1) for group in sizes.local for r in group])
         out_sizes = [sum(sizes.rows[r] for r in group) * width for group in sizes.local]
         parts = hops.host.views(out, out_sizes, [mine * width] * hops.host.world_size).wait()
@@ -84,8 +83,8 @@ def send_home(hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], padded: Seque
     return [part.view(shape) for part, shape in zip(arrived, sizes.home, strict=True)]
 
 
-def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], padded: Sequence[int], codec: Codec | None) -> Tensor:
-    """(bags of all ranks, D) gradient of this rank's two-hop columns, padded bags zero.
+def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], codec: Codec | None) -> Tensor:
+    """(bags of all ranks, D) gradient of this rank's two-hop columns.
 
     Args:
         grads: per host (R, D) gradient of its columns for this rank's bags.
@@ -95,13 +94,13 @@ def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], padded: Sequ
     out = torch.cat([grad.reshape(-1) for grad in grads])
     parts = coded_all_to_all(hops.peers, codec, out, [[count * columns] for count, columns in sizes.home], [[n] for n in from_hosts])
     arrived = torch.cat(parts)
-    result = arrived.new_zeros(sum(padded), width)
+    result = arrived.new_empty(sum(sizes.rows), width)
     if not width:
         return result
     per_local = [sum(sizes.rows[r] for r in group) * width for group in sizes.local]
     gathered = hops.host.all_gather(arrived, per_local).wait()
-    homes = result.split(list(padded))
+    homes = result.split(list(sizes.rows))
     for group, part in zip(sizes.local, gathered, strict=True):
         for r, rows in zip(group, part.split([sizes.rows[r] * width for r in group]), strict=True):
-            homes[r][: sizes.rows[r]] = rows.view(-1, width)
+            homes[r].copy_(rows.view(-1, width))
     return result
