@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -137,13 +138,12 @@ def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
 
 
 def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Write rows of a table. index_copy moves one element at a time, so a row is cut into the largest elements there are."""
-    for wide in (torch.complex128, torch.float64):
-        size = wide.itemsize // table.element_size()
-        if table.dim() == 2 and table.shape[1] % size == 0 and table.storage_offset() % size == values.storage_offset() % size == 0:
-            table, values = table.view(wide), values.view(wide)
-            break
-    table.index_copy_(0, rows, values)
+    """Write rows of a table: on CPU each as one piece by numpy, as torch's index_copy moves one element at a time."""
+    if table.device.type == "cpu" and table.dim() == 2 and table.numel() and table.is_contiguous() and values.is_contiguous():
+        row = np.dtype((np.void, table.shape[1] * table.element_size()))
+        table.detach().numpy().view(row)[rows.numpy(), 0] = values.detach().numpy().view(row)[:, 0]
+    else:
+        table.index_copy_(0, rows, values)
 
 
 def bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:

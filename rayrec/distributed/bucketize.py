@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,13 +64,11 @@ class FilledBags:
     """Which bags of cut features have ids, where the others stay at home.
 
     Attributes:
-        bags: (E,) int64 numbers within their feature, row by row.
-        starts: source row -> where its bags begin.
+        bags: (source rows of compact bucketings, most bags of any) int64 numbers within their feature; behind the last one B.
         once: no bag has ids in two blocks. every: all bags have ids.
     """
 
     bags: Tensor
-    starts: dict[int, int]
     once: bool
     every: bool
 
@@ -234,18 +233,26 @@ def _count(b_lengths: Tensor, c_lengths: Tensor, rows: int) -> tuple[list[int], 
     return found[:rows], _Filled(mask, found[rows:-1], found[-1], c_lengths.numel())
 
 
+def _places(found: _Filled) -> Tensor:
+    """Flat numbers of the bags with ids."""
+    flat = found.mask.view(-1)
+    if flat.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(flat.numpy()))  # torch's takes ten times as long
+    return torch.nonzero_static(flat, size=found.total).view(-1)
+
+
 def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBags:
     """Replace parts by the same without bags that have no ids."""
-    first_rows, bags, starts, at = offsets_of(len(part.counts) for part in parts), [], {}, 0
+    bags = []
     for i, found in counted.items():
-        places = torch.nonzero_static(found.mask.view(-1), size=found.total).view(-1)
+        places = _places(found)
         parts[i] = replace(parts[i], bags=found.rows, lengths=parts[i].lengths.index_select(0, places))
-        bags.append(places.remainder(found.mask.shape[1]))
-        for row, count in enumerate(found.rows, start=first_rows[i]):
-            starts[row], at = at, at + count
+        bags.append(places.remainder_(found.mask.shape[1]))
+    counts = [count for found in counted.values() for count in found.rows]
+    device, num_bags = bags[0].device, next(iter(counted.values())).mask.shape[1]
+    filled = torch.arange(max(counts), device=device) < torch.tensor(counts, device=device)[:, None]
     return FilledBags(
-        bags=torch.cat(bags),
-        starts=starts,
+        bags=torch.full(filled.shape, num_bags, device=device).masked_scatter_(filled, torch.cat(bags)),
         once=all(found.total == found.bags for found in counted.values()),
         every=all(found.bags == found.all_bags for found in counted.values()),
     )

@@ -25,6 +25,7 @@ from rayrec.distributed.combine import Arrived, view_of
 from rayrec.distributed.route import RoutedIds, SendPlan
 from rayrec.distributed.slots import Matrix, Slot, SlotTable
 from rayrec.distributed.spans import CombinePlan
+from rayrec.sparse.ops import offsets_of
 
 _CACHED_VALUES = 1 << 17  # gathered and scaled before they leave the core's cache
 
@@ -35,8 +36,7 @@ class _Columns:
 
     collection: int
     granule: int
-    rows: tuple[int, ...]  # source row of each slot
-    slot_C: Tensor | None  # of each block; None where every slot is one
+    rows_C: Tensor  # row of the filled bags of each block
     column_C: Tensor  # where each block belongs, in blocks
     blocks: dict[int, slice | Tensor]  # row block -> its blocks of columns
 
@@ -93,12 +93,15 @@ class CompactPlan:
     @staticmethod
     def of(slots: SlotTable, send: SendPlan, device: torch.device) -> CompactPlan:
         """Compile it."""
+        firsts = offsets_of([len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)])[1:]
+        cut_rows = [range(a, b) for a, b, cut in zip(firsts, firsts[1:], send.bucketings, strict=False) if cut.compact]
+        row_of = {row: i for i, row in enumerate(row for rows in cut_rows for row in rows)}
         found = {}
         for owner, mine in enumerate(slots.ranks):
             for number, matrix in enumerate(mine.matrices):
                 if matrix.compact:
                     these = [slot for group in matrix.groups for slot in group.slots]
-                    rows = [send.messages[owner].rows[slot.piece] for slot in these]
+                    rows = [row_of[send.messages[owner].rows[slot.piece]] for slot in these]
                     found[owner, number] = matrix, _columns(these, rows, slots.granules[these[0].use.collection], device)
         return CompactPlan(found, slots.widths)
 
@@ -109,7 +112,7 @@ class CompactPlan:
             return {}
         found = {}
         for key, (matrix, columns) in self.matrices.items():
-            index = _index(columns, routed, filled, matrix.rows(routed.sent[key[0]]), self.widths[columns.collection])
+            index = _index(columns, filled, matrix.rows(routed.sent[key[0]]), self.widths[columns.collection])
             found[key] = Places(columns, index)
         return found
 
@@ -123,21 +126,15 @@ def _columns(slots: Sequence[Slot], rows: Sequence[int], granule: int, device: t
     return _Columns(
         collection=slots[0].use.collection,
         granule=granule,
-        rows=tuple(rows),
-        slot_C=None if len(slot_of) == len(slots) else torch.tensor(slot_of, device=device),
+        rows_C=torch.tensor([rows[i] for i in slot_of], device=device),
         column_C=torch.tensor(columns, device=device),
         blocks={block: slice(None) if len(blocks) == 1 else torch.tensor(cs, device=device) for block, cs in blocks.items()},
     )
 
 
-def _index(columns: _Columns, routed: RoutedIds, filled: FilledBags, rows: int, width: int) -> Tensor:
+def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tensor:
     """(n, C), see `Places`."""
-    counts = routed.source.bags
-    bag_Sn = filled.bags.new_full((len(columns.rows), rows), routed.source.batch)
-    for place, row in zip(bag_Sn.unbind(), columns.rows, strict=True):
-        first, count = filled.starts[row], counts[row]
-        place[:count] = filled.bags[first : first + count]
-    bag_Cn = bag_Sn if columns.slot_C is None else bag_Sn.index_select(0, columns.slot_C)
+    bag_Cn = filled.bags.index_select(0, columns.rows_C)[:, :rows]
     return torch.add(columns.column_C, bag_Cn.t(), alpha=width // columns.granule).contiguous()
 
 

@@ -137,6 +137,13 @@ class Sizes:
 
     ids: tuple[int, ...]
     bags: tuple[int, ...]
+    _most: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False, compare=False)
+
+    def most_bags(self, pieces: tuple[int, ...]) -> int:
+        """Bags of the fullest of some pieces; asked many times a step."""
+        if pieces not in self._most:
+            self._most[pieces] = max((self.bags[piece] for piece in pieces), default=0)
+        return self._most[pieces]
 
     @staticmethod
     def of(header: Sequence[int]) -> Sizes:
@@ -168,7 +175,7 @@ class Matrix:
 
     def rows(self, sizes: Sizes) -> int:
         """Rows for one message: the most bags of any piece."""
-        return max((sizes.bags[piece] for piece in self.pieces), default=0)
+        return sizes.most_bags(self.pieces)
 
     def values(self, sizes: Sizes) -> int:
         """Rows times columns."""

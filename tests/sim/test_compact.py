@@ -1,0 +1,159 @@
+"""Bags without ids stay at home where that pays, and nothing else changes: not a bit of any output, row or optimizer state."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from rayrec.comm import LocalExchange, SimulatedWorld
+from rayrec.comm.codec import Codecs, CommType, QCommsConfig
+from rayrec.distributed import bucketize, compile, shard_embeddings
+from rayrec.distributed.engine import EngineOptions
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, even_cuts, row_wise, table_wise
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD, RowWiseAdagrad
+from rayrec.sparse import KeyedJaggedTensor
+from tests.sim.test_runtime import batches_of, run_sharded, targets_of
+from tests.worlds import random_world
+
+ALWAYS, NEVER = 2.0, 0.0
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch, share: float) -> list[int]:
+    """Leave bags out where less than `share` of them have ids; returns how often that was done, filled as it is."""
+    done: list[int] = []
+    real = bucketize._leave_out
+    monkeypatch.setattr(bucketize, "_FILLED", share)
+    monkeypatch.setattr(bucketize, "_leave_out", lambda *args: (done.append(1), real(*args))[1])
+    return done
+
+
+@pytest.mark.parametrize("first", range(0, 120, 20))
+def test_random_worlds_do_not_see_it(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    for seed in range(first, first + 20):
+        world = random_world(seed)
+        batches = batches_of(world, 3)
+        targets = targets_of(world, batches)
+        found = []
+        for share in (ALWAYS, NEVER):
+            with monkeypatch.context() as patch:
+                counted = leave_out(patch, share)
+                patch.setattr(compile, "LEAST_GRANULE", 1)  # their tables are narrow
+                found.append(run_sharded(world, batches, targets, meta=False))
+                done += counted
+                assert share == ALWAYS or not counted
+        (outputs, states, _), (all_outputs, all_states, _) = found
+        for got, want in zip(
+            (o for step in outputs for rank in step for o in rank), (o for step in all_outputs for rank in step for o in rank), strict=True
+        ):
+            assert torch.equal(got, want)
+        for (shard, weight, state), (all_shard, all_weight, all_state) in zip(states, all_states, strict=True):
+            assert shard == all_shard and torch.equal(weight, all_weight)
+            assert state.keys() == all_state.keys() and all(torch.equal(state[name], all_state[name]) for name in state)
+    assert len(done) >= 20
+
+
+BATCH, ROWS = 50, 300
+
+
+def grid(rows: int, dim: int, ranks: int) -> TableLayout:
+    """Row blocks and two column blocks, both spread over all ranks."""
+    cuts = even_cuts(rows, ranks)
+    owners = tuple(tuple((i + j) % ranks for j in range(2)) for i in range(len(cuts) - 1))
+    return TableLayout(cuts, (0, dim // 2, dim), owners)
+
+
+def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | None = None):
+    """Outputs of two steps by rank, and values that every rank sent, of tables that are cut as `kinds` says, one letter each."""
+    tables = [EmbeddingBagConfig(ROWS, 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(len(kinds))]
+    layouts = {
+        "r": lambda: row_wise(tables[0], range(ranks)),
+        "g": lambda: grid(ROWS, 64, ranks),
+        "t": lambda: table_wise(tables[0], ranks - 1),
+    }
+    plan = ShardingPlan(world_size=ranks, tables={t.name: TablePlacement(layouts[kind]()) for t, kind in zip(tables, kinds, strict=True)})
+
+    def rank_main(exchange: LocalExchange):
+        torch.manual_seed(0)
+        rng, sent = random.Random(exchange.rank), []
+        real = exchange.views
+
+        def views(send, *splits):
+            sent.append(send.numel())
+            return real(send, *splits)
+
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(exchange, "views", views)
+        collection = EmbeddingBagCollection(tables)
+        model, _ = shard_embeddings(collection, plan, exchange, RowWiseAdagrad(lr=0.1), torch.device("cpu"), 0, options)
+        outputs = []
+        for _ in range(2):
+            counts = torch.tensor([rng.choice(lengths) for _ in range(BATCH * len(tables))])
+            ids = torch.tensor([rng.randrange(ROWS) for _ in range(int(counts.sum()))])
+            out = model(KeyedJaggedTensor([f"f{i}" for i in range(len(tables))], ids, lengths=counts)).values()
+            (out * torch.arange(out.numel()).view_as(out).remainder(7)).sum().backward()
+            outputs.append(out.detach().clone())
+        monkey.undo()
+        return outputs, sent
+
+    results = SimulatedWorld(ranks).run(rank_main)
+    return [outputs for outputs, _ in results], [sum(sent) for _, sent in results]
+
+
+@pytest.mark.parametrize("lengths", [[1], [0, 1], [0, 0, 0, 2], [3]])
+@pytest.mark.parametrize("kinds", ["rrr", "ggt", "rgt"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_same_outputs_come_home_in_fewer_values(ranks: int, kinds: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        done = leave_out(patch, ALWAYS)
+        outputs, sent = train(ranks, kinds, lengths)
+        assert len(done) == 2 * ranks
+    with monkeypatch.context() as patch:
+        leave_out(patch, NEVER)
+        all_outputs, all_sent = train(ranks, kinds, lengths)
+    for got, want in zip(outputs, all_outputs, strict=True):
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+    if lengths != [3]:
+        assert sum(sent) < (0.85 if ranks == 2 else 0.7) * sum(all_sent)
+
+
+def test_one_id_a_bag_comes_home_once_from_any_number_of_ranks() -> None:
+    """Without any setting; full matrices would send a row for every bag and rank."""
+    every_bag_once = 3 * BATCH * 64
+    values = sum(train(4, "rrr", [1])[1]) / (2 * 2 * 4)  # of a rank, a step and a direction; its own among them
+    assert every_bag_once <= values < 1.5 * every_bag_once  # a matrix is as high as its fullest piece
+
+
+def test_full_bags_are_all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = leave_out(monkeypatch, bucketize._FILLED)
+    train(2, "rr", [8])
+    assert not done
+
+
+@pytest.mark.parametrize("precision", [CommType.FP16, CommType.INT8])
+def test_codecs_see_no_rubbish_in_the_padding(precision: CommType, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+    outputs, _ = train(3, "rg", [0, 1], options)
+    with monkeypatch.context() as patch:
+        leave_out(patch, NEVER)
+        all_outputs, _ = train(3, "rg", [0, 1], options)
+    for got, want in zip(outputs, all_outputs, strict=True):
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=0.05, atol=0.05)
+
+
+def test_narrow_tables_keep_full_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of fewer than 16 columns are not worth an index each."""
+    done = leave_out(monkeypatch, ALWAYS)
+    table = EmbeddingBagConfig(ROWS, 8, name="t", feature_names=["f"])
+    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, range(2)))})
+
+    def rank_main(exchange: LocalExchange):
+        model, _ = shard_embeddings(EmbeddingBagCollection([table]), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+        model(KeyedJaggedTensor(["f"], torch.arange(BATCH), lengths=torch.ones(BATCH, dtype=torch.int64))).values().sum().backward()
+
+    SimulatedWorld(2).run(rank_main)
+    assert not done
