@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import InputError
+from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of
-
-_FILLED = 0.75  # of the bags of all row blocks; where more have ids, leaving out the others does not pay
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
             counts = b_lengths.view(rows, -1).sum(1, dtype=torch.int64).tolist() if rows else []
         parts.append(SourcePart(b_ids, counts, out_bags, b_lengths, b_weights, origin))
     filled = None
-    if counted and sum(found.total for found in counted.values()) < _FILLED * sum(parts[i].lengths.numel() for i in counted):
+    if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(parts[i].lengths.numel() for i in counted):
         filled = _leave_out(parts, counted)
     return SourceRows(tuple(parts), bounds, filled)
 

@@ -11,9 +11,8 @@ from math import gcd
 
 from rayrec.distributed.slots import CollectionSpec, GroupKey, LookupGroup, Piece, RankSlots, Slot, SlotTable, Use
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
+from rayrec.layout.kinds import COMPACT_COLUMNS
 from rayrec.optim import SparseOptimizer
-
-LEAST_GRANULE = 16  # columns of float32, a cache line; narrower blocks are not worth an index each
 
 
 def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:
@@ -60,7 +59,7 @@ def compile_slots(
         layout = placement.layout
         cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
         two_hop = not spec.sequence and takes_two_hops(layout, plan.hosts)
-        compact = cuts is not None and not spec.sequence and not two_hop and granules[use.collection] >= LEAST_GRANULE
+        compact = cuts is not None and not spec.sequence and not two_hop and granules[use.collection] >= COMPACT_COLUMNS
         for shard in layout.shards(use.table):
             key = GroupKey(
                 collection=use.collection,

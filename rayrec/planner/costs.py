@@ -112,7 +112,7 @@ class CostModel:
             near_sizes = 1.0, 1.0  # only what goes from host to host is coded
         copies = 0.0 if replicated else copies + there.passes / summed
         gradient_copies += back.passes / summed
-        traffic = shard_traffic(work, shards)
+        traffic = shard_traffic(work, shards, summed)
         state = sparse_state(self.sparse_optimizer)
         # a byte from the host's memory, in bytes of the device's; missed rows come into the cache, and others leave for them
         link = topology.memory_bw / HOST_LINK_BW
@@ -127,7 +127,7 @@ class CostModel:
             row_line = _lines(width * work.element_bytes)
             distinct = work.distinct * rows / work.rows
             all_ids += ids
-            values += world * returned_rows(work, shard) * width * ROW_ELEMENT_BYTES
+            values += world * returned_rows(work, shard, summed) * width * ROW_ELEMENT_BYTES
             read += (ids * row_cost + distinct * fetched) * row_line
             touched += distinct * row_line
             gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
@@ -193,10 +193,11 @@ class CostModel:
     def layout_home_amounts(self, work: TableWork, layout: Layout) -> StepAmounts:
         """`home_amounts` of a real layout."""
         by_rank = shards_by_rank(layout)
-        total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
+        summed = self.summed(work, layout)
+        total = sum((shard_traffic(work, shards, summed) for shards in by_rank.values()), NO_TRAFFIC)
         replicated = isinstance(layout, Replicated)
         blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
-        return self.home_amounts(work, total, sum(map(len, by_rank.values())), replicated, self.summed(work, layout), blocks)
+        return self.home_amounts(work, total, sum(map(len, by_rank.values())), replicated, summed, blocks)
 
     def layout_home_cost(self, work: TableWork, layout: Layout) -> StepCost:
         """`home_cost` of a real layout."""

@@ -27,7 +27,7 @@ def estimate_ranks(request: PlanRequest, plan: ShardingPlan | Mapping[str, Table
     at_home, home_memory = costs.fixed_cost(), RankMemory()
     for table, work in zip(request.tables, request.works(placed), strict=True):
         layout = placed[table.name].layout
-        owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer)
+        owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer, costs.summed(work, layout))
         for rank, price in costs.price(work, layout).items():
             times[rank] += price
             memory[rank] += owners[rank]

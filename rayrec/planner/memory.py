@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.planner.optimizers import sparse_state
-from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, WEIGHT_BYTES, TableWork, Traffic, shard_traffic
+from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, WEIGHT_BYTES, TableWork, Traffic, returned_rows, shard_traffic
 
 SORT_BYTES = 20  # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's sort take
 CACHE_SET = 32  # rows of a cache come in sets of so many
@@ -62,17 +62,21 @@ def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple
     return cache, rows * sparse_state(sparse_optimizer).row_bytes(0)
 
 
-def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str) -> RankMemory:
+def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str, summed: int = 1) -> RankMemory:
     """Bytes of owning `shards` of one table.
 
     Buffers: ids and lengths grouped by slot and ids sorted; rows of all ranks as looked up, and their gradients; of both what goes to or
     comes from other ranks, twice.
+
+    Args:
+        summed: see `returned_rows`.
     """
-    traffic, world = shard_traffic(work, shards), work.world_size
+    traffic, world = shard_traffic(work, shards, summed), work.world_size
     stored = [_device_bytes(work, shard, sparse_optimizer) for shard in shards]
     per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted + CACHE_ID_BYTES * work.cached
     ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
-    offsets = world * work.bags * OFFSET_BYTES * len(shards)
+    bags = sum(returned_rows(work, shard, summed) for shard in shards) if work.pooled else work.bags * len(shards)
+    offsets = world * bags * OFFSET_BYTES
     rows = 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
     return RankMemory(
         weight_bytes=sum(weights for weights, _ in stored),
@@ -93,12 +97,14 @@ def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
     return math.ceil(2 * total.id_bytes + sorted_ids + 3 * rows * work.dim * ROW_ELEMENT_BYTES + coded)
 
 
-def layout_memory_parts(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[dict[int, RankMemory], RankMemory]:
+def layout_memory_parts(
+    work: TableWork, layout: Layout, sparse_optimizer: str, summed: int = 1
+) -> tuple[dict[int, RankMemory], RankMemory]:
     """Bytes of one table on each rank that owns a part of it, and those on every rank of the world as home."""
     by_rank = shards_by_rank(layout)
     blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
-    total = sum((shard_traffic(work, shards) for shards in by_rank.values()), NO_TRAFFIC)
-    owners = {rank: owner_memory(work, shards, sparse_optimizer) for rank, shards in by_rank.items()}
+    total = sum((shard_traffic(work, shards, summed) for shards in by_rank.values()), NO_TRAFFIC)
+    owners = {rank: owner_memory(work, shards, sparse_optimizer, summed) for rank, shards in by_rank.items()}
     return owners, RankMemory(buffer_bytes=home_buffer_bytes(work, total, blocks))
 
 

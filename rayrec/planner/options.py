@@ -172,8 +172,8 @@ def price_options(work: TableWork, candidates: Sequence[Candidate], costs: CostM
         if key not in known:
             shards = [Shard("", range(rows), range(cols), 0)]
             seconds = tuple(costs.owner_cost(work, shards, rank, replicated, summed).total_s for rank in example.values())
-            traffic = shard_traffic(work, shards)
-            total = owner_memory(work, shards, costs.sparse_optimizer).total
+            traffic = shard_traffic(work, shards, summed)
+            total = owner_memory(work, shards, costs.sparse_optimizer, summed).total
             known[key] = (seconds, total, traffic.id_bytes, traffic.row_bytes)
         return known[key]
 

@@ -131,7 +131,7 @@ def _estimate(
     for index, (table, work) in enumerate(zip(request.tables, request.works(placed), strict=True)):
         layout = placed[table.name].layout
         prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
-        owners, _ = layout_memory_parts(work, layout, request.sparse_optimizer)
+        owners, _ = layout_memory_parts(work, layout, request.sparse_optimizer, costs.summed(work, layout))
         item, choice = chosen[index]
         runner_up = _runner_up(item, choice, topology) if len(item.tables) == 1 else None
         told[table.name] = TableEstimate(

@@ -4,15 +4,17 @@ The two halves of every price and every buffer: `TableWork` says what a step doe
 the rectangles that one rank owns. Ids follow a Zipf law over rows whose order is hashed or shuffled, so that any block of rows has its
 share of the frequent ones. What travels is what `distributed.route` packs: per feature, row
 block and destination rank a header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when pooled, the
-lengths (4 bytes a bag); and per bag a pooled row. Standard library only.
+lengths (4 bytes a bag); and per bag a pooled row. Bags without ids in a row block stay at home. Standard library only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rayrec.layout.geometry import Shard
+from rayrec.layout.kinds import COMPACT_BELOW, COMPACT_COLUMNS
 from rayrec.layout.plan import Storage
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
@@ -137,18 +139,32 @@ class Traffic:
 NO_TRAFFIC = Traffic(0.0, 0.0)
 
 
-def returned_rows(work: TableWork, shard: Shard) -> float:
-    """Rows that a shard returns to one source rank: one per bag when pooled, else one per id that meets it."""
-    return work.bags if work.pooled else work.ids * len(shard.rows) / work.rows
+def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
+    """Rows that a shard returns to one source rank.
+
+    Sequences: one for every id that meets it. Pooled: one per bag, of row blocks one per bag with ids there where few bags have
+    any. As many as the fullest of several features or tables has: two standard deviations more than the mean.
+
+    Args:
+        summed: ranks of a host that sum their rows first, see `routes`; those are of all bags.
+    """
+    share = len(shard.rows) / work.rows
+    if not work.pooled:
+        return work.ids * share
+    filled = share * work.pooling_factor if work.pooling_factor < 1 else 1.0 - (1.0 - share) ** work.pooling_factor
+    if share == 1.0 or summed > 1 or filled >= COMPACT_BELOW or math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS:
+        return work.bags
+    mean = work.batch_size * filled
+    return work.features * min(work.batch_size, mean + 2 * math.sqrt(mean * (1.0 - filled)))
 
 
-def shard_traffic(work: TableWork, shards: Sequence[Shard]) -> Traffic:
-    """Traffic of the shards of one table that one rank owns."""
-    blocks = {(shard.rows.start, shard.rows.stop) for shard in shards}
+def shard_traffic(work: TableWork, shards: Sequence[Shard], summed: int = 1) -> Traffic:
+    """Traffic of the shards of one table that one rank owns; `summed` as in `returned_rows`."""
+    blocks = {(shard.rows.start, shard.rows.stop): shard for shard in shards}
     fraction = sum(stop - start for start, stop in blocks) / work.rows
     per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
-    per_block = work.features * HEADER_BYTES + (work.bags * LENGTH_BYTES if work.pooled else 0)
+    lengths = sum(returned_rows(work, shard, summed) for shard in blocks.values()) * LENGTH_BYTES if work.pooled else 0
     return Traffic(
-        id_bytes=work.ids * fraction * per_id + len(blocks) * per_block,
-        row_bytes=sum(returned_rows(work, shard) * len(shard.cols) for shard in shards) * ROW_ELEMENT_BYTES,
+        id_bytes=work.ids * fraction * per_id + len(blocks) * work.features * HEADER_BYTES + lengths,
+        row_bytes=sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards) * ROW_ELEMENT_BYTES,
     )

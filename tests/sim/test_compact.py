@@ -25,7 +25,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, share: float) -> list[int]:
     """Leave bags out where less than `share` of them have ids; returns how often that was done, filled as it is."""
     done: list[int] = []
     real = bucketize._leave_out
-    monkeypatch.setattr(bucketize, "_FILLED", share)
+    monkeypatch.setattr(bucketize, "COMPACT_BELOW", share)
     monkeypatch.setattr(bucketize, "_leave_out", lambda *args: (done.append(1), real(*args))[1])
     return done
 
@@ -41,7 +41,7 @@ def test_random_worlds_do_not_see_it(first: int, monkeypatch: pytest.MonkeyPatch
         for share in (ALWAYS, NEVER):
             with monkeypatch.context() as patch:
                 counted = leave_out(patch, share)
-                patch.setattr(compile, "LEAST_GRANULE", 1)  # their tables are narrow
+                patch.setattr(compile, "COMPACT_COLUMNS", 1)  # their tables are narrow
                 found.append(run_sharded(world, batches, targets, meta=False))
                 done += counted
                 assert share == ALWAYS or not counted
@@ -128,7 +128,7 @@ def test_one_id_a_bag_comes_home_once_from_any_number_of_ranks() -> None:
 
 
 def test_full_bags_are_all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = leave_out(monkeypatch, bucketize._FILLED)
+    done = leave_out(monkeypatch, bucketize.COMPACT_BELOW)
     train(2, "rr", [8])
     assert not done
 

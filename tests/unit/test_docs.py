@@ -139,9 +139,8 @@ def product(formula: str, **values: int) -> int:
     return prod(values[factor] if factor in values else int(factor) for factor in formula.split())
 
 
-FORMULAS = {
-    row[0]: row[1:] for row in (tuple(c.strip(" `") for c in line.split("|")[1:-1]) for line in SHARDING.splitlines() if " B D" in line)
-}
+ROWS = (tuple(c.strip(" `") for c in line.split("|")[1:-1]) for line in SHARDING.splitlines() if " B D" in line or " F D" in line)
+FORMULAS = {row[0]: row[1:] for row in ROWS}
 TABLE = EmbeddingBagConfig(64, D, name="t", feature_names=["f"])
 CASES = {
     "table_wise": [table_wise(TABLE, 0)],
@@ -154,7 +153,8 @@ CASES = {
 
 def blocks(layout: Layout) -> dict[str, int]:
     n, c = (1, 1) if isinstance(layout, Replicated) else (layout.num_row_blocks, layout.num_col_blocks)
-    return {"B": B, "N": B * P, "D": D, "W": W, "n": n, "c": c}
+    filled = {(i // P, 4 * i // (64 // n)) for i in range(B * P)}  # bag and row block of every id
+    return {"B": B, "N": B * P, "D": D, "W": W, "n": n, "c": c, "F": len(filled)}
 
 
 @pytest.mark.parametrize("kind, layout", [(k, layout) for k in CASES for layout in CASES[k]])

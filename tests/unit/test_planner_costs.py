@@ -16,7 +16,7 @@ from rayrec.planner.costs import CostModel, StepCost
 from rayrec.planner.memory import layout_memory, owner_memory
 from rayrec.planner.optimizers import SPARSE_STATES
 from rayrec.planner.routes import summed_ranks
-from rayrec.planner.work import TableWork, shard_traffic
+from rayrec.planner.work import TableWork, returned_rows, shard_traffic
 from tests.unit.plan_worlds import random_hosts, random_layout
 
 
@@ -57,8 +57,24 @@ def test_traffic_is_what_arrives_when_every_id_is_sent(seed: int) -> None:
         blocks = len({shard.rows for shard in shards})  # of each, lengths when pooled, and two counts per feature
         id_bytes[rank] += blocks * ((4 * work.bags if work.pooled else 0) + 16 * work.features)
         row_bytes[rank] += work.bags * 4 * sum(len(shard.cols) for shard in shards) if work.pooled else 0
-        traffic = shard_traffic(work, shards)
+        traffic = shard_traffic(work, shards, summed=2)  # of all bags
         assert traffic.id_bytes == pytest.approx(id_bytes[rank]) and traffic.row_bytes == pytest.approx(row_bytes[rank])
+
+
+@pytest.mark.parametrize(("blocks", "pooling"), [(2, 1), (4, 1), (8, 3), (4, 0.5), (2, 10), (8, 30)])
+def test_bags_without_ids_stay_at_home(blocks: int, pooling: float) -> None:
+    """Against bags whose ids are drawn: the expected number, or all where most have ids in every block."""
+    rng, bags = random.Random(0), 4000
+    work = replace(big_work(), batch_size=bags, features=1, pooling_factor=pooling)
+    count = int(pooling) if pooling >= 1 else None
+    drawn = [count if count is not None else int(rng.random() < pooling) for _ in range(bags)]
+    here = sum(any(rng.randrange(blocks) == 0 for _ in range(n)) for n in drawn)
+    shard = Shard("", range(work.rows // blocks), range(work.dim), 0)
+    assert returned_rows(work, shard) == pytest.approx(
+        here if here < 0.7 * bags else bags, rel=0.12
+    )  # a little more: the fullest of several
+    assert returned_rows(work, shard, summed=2) == returned_rows(work, Shard("", range(work.rows), range(8), 0)) == bags
+    assert returned_rows(replace(work, dim=12), replace(shard, cols=range(12))) == bags  # blocks too narrow for an index
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
