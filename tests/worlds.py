@@ -38,6 +38,8 @@ from rayrec.sparse import KeyedJaggedTensor
 
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=1e-6), RowWiseAdagrad(lr=0.1, eps=1e-6))
 
+WIDE = 16  # columns from which on bags without ids stay at home
+
 
 @dataclass
 class World:
@@ -118,7 +120,8 @@ def random_layout(table: EmbeddingBagConfig, hosts: Sequence[Sequence[int]], rng
 def free_grid(table: EmbeddingBagConfig, ranks: Sequence[int], rng: random.Random) -> TableLayout:
     """Uneven row and column cuts with any owners, one rank several blocks among them."""
     rows = sorted(rng.sample(range(1, table.num_embeddings), min(rng.randint(0, 3), table.num_embeddings - 1)))
-    cols = sorted(rng.sample(range(4, table.embedding_dim, 4), min(rng.randint(0, 2), table.embedding_dim // 4 - 1)))
+    unit = WIDE if table.embedding_dim % WIDE == 0 else 4
+    cols = sorted(rng.sample(range(unit, table.embedding_dim, unit), min(rng.randint(0, 2), table.embedding_dim // unit - 1)))
     row_cuts, col_cuts = (0, *rows, table.num_embeddings), (0, *cols, table.embedding_dim)
     owners = tuple(tuple(rng.choice(ranks) for _ in col_cuts[1:]) for _ in row_cuts[1:])
     return TableLayout(row_cuts, col_cuts, owners)
@@ -130,9 +133,14 @@ def random_world(
     optimizer: SparseOptimizer | None = None,
     sequences: bool = False,
     varying: bool = False,
+    unit: int | None = None,
 ) -> World:
-    """A world that is a function of `seed`, with sequence collections and variable batches among them when asked for."""
-    rng = random.Random(seed)
+    """A world that is a function of `seed`, with sequence collections and variable batches among them when asked for.
+
+    Args:
+        unit: of which all widths are multiples; 4 or `WIDE` by the seed unless given.
+    """
+    rng, unit = random.Random(seed), unit or random.Random(~seed).choice([4, WIDE])
     if hosts is None:
         per_host, num_hosts = rng.choice([(1, 2), (2, 1), (2, 2), (3, 1), (1, 3), (4, 1), (1, 1)])
         hosts = [range(h * per_host, (h + 1) * per_host) for h in range(num_hosts)]
@@ -142,14 +150,14 @@ def random_world(
     for _ in range(rng.choice([1, 1, 2])):
         tables: list[BaseEmbeddingConfig] = []
         sequence = sequences and rng.random() < 0.5
-        dim = 4 * rng.randint(1, 5)
+        dim = unit * rng.randint(1, 5)
         for _ in range(rng.randint(1, 4)):
             rows, features = rng.randint(2, 40), rng.sample(names, rng.randint(1, min(3, len(names))))
             if sequence:
                 tables.append(EmbeddingConfig(rows, dim, name=f"t{count}", feature_names=features))
             else:
                 pooling = rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN])
-                tables.append(EmbeddingBagConfig(rows, 4 * rng.randint(1, 5), name=f"t{count}", feature_names=features, pooling=pooling))
+                tables.append(EmbeddingBagConfig(rows, unit * rng.randint(1, 5), name=f"t{count}", feature_names=features, pooling=pooling))
             count += 1
         collections.append(tuple(tables))
         weighted.append(not sequence and rng.random() < 0.3)

@@ -274,7 +274,7 @@ def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6100, 6140))
 def test_half_precision_tables_train_as_unsharded(seed: int) -> None:
-    world = random_world(seed, sequences=True, varying=seed % 3 == 0)
+    world = random_world(seed, sequences=True, varying=seed % 3 == 0, unit=4)
     for table in world.tables:
         table.data_type = DataType.FP16
     batches = batches_of(world, STEPS)
