@@ -23,7 +23,7 @@ COMMANDS: dict[str, list[str]] = {
     "exchange": ["--rounds", "5"],
     "kjt": ["--rounds", "40"],
     "data": ["--rounds", "40"],
-    "driver": ["--rounds", "2", "--rows", "400000"],
+    "driver": ["--rows", "600000"],
     "startup": ["--rounds", "2"],
     "planner": ["--seeds", "4", "--small", "8", "--write"],
     "memory": ["--sets", "8", "--write"],

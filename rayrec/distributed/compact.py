@@ -27,7 +27,7 @@ from rayrec.distributed.slots import Matrix, Slot, SlotTable
 from rayrec.distributed.spans import CombinePlan
 from rayrec.sparse.ops import offsets_of
 
-_CACHED_VALUES = 1 << 17  # gathered and scaled before they leave the core's cache
+_CACHED_VALUES = 1 << 17  # gathered and scaled on CPU before they leave the core's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Places:
         g = self.columns.granule
         blocks, index, into = grad.view(-1, g), self.index.view(-1), out.view(-1, g)
         index = index.clamp(max=blocks.shape[0] - 1)
-        step = max(1, _CACHED_VALUES // g)
+        step = max(1, _CACHED_VALUES // g if grad.device.type == "cpu" else index.numel())
         for first in range(0, index.numel(), step):
             part = torch.index_select(blocks, 0, index[first : first + step], out=into[first : first + step])
             if scale != 1.0:

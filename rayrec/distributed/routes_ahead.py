@@ -108,4 +108,5 @@ def _tensors(routed: RoutedIds) -> Iterator[Tensor]:
     """What a later step reads of routed ids."""
     found = [t for group in routed.groups.values() for t in (group.ids, group.offsets, group.weights)]
     found += [t for part in routed.source.parts for t in (part.ids, part.lengths, part.weights, part.origin)]
+    found += [] if routed.source.filled is None else [routed.source.filled.bags]
     return (t for t in found if t is not None)

@@ -15,7 +15,7 @@ from rayrec.layout import ShardingPlan
 from rayrec.layout.hindsight import Hindsight
 from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig, ProfileConfig
 from rayrec.train.profile_page import Profile
-from rayrec.train.progress import Milestone
+from rayrec.train.progress import Milestone, ProgressReport
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -172,6 +172,7 @@ class Result:
         plan: where the tables lay.
         stopped: the run ended early because it was asked to.
         milestones: when the parts of the start-up were over, in order, up to the first step.
+        reports: of every window of training, in order: loss, scores, rows per second. The first windows are short and slow.
         hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of one window.
         profile: of the steps that the run's `profile` names; None without, or when the run was stopped before.
     """
@@ -186,5 +187,6 @@ class Result:
     plan: ShardingPlan
     stopped: bool = False
     milestones: tuple[Milestone, ...] = ()
+    reports: tuple[ProgressReport, ...] = ()
     hindsight: Hindsight | None = None
     profile: Profile | None = None

@@ -1,6 +1,6 @@
 """What a user sees of a run: a live bar on a terminal, plain lines where stdout is no terminal, nothing when told so.
 
-It keeps no events but the milestones of the start. rich is imported only for the live bar.
+It keeps the milestones of the start and the progress reports. rich is imported only for the live bar.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Display:
         self._mode = ("live" if sys.stdout.isatty() else "plain") if mode == "auto" else mode
         self._total = total_steps
         self.milestones: list[Milestone] = []
+        self.reports: list[ProgressReport] = []
         self._bar: Any = None
         self._task: Any = None
         self._starvation = StarvationWatch()
@@ -43,12 +44,13 @@ class Display:
         self.line(plan.report())
 
     def event(self, event: Event) -> None:
-        """Show what a rank said; milestones are kept, for the result."""
+        """Show what a rank said; milestones and reports are kept, for the result."""
         if isinstance(event, Milestone):
             self.milestones.append(event)
         elif isinstance(event, str):
             self.line(event)
         else:
+            self.reports.append(event)
             self._report(event)
 
     def close(self) -> None:

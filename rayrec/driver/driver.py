@@ -151,6 +151,7 @@ class Driver:
             plan=plans[0],
             stopped=outcome.stopped,
             milestones=tuple(display.milestones),
+            reports=tuple(display.reports),
             hindsight=hindsight,
             profile=outcome.profile,
         )

@@ -30,6 +30,10 @@ def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
     assert result.train_loss is not None and 0 < result.train_loss < 0.7
     assert result.checkpoint == f"{tmp_path}/a/step-00000036"
     assert result.plan.world_size == 2 and not result.stopped and result.rows_per_s > 0
+    assert [r.step for r in result.reports] == sorted(r.step for r in result.reports) and result.reports[-1].rows == result.rows
+    assert sum((b.rows - a) / b.rows_per_s for a, b in zip([0, *(r.rows for r in result.reports)], result.reports, strict=False)) == (
+        pytest.approx(result.seconds)
+    )
     assert read_manifest(result.checkpoint).cursor["epoch"] == 2
     assert result.profile is not None and result.profile.first_step == 3 and len(result.profile.ranks) == 2
     assert (tmp_path / "profile" / "summary.txt").read_text() == result.profile.text() + "\n"
