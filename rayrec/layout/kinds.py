@@ -13,7 +13,7 @@ from rayrec.errors import PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, even_cuts
 from rayrec.layout.tables import BaseEmbeddingConfig
 
-COMPACT_BELOW = 0.75  # share of the bags of all row blocks that have ids; where it is larger, all bags travel
+COMPACT_BELOW = 0.6  # share of the bags of all row blocks that have ids; where it is larger, all bags travel
 COMPACT_COLUMNS = 16  # of float32, a cache line: tables whose columns come in narrower blocks are not worth an index for each
 
 KINDS = (

@@ -28,6 +28,7 @@ from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, TableWo
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
 SORT_BYTES = 8 * ID_BYTES  # per id in the backward: a radix sort reads and writes (id, bag) pairs a few times
 HOST_LINK_BW = 20e9  # bytes/s at which a GPU reads rows of its host's memory: PCIe 4.0 x16, less its protocol
+PLACED = 6.0  # passes that rows cost at home which come without the other bags and are put in place one by one, where a copy is 2
 COLLECTIVES, OF_INPUT = 4, 2  # headers, ids, rows, gradients
 
 
@@ -154,11 +155,13 @@ class CostModel:
         pieces = slots * work.features
         arriving = total.row_bytes / (work.world_size if replicated else summed)
         decoding, encoding = 0.0 if replicated else work.wire.forward.passes, work.wire.backward.passes
+        every_bag = work.bags * work.dim * ROW_ELEMENT_BYTES * blocks
+        passes = PLACED if work.pooled and blocks > 1 and total.row_bytes < every_bag * (1 - 1e-9) else 2.0
         return StepAmounts(
             Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
             Amounts(),
-            Amounts(home_slots=pieces, items=work.bags * (1 if replicated else slots), stream=(2 + decoding) * arriving),
-            Amounts(home_slots=pieces, items=work.bags * slots, stream=(2 + encoding) * total.row_bytes / summed),
+            Amounts(home_slots=pieces, items=work.bags * (1 if replicated else slots), stream=(passes + decoding) * arriving),
+            Amounts(home_slots=pieces, items=work.bags * slots, stream=(passes + encoding) * total.row_bytes / summed),
             Amounts(),
         )
 

@@ -71,7 +71,7 @@ def test_bags_without_ids_stay_at_home(blocks: int, pooling: float) -> None:
     here = sum(any(rng.randrange(blocks) == 0 for _ in range(n)) for n in drawn)
     shard = Shard("", range(work.rows // blocks), range(work.dim), 0)
     assert returned_rows(work, shard) == pytest.approx(
-        here if here < 0.7 * bags else bags, rel=0.12
+        here if here < 0.55 * bags else bags, rel=0.12
     )  # a little more: the fullest of several
     assert returned_rows(work, shard, summed=2) == returned_rows(work, Shard("", range(work.rows), range(8), 0)) == bags
     assert returned_rows(replace(work, dim=12), replace(shard, cols=range(12))) == bags  # blocks too narrow for an index
