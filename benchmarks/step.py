@@ -95,9 +95,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="steps of each system per round")
     parser.add_argument("--warmup", type=int, default=6)
     parser.add_argument("--together", type=int, default=12, help="systems that take turns with the references; each holds its own tables")
-    parser.add_argument("--label", help="name of the results files")
+    parser.add_argument("--label", help="name of the results files; step, or step-part where not all cases and systems take part")
     report.add_profile_option(parser)
     args = parser.parse_args()
+    label = args.label or (None if args.cases == list(CASES) and not args.systems else "step-part")  # the whole stays as it is
     results: dict[str, Any] = {}
     lines = [
         "| case | system | ms per step, median (quartiles) | faults | speed against the case's first | against its tuned reference |",
@@ -117,7 +118,7 @@ def main() -> None:
                 f"| {1 / ratio['median']:.2f}x ({1 / ratio['p75']:.2f} to {1 / ratio['p25']:.2f}) | {found['to_last_reference']:.2f}x |"
             )
         lines.append(f"| {title} | bytes that must move | {bytes_floor(case.work) / 1e6:.0f} MB | | | |")
-        path = report.write("step", results, "\n".join(lines), args.label)  # a run that is cut short keeps its cases
+        path = report.write("step", results, "\n".join(lines), label)  # a run that is cut short keeps its cases
         print("\n".join(lines[shown:]), flush=True)
         shown = len(lines)
     print("written:", path)
