@@ -132,7 +132,8 @@ def view_of(arrived: Arrived, span: Span) -> Tensor:
 def join_pooled(plan: CombinePlan, arrived: Arrived, collection: int) -> Tensor:
     """(B, D): sum row blocks and join column blocks of a batch whose keys all have B bags, of which all came."""
     if collection in plan.joins:
-        return plan.joins[collection](torch.cat([parts[0] for parts in arrived.pooled if parts], 1))
+        of_owners = zip(plan.slots.ranks, arrived.pooled, strict=True)
+        return plan.joins[collection](torch.cat([parts[0] for mine, parts in of_owners if parts and not mine.matrices[0].compact], 1))
     output = torch.cat([view_of(arrived, span) for span in plan.writes[collection]], 1)
     for span in plan.adds:
         if span.collection == collection:
