@@ -40,13 +40,13 @@ def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
     assert (tmp_path / "profile" / "rank1.trace.json.gz").is_file()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may leave the low priority that Ray's default gives")
 def test_ranks_run_at_normal_priority(clicks: SyntheticPaths, tmp_path: Path) -> None:
     def on_step(rank: int, step: int) -> None:
         (tmp_path / f"{rank}.nice").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 
     worlds.driver(clicks, 2, steps=3, model=worlds.misbehaving(clicks, tmp_path, on_step)).fit()
-    if os.geteuid() == 0:  # the cluster of these tests has Ray's own default
-        assert [(tmp_path / f"{rank}.nice").read_text() for rank in range(2)] == ["0", "0"]
+    assert [(tmp_path / f"{rank}.nice").read_text() for rank in range(2)] == ["0", "0"]
 
 
 PRIVATE = """
