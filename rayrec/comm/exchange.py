@@ -14,6 +14,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from rayrec.comm.pages import private_memory
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -100,6 +102,20 @@ class Exchange(Protocol):
         """
         ...
 
+    def share(self, size: int) -> Tensor | None:
+        """(size,) bytes, zeros, that every rank reads and writes in place; None where ranks have no memory in common.
+
+        All ranks call it together with one size. Who reads what another wrote must have met it since; see `meet`.
+        """
+        ...
+
+    def meet(self) -> None:
+        """Wait until every rank has come here: what it wrote before into shared memory can be read, what it read can be overwritten.
+
+        Any collective whose result has been waited for does the same.
+        """
+        ...
+
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call it together.
 
@@ -142,6 +158,15 @@ class FlatExchange(ABC):
         """See `Exchange.buffer`."""
         return like.new_empty(size)
 
+    def share(self, size: int) -> Tensor | None:
+        """See `Exchange.share`."""
+        return None
+
+    def meet(self) -> None:
+        """See `Exchange.meet`."""
+        if self.world_size > 1:
+            self.all_gather(torch.zeros(1), [1] * self.world_size).wait()
+
 
 class LocalExchange(FlatExchange):
     """The exchange of a world of one rank: everything stays where it is."""
@@ -153,6 +178,10 @@ class LocalExchange(FlatExchange):
         """See `Exchange.all_to_all`."""
         assert list(send_splits) == list(recv_splits) == [send.numel()]
         return Pending.ready(send)
+
+    def share(self, size: int) -> Tensor | None:
+        """See `Exchange.share`."""
+        return private_memory(size)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """See `Exchange.split`."""

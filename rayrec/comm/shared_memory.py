@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
+from rayrec.comm.pages import map_file
 from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
-from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unsupported
+from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
 from rayrec.errors import CommError, ShapeError
 
 _LEAST_BYTES = 1 << 20
@@ -115,6 +116,18 @@ class SharedMemoryExchange(FlatExchange):
         """See `Exchange.buffer`."""
         outbox = self._prepare(self.collectives + 1, size * like.element_size())
         return outbox.bytes[: size * like.element_size()].view(like.dtype)
+
+    def share(self, size: int) -> Tensor | None:
+        """See `Exchange.share`; rank 0 makes the memory."""
+        made = unnamed_file(size) if self.rank == 0 else -1
+        try:
+            fd = int(self.all_gather(torch.tensor([made]), [1] * self.world_size).wait()[0])
+            memory = map_file(made, size) if self.rank == 0 else self.peers.map(0, fd, size)
+            self.meet()  # all have mapped it
+        finally:
+            if made >= 0:
+                os.close(made)
+        return memory
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """See `Exchange.split`."""

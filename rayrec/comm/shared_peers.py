@@ -10,7 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayrec.comm.shared_segment import PeerLife, Segment, futex_wait, futex_wake
+from torch import Tensor
+
+from rayrec.comm.pages import map_file
+from rayrec.comm.shared_segment import PeerLife, Segment, futex_wait, futex_wake, opened
 from rayrec.errors import CommError
 
 # words of a page: collectives started, those of all ranks that its owner has mapped, those it has finished reading, whether it has left
@@ -88,6 +91,18 @@ class Peers:
                 raise self._gone(rank, f"its memory cannot be attached ({error})") from error
             self._outboxes[rank, number % 2] = known
         return known[2], table[2 + 4 * self.rank : 6 + 4 * self.rank]
+
+    def map(self, rank: int, fd: int, size: int) -> Tensor:
+        """Memory that a peer made, as (size,) uint8.
+
+        Raises:
+            CommError: the peer is gone.
+        """
+        try:
+            with opened(self._pids[rank], fd) as file:
+                return map_file(file, size)
+        except OSError as error:
+            raise self._gone(rank, f"its memory cannot be mapped ({error})") from error
 
     def await_all(self, index: int, least: int) -> None:
         """Wait until a word of every peer's page is at least `least`.

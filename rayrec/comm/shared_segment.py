@@ -16,6 +16,8 @@ import os
 import platform
 import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -31,6 +33,27 @@ def unsupported() -> str | None:
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "needs a Python with os.memfd_create and os.pidfd_open"
     return None
+
+
+def unnamed_file(size: int) -> int:
+    """The fd of a file of zeros in memory that has no name."""
+    fd = os.memfd_create("rayrec", os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+@contextmanager
+def opened(pid: int, fd: int) -> Iterator[int]:
+    """A file that another process has open.
+
+    Raises:
+        OSError: the process is gone, or belongs to another user or namespace.
+    """
+    file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 class Segment:
@@ -55,11 +78,8 @@ class Segment:
         Raises:
             OSError: the peer is gone, or belongs to another user or namespace.
         """
-        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return Segment(opened, size)
-        finally:
-            os.close(opened)
+        with opened(pid, fd) as file:
+            return Segment(file, size)
 
 
 class _Descriptor:
@@ -81,8 +101,7 @@ class OwnSegment(Segment, _Descriptor):
     """Memory that this process made, zeroed; peers can attach until `close`, and mappings stay."""
 
     def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("rayrec", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, size)
+        self.fd = unnamed_file(size)
         super().__init__(self.fd, size)
 
 

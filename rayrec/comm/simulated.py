@@ -95,6 +95,19 @@ class _SimulatedExchange(FlatExchange):
             self.world.sent_bytes += send.element_size() * (send.numel() - send_splits[self.rank])
         return Pending.ready(received)
 
+    def share(self, size: int) -> Tensor | None:
+        """See `Exchange.share`: threads have all memory in common."""
+        if self.rank == 0:
+            self.world.mailbox[0, 0] = torch.zeros(size, dtype=torch.uint8)
+        self.world.meet()
+        memory = self.world.mailbox[0, 0]
+        self.world.meet()
+        return memory
+
+    def meet(self) -> None:
+        """See `Exchange.meet`."""
+        self.world.meet()
+
     def split(self, groups: Sequence[Sequence[int]]) -> _SimulatedExchange:
         """See `Exchange.split`."""
         (mine,) = [tuple(group) for group in groups if self.rank in group]

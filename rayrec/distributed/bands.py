@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.distributed.cpu_lookup import SlotRows, table_memory
+from rayrec.comm.pages import private_memory
+from rayrec.distributed.cpu_lookup import SlotRows
 from rayrec.distributed.parts import Share, take_share
 from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.workers import Workers
@@ -119,7 +120,7 @@ def bands_of(group: LookupGroup, optimizer: SparseOptimizer, device: torch.devic
 def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(values, dtype=dtype, device=device)
-    return table_memory(-(-values * dtype.itemsize // 4)).view(dtype)[:values]
+    return private_memory(values * dtype.itemsize).view(dtype)
 
 
 def slot_rows(group: LookupGroup, rows: Tensor, bands: Sequence[Band], workers: Workers) -> SlotRows:

@@ -96,6 +96,11 @@ class SourceRows:
         return self.parts[0].bags[0] if self.parts[0].bags else 0
 
     @property
+    def most_bags(self) -> int:
+        """The most bags of any key."""
+        return max(self.parts[0].bags, default=0)
+
+    @property
     def bags(self) -> list[int]:
         """Bags of every row."""
         return [bags for part in self.parts for bags in part.bags]

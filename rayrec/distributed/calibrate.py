@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
+from rayrec.distributed.engine import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.timing import StepTimer
 from rayrec.layout import EmbeddingBagConfig, Layout, ShardingPlan, TablePlacement, Topology
@@ -118,7 +119,8 @@ def measure_step(design: Design, exchange: Exchange, topology: Topology, device:
     Of a rank that works in one thread, the seconds that this thread worked; then others may use the machine meanwhile.
     """
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
-    module, engine = shard_embeddings(collection, design.plan(topology), exchange, RowWiseAdagrad(), device, seed=0)
+    plan, options = design.plan(topology), EngineOptions(share_tables=False)
+    module, engine = shard_embeddings(collection, plan, exchange, RowWiseAdagrad(), device, 0, options)
     clock = thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
     timer = engine.timer = StepTimer(clock)
     batches = [random_batch(design, 1000 * i + exchange.rank, device) for i in range(3)]

@@ -36,7 +36,7 @@ def pack_rows(
     Returns:
         The messages one after the other, and the one kept apart.
     """
-    found = {group.key: r for group, r in zip(mine.groups, rows, strict=True)}
+    found = {group.key: r for group, r in zip(mine.exchanged, rows, strict=True)}
     sequences = [(group, found[group.key]) for group in mine.sequences if not group.key.replicated]
     matrices = [_side_by_side([found[group.key] for group in matrix.groups]) for matrix in mine.matrices]
     if own is None and not sequences and len(matrices) == 1:
@@ -110,10 +110,10 @@ def arrive(plan: CombinePlan, routed: RoutedIds, received: Sequence[Tensor], row
         pooled.append([values.view(matrix.rows(sizes), matrix.width) for values, matrix in parts])
         keep(owner, [g for g in theirs.sequences if not g.key.replicated], sizes, part, head)
     mine, own = plan.slots.ranks[plan.rank], routed.sent[plan.rank]
-    replicas = [r for group, r in zip(mine.groups, rows, strict=True) if group.key.replicated and not group.key.sequence]
+    replicas = [r for group, r in zip(mine.exchanged, rows, strict=True) if group.key.replicated and not group.key.sequence]
     first, bags = sum(mine.replicas.rows(sizes) for sizes in routed.got[: plan.rank]), mine.replicas.rows(own)
     replicas = [r[first : first + bags] for r in replicas]
-    for group, r in zip(mine.groups, rows, strict=True):
+    for group, r in zip(mine.exchanged, rows, strict=True):
         if group.key.replicated and group.key.sequence:
             before = sum(sizes.ids[slot.piece] for sizes in routed.got[: plan.rank] for slot in group.slots)
             keep(plan.rank, [group], own, r.reshape(-1), before * group.key.width)

@@ -6,7 +6,9 @@ per set of collections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from math import gcd
 
 from rayrec.distributed.slots import CollectionSpec, GroupKey, LookupGroup, Piece, RankSlots, Slot, SlotTable, Use
@@ -38,7 +40,11 @@ def granule_of(uses: Sequence[Use], plan: ShardingPlan) -> int:
 
 
 def compile_slots(
-    plan: ShardingPlan, specs: Mapping[int, CollectionSpec], optimizers: Mapping[str, SparseOptimizer], world_size: int
+    plan: ShardingPlan,
+    specs: Mapping[int, CollectionSpec],
+    optimizers: Mapping[str, SparseOptimizer],
+    world_size: int,
+    in_place: Collection[int] = (),
 ) -> SlotTable:
     """Compile the slot table of some collections; a pure function, so that every rank gets the same one.
 
@@ -47,6 +53,7 @@ def compile_slots(
         specs: collections by index.
         optimizers: of every table.
         world_size: W.
+        in_place: pooled collections whose tables lie in memory that all ranks share.
     """
     uses = {c: uses_of(c, specs[c].tables) for c in sorted(specs)}
     configs = {table.name: table for spec in specs.values() for table in spec.tables}
@@ -58,8 +65,9 @@ def compile_slots(
         limits[use.feature] = min(limits.get(use.feature, config.num_embeddings), config.num_embeddings)
         layout = placement.layout
         cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
-        two_hop = not spec.sequence and takes_two_hops(layout, plan.hosts)
-        compact = cuts is not None and not spec.sequence and not two_hop and granules[use.collection] >= COMPACT_COLUMNS
+        near = use.collection in in_place
+        two_hop = not (spec.sequence or near) and takes_two_hops(layout, plan.hosts)
+        compact = cuts is not None and not (spec.sequence or two_hop or near) and granules[use.collection] >= COMPACT_COLUMNS
         for shard in layout.shards(use.table):
             key = GroupKey(
                 collection=use.collection,
@@ -72,11 +80,13 @@ def compile_slots(
                 width=len(shard.cols) if spec.sequence or placement.storage.kind == "cached" else 0,
                 two_hop=two_hop,
                 compact=compact,
+                chain=-1 if near else None,
             )
             block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0
             builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact))
     ranks = tuple(builder.build() for builder in builders)
-    return SlotTable(ranks, {c: specs[c] for c in sorted(specs)}, uses, tuple(limits), limits, plan.hosts, granules)
+    found = {c: specs[c] for c in sorted(specs)}
+    return SlotTable(ranks, found, uses, tuple(limits), limits, plan.hosts, granules, frozenset(in_place) & specs.keys())
 
 
 class _RankBuilder:
@@ -90,15 +100,37 @@ class _RankBuilder:
 
     def build(self) -> RankSlots:
         # sharded groups first: their columns lead in the gradient buffer, so that the forward send is a prefix of the same order
-        keys = sorted(self.groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.compact, k.collection, k.width, repr(k)))
-        return RankSlots(tuple(self.pieces), tuple(_group(key, self.groups[key]) for key in keys))
+        groups: dict[GroupKey, list[Slot]] = {}
+        for key, slots in self.groups.items():
+            groups.update(_chains(key, slots) if key.in_place else {key: slots})
+        keys = sorted(groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.compact, k.collection, k.width, repr(k)))
+        return RankSlots(tuple(self.pieces), tuple(_group(key, groups[key]) for key in keys))
+
+
+def _chains(key: GroupKey, slots: Sequence[Slot]) -> dict[GroupKey, list[Slot]]:
+    """Slots whose columns ascend, shard by shard; apart those of shards whose columns are no run, or whose gradients are to be clipped."""
+    by_shard: dict[Shard, list[Slot]] = {}
+    for slot in sorted(slots, key=lambda s: s.column):
+        by_shard.setdefault(slot.shard, []).append(slot)
+    chains: list[list[Slot]] = []
+    found: dict[GroupKey, list[Slot]] = {}
+    for run in by_shard.values():
+        if key.optimizer.max_gradient is not None or any(a.column + a.width != b.column for a, b in pairwise(run)):
+            found.setdefault(key, []).extend(run)
+            continue
+        chain = next((c for c in chains if c[-1].column + c[-1].width <= run[0].column), None)
+        if chain is None:
+            chains.append(run)
+        else:
+            chain.extend(run)
+    return found | {replace(key, chain=i): chain for i, chain in enumerate(chains)}
 
 
 def _group(key: GroupKey, slots: list[Slot]) -> LookupGroup:
     first: dict[Shard, tuple[int, int]] = {}
     for slot in slots:
-        # on the two-hop route every rank of a host has one block of each column, and all must order them alike
-        first.setdefault(slot.shard, (0 if key.two_hop else slot.block, slot.column))
+        # on the two-hop route every rank of a host has one block of each column, and all must order them alike; chains ascend
+        first.setdefault(slot.shard, (0 if key.two_hop or key.in_place else slot.block, slot.column))
     # the kernel wants the slots of one shard side by side
     shards = tuple(sorted(first, key=lambda s: first[s]))
     rank_of = {shard: i for i, shard in enumerate(shards)}

@@ -9,7 +9,6 @@ this is the one update that FBGEMM's CPU kernels vectorize, for tables that one 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,25 +17,17 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.pages import private_memory
 from rayrec.distributed.parts import Block, Share, cut_bags, cut_rows, ids_per_slot, take_share
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse.ops import offsets_of
 
-_HUGE_PAGE = 2 << 20
 _SUM, _FLOAT32 = 0, 0  # FBGEMM's pooling mode and element type
-
-
-def table_memory(values: int) -> Tensor:
-    """(values,) float32 zeros, on huge pages where the kernel allows them."""
-    if values * 4 < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(values)
-    memory = mmap.mmap(-1, values * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32)
 
 
 def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
@@ -64,11 +55,14 @@ class SlotRows:
         sizes: rows of the shards before each slot's, and of all shards.
         widths: of each slot.
         workers: share the work.
+        column: of the first slot in a gradient.
     """
 
-    def __init__(self, rows: Tensor, starts: Sequence[int], sizes: Sequence[int], widths: Sequence[int], workers: Workers) -> None:
+    def __init__(
+        self, rows: Tensor, starts: Sequence[int], sizes: Sequence[int], widths: Sequence[int], workers: Workers, column: int = 0
+    ) -> None:
         self.rows, self.widths, self.workers = rows, tuple(widths), workers
-        self.columns = offsets_of(widths)
+        self.columns = [column + c for c in offsets_of(widths)]
         self.starts_S = torch.tensor(starts)
         self.columns_S = torch.tensor(self.columns, dtype=torch.int32)
         self.sizes_S = torch.tensor(sizes)
@@ -122,6 +116,40 @@ class SlotRows:
         return found
 
 
+class _Lanes:
+    """The slots of a group as the update's kernel sees them: columns between them are slots of a table of one row that nobody looks up.
+
+    Attributes:
+        shards: the shard of each lane, None of a gap. numbers: the same with numbers for gaps, ascending.
+        bounds: rows before each lane's shard, and of all. widths: columns of each lane.
+    """
+
+    def __init__(self, group: LookupGroup) -> None:
+        self.shards: list[int | None] = []
+        self.numbers: list[int] = []
+        self.bounds: list[int] = []
+        self.widths: list[int] = []
+        number = used = 0
+        for slot, shard, gap, new in zip(group.slots, group.slot_shards, group.gaps, _changes(group.slot_shards), strict=True):
+            if gap:
+                self._add(None, number, used, gap)
+                number, used = number + 1, used + 1
+            if new:
+                number, used = number + 1, used + group.shards[shard].shape[0]
+            self._add(shard, number - 1, used - group.shards[shard].shape[0], slot.width)
+        self.bounds.append(used)
+
+    def _add(self, shard: int | None, number: int, rows: int, width: int) -> None:
+        self.shards.append(shard)
+        self.numbers.append(number)
+        self.bounds.append(rows)
+        self.widths.append(width)
+
+
+def _changes(numbers: Sequence[int]) -> list[bool]:
+    return [i == 0 or number != numbers[i - 1] for i, number in enumerate(numbers)]
+
+
 class RowWiseAdagradLookup:
     """A `Lookup` of one group on CPU; see the module.
 
@@ -129,24 +157,29 @@ class RowWiseAdagradLookup:
         group: what to look up.
         optimizer: a row-wise Adagrad.
         workers: share the work; see `parts`.
+        space: where the rows lie, where all ranks share them; memory of its own when None.
     """
 
     iteration = 0  # row-wise Adagrad corrects no bias
 
-    def __init__(self, group: LookupGroup, optimizer: RowWiseAdagrad, workers: Workers | None = None) -> None:
+    def __init__(
+        self, group: LookupGroup, optimizer: RowWiseAdagrad, workers: Workers | None = None, space: TableSpace | None = None
+    ) -> None:
         self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
-        rows = [shard.shape[0] for shard in group.shards]
-        self._bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
-        self._row_bounds = offsets_of(rows)
+        bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
+        self._starts = bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]
+        self.rows = private_memory(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
+        self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
         self.sums = torch.zeros(self._row_bounds[-1])
-        slots = group.slot_shards
-        self.rows = table_memory(self._bounds[-1])
-        sizes = [*(self._row_bounds[s] for s in slots), self._row_bounds[-1]]
-        self._slots = SlotRows(self.rows, [self._bounds[s] for s in slots], sizes, [s.width for s in group.slots], self.workers)
-        self._widest = max(shard.shape[1] for shard in group.shards)
-        self._sum_offsets = torch.tensor(sizes[:-1])
-        self._bits = max(1, (self._row_bounds[-1]).bit_length())
-        self._places = torch.zeros(len(slots), dtype=torch.int32)
+        lanes = _Lanes(group)
+        self._shards = lanes.numbers
+        starts = [0 if shard is None else self._starts[shard] for shard in lanes.shards]
+        column = group.slots[0].column if (group.key.chain or 0) >= 0 and group.key.in_place else 0
+        self._slots = SlotRows(self.rows, starts, lanes.bounds, lanes.widths, self.workers, column)
+        self._widest = max(lanes.widths)
+        self._sum_offsets = torch.tensor([0 if shard is None else self._row_bounds[shard] for shard in lanes.shards])
+        self._bits = max(1, lanes.bounds[-1].bit_length())
+        self._places = torch.zeros(len(lanes.widths), dtype=torch.int32)
         self._lr = torch.tensor(optimizer.lr)
         self._anchor = torch.zeros(0, requires_grad=True)
 
@@ -166,23 +199,35 @@ class RowWiseAdagradLookup:
             return take_rows(self.rows.view(-1, self.group.width), ids, self.workers)
         return self._slots.look_up(ids, offsets, weights)
 
+    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
+        """Update the rows with the gradient of all ranks' outputs of the collection, (rows of all ranks, D)."""
+        assert self.group.key.chain is not None
+        if self.group.key.chain < 0:
+            grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
+        with self.workers.alone():
+            self.update(self._clipped(grad), routed.ids, routed.offsets, routed.weights)
+
     def update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
         """The kernel's backward pass, which updates the rows."""
-        slots = len(self.group.slots)
+        slots = len(self._shards)
         bags = (offsets.numel() - 1) // slots
         if self.workers.threads == 1:
             return self._update(grad, ids, offsets, weights, bags, Share(range(slots)))
-        shares = cut_rows(ids_per_slot(offsets, slots), self._slots.widths, self.group.slot_shards, self.workers.threads)
+        shares = cut_rows(ids_per_slot(offsets, slots), self._slots.widths, self._shards, self.workers.threads)
         self.workers.run([partial(self._update, grad, ids, offsets, weights, bags, share) for share in shares])
 
     def _update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share) -> None:
-        if len(share.slots) < len(self.group.slots) or share.parts > 1:
+        if len(share.slots) < len(self._shards) or share.parts > 1:
             ids, offsets, weights = take_share(ids, offsets, weights, bags, share)
         of, a, b = self._slots, share.slots.start, share.slots.stop
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
             grad, self.rows, self._places[a:b], of.starts_S[a:b], of.columns_S[a : b + 1], self._widest, of.sizes_S[a : b + 1], self._bits,
             ids, offsets, _SUM, weights, False, self.sums, self._places[a:b], self._sum_offsets[a:b], self._lr, self.optimizer.eps,
         )  # fmt: skip
+
+    def _clipped(self, grad: Tensor) -> Tensor:
+        limit = self.optimizer.max_gradient
+        return grad.contiguous() if limit is None else grad.clamp(-limit, limit)
 
     def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
         """(N,) gradient of the per-id weights."""
@@ -197,7 +242,7 @@ class RowWiseAdagradLookup:
         (name,) = self.optimizer.state_widths
         found = []
         for i, shard in enumerate(self.group.shards):
-            rows = self.rows[self._bounds[i] : self._bounds[i + 1]].view(shard.shape)
+            rows = self.rows[self._starts[i] : self._starts[i] + shard.shape[0] * shard.shape[1]].view(shard.shape)
             found.append(ShardState(shard=shard, weight=rows, optimizer={name: self.sums[self._row_bounds[i] : self._row_bounds[i + 1]]}))
         return found
 
@@ -213,9 +258,8 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lookup: RowWiseAdagradLookup = ctx.lookup
         ids, offsets, weights = ctx.routed
-        limit = lookup.optimizer.max_gradient
         with lookup.workers.alone():
-            grad = grad.contiguous() if limit is None else grad.clamp(-limit, limit)
+            grad = lookup._clipped(grad)
             weight_grad = lookup.weight_grad(grad, ids, offsets) if ctx.needs_input_grad[4] else None
             lookup.update(grad, ids, offsets, weights)
         return None, None, None, None, weight_grad

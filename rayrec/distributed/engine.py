@@ -24,11 +24,13 @@ from rayrec.distributed.compiled import Compiled
 from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.in_place import ReadInPlace
 from rayrec.distributed.inbox import Inbox
 from rayrec.distributed.peers import look_up_with_peers
 from rayrec.distributed.reshard import Moving, move_tables
 from rayrec.distributed.route import GroupIds, RoutedIds, route
 from rayrec.distributed.routes_ahead import RoutesAhead
+from rayrec.distributed.shared_tables import SharedTables
 from rayrec.distributed.slots import CollectionSpec, GroupKey
 from rayrec.distributed.timing import StepTimer, span
 from rayrec.distributed.two_hop import Hops
@@ -47,11 +49,13 @@ class EngineOptions:
         check_ids: check every id against its tables before it is sent; costs one pass over the ids.
         codecs: what pooled rows and gradients look like on the wire.
         dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
+        share_tables: ranks that share memory read each other's rows in place, where they can; see `in_place`.
     """
 
     check_ids: bool = True
     codecs: Codecs = field(default_factory=Codecs)
     dedup_sequences: bool = False
+    share_tables: bool = True
 
 
 class ShardedEmbeddings:
@@ -90,10 +94,11 @@ class ShardedEmbeddings:
         self._compiled: dict[frozenset[int], Compiled] = {}
         self._hops = self._split(plan)
         self._workers = Workers.of(device)
+        self._shared = self._lay_out(plan, SharedTables())
         self.lookups: dict[GroupKey, GroupLookup] = {}
         for index in range(len(collections)):
             for group in self._compile(frozenset([index])).slots.ranks[exchange.rank].groups:
-                self.lookups[group.key] = GroupLookup(group, device, self._workers)
+                self.lookups[group.key] = GroupLookup(group, device, self._workers, self._shared.space_of(group))
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._inbox = Inbox(len(collections))
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -127,12 +132,15 @@ class ShardedEmbeddings:
             self._ahead.forget()
         iteration = self._common_iteration()  # a rank may have had no shard until now
         old_plan, old = self.plan, self.shard_states()
-        compiled = {frozenset([i]): self._compile_for(plan, frozenset([i])) for i in range(len(self.collections))}
+        shared = self._lay_out(plan, self._shared)
+        compiled = {frozenset([i]): self._compile_for(plan, frozenset([i]), shared) for i in range(len(self.collections))}
         groups = [g for c in compiled.values() for g in c.slots.ranks[self.exchange.rank].groups]
-        lookups = {}
+        lookups: dict[GroupKey, GroupLookup] = {}
         for group in groups:
-            kept = self.lookups.get(group.key)
-            lookups[group.key] = kept if kept is not None and kept.group == group else GroupLookup(group, self.device, self._workers)
+            kept, space = self.lookups.get(group.key), shared.space_of(group)
+            if kept is None or kept.group != group or space is not self._shared.spaces.get(group.key.collection):
+                kept = GroupLookup(group, self.device, self._workers, space)
+            lookups[group.key] = kept
         new = [state for lookup in lookups.values() for state in lookup.shard_states()]
         widths = {t.name: {WEIGHT: False} | {n: per == "row" for n, per in self.optimizers[t.name].state_widths.items()} for t in tables}
         moving = [Moving(n, old_plan.tables[n].layout, plan.tables[n].layout, columns) for n, columns in widths.items()]
@@ -143,7 +151,7 @@ class ShardedEmbeddings:
                 lookup.set_learning_rate(self._lr)
         if plan.hosts != old_plan.hosts or self._hops is None:
             self._hops = self._split(plan)
-        self.plan, self.lookups, self._compiled = plan, lookups, compiled
+        self.plan, self.lookups, self._compiled, self._shared = plan, lookups, compiled, shared
         self._inbox.clear()
         return sent
 
@@ -258,14 +266,22 @@ class ShardedEmbeddings:
             1 if self.peers is None else self.peers.world_size,
             places,
         )
+        found = {}
+        if compiled.slots.in_place:
+            if ahead is not None:
+                step.exchange.meet()  # all have updated the rows of the step before; else they have said so by sending ids
+            near = self._shared.step(compiled.slots, self.lookups, tuple(kjt.keys()), routed, bags, step.exchange, self.timer)
+            found = near.by_collection(ReadInPlace.apply(near, self._anchor, weights if learned else None))
+        if not compiled.slots.exchanged:
+            return found
         groups, anchor = dict(routed.groups), self._anchor
         if learned:
             assert weights is not None
-            anchor, *found = RouteWeights.apply(step, weights)
-            weighted = [g.key for g in step.mine.groups if g.key.weighted]
-            groups.update({key: replace(groups[key], weights=w) for key, w in zip(weighted, found, strict=True)})
+            anchor, *of_groups = RouteWeights.apply(step, weights)
+            weighted = [g.key for g in step.mine.exchanged if g.key.weighted]
+            groups.update({key: replace(groups[key], weights=w) for key, w in zip(weighted, of_groups, strict=True)})
         with span(self.timer, "lookup"):
-            rows = [self._look_up(group.key, groups[group.key]) for group in step.mine.groups]
+            rows = [self._look_up(group.key, groups[group.key]) for group in step.mine.exchanged]
         with span(self.timer, "output"):
             joined = Combine.apply(step, anchor, *rows)
         if self.timer is not None:
@@ -273,11 +289,10 @@ class ShardedEmbeddings:
                 for tensor in made:
                     self.timer.follow(part, tensor)
         outputs = iter(joined)
-        found_outputs = {}
-        for c in compiled.slots.collections:
+        for c in compiled.slots.exchanged:
             count = len(compiled.slots.uses[c]) if step.by_use(c) else 1
-            found_outputs[c] = tuple(next(outputs) for _ in range(count))
-        return found_outputs
+            found[c] = tuple(next(outputs) for _ in range(count))
+        return found
 
     def _look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
         if self.peers is None or not torch.is_grad_enabled():
@@ -286,7 +301,7 @@ class ShardedEmbeddings:
 
     def _compile(self, collections: frozenset[int]) -> Compiled:
         if collections not in self._compiled:
-            self._compiled[collections] = self._compile_for(self.plan, collections)
+            self._compiled[collections] = self._compile_for(self.plan, collections, self._shared)
         return self._compiled[collections]
 
     def _split(self, plan: ShardingPlan) -> Hops | None:
@@ -295,6 +310,13 @@ class ShardedEmbeddings:
             return Hops.of(self.exchange, plan.hosts)
         return None
 
-    def _compile_for(self, plan: ShardingPlan, collections: frozenset[int]) -> Compiled:
+    def _compile_for(self, plan: ShardingPlan, collections: frozenset[int], shared: SharedTables) -> Compiled:
         specs = {c: self.collections[c] for c in collections}
-        return Compiled.of(compile_slots(plan, specs, self.optimizers, self.exchange.world_size), self.exchange.rank, self.device)
+        slots = compile_slots(plan, specs, self.optimizers, self.exchange.world_size, shared.spaces.keys() & collections)
+        return Compiled.of(slots, self.exchange.rank, self.device)
+
+    def _lay_out(self, plan: ShardingPlan, before: SharedTables) -> SharedTables:
+        options = self.options
+        if not options.share_tables or self.device.type != "cpu" or self.peers is not None or options.codecs != Codecs():
+            return SharedTables()
+        return before.laid_out(self.collections, plan, self.optimizers, self.exchange, self._workers)

@@ -89,12 +89,12 @@ class Combine(torch.autograd.Function):
         received = _swap(step, step.codecs.forward, send, kept, out_sizes, in_sizes)
         hops: list[Tensor] = []
         if step.hops is not None:
-            summed = [r for group, r in zip(step.mine.groups, rows, strict=True) if group.key.two_hop]
+            summed = [r for group, r in zip(step.mine.exchanged, rows, strict=True) if group.key.two_hop]
             hops = send_home(step.hops, HopSizes.of(plan.slots, plan.rank, routed), summed, step.codecs.forward)
         arrived = arrive(plan, routed, received, rows, hops)
         outputs: list[Tensor] = []
-        for collection, spec in plan.slots.collections.items():
-            if spec.sequence:
+        for collection in plan.slots.exchanged:
+            if plan.slots.collections[collection].sequence:
                 outputs.extend(join_sequence(plan, routed, step.send, arrived, collection))
             elif step.bags:
                 outputs.extend(join_varying(plan, arrived, collection, step.bags))
@@ -112,7 +112,7 @@ class Combine(torch.autograd.Function):
         pooled: dict[int, Tensor] = {}
         uses: dict[tuple[int, int], Tensor] = {}
         flow = iter(grads)
-        for collection in slots.collections:
+        for collection in slots.exchanged:
             if step.by_use(collection):
                 uses.update({(collection, use.index): next(flow) for use in slots.uses[collection]})
             else:
@@ -132,7 +132,7 @@ class Combine(torch.autograd.Function):
             found += summed.mul_(scale).split([g.width for g in step.mine.hop.groups], 1)
         order = (*step.mine.pooled, *step.mine.sequences, *step.mine.hop.groups)
         by_key = {group.key: grad for group, grad in zip(order, found, strict=True)}
-        return None, grads[0].new_empty(0), *(by_key[group.key] for group in step.mine.groups)
+        return None, grads[0].new_empty(0), *(by_key[group.key] for group in step.mine.exchanged)
 
 
 class RouteWeights(torch.autograd.Function):
@@ -142,7 +142,7 @@ class RouteWeights(torch.autograd.Function):
     def forward(ctx: Any, step: Step, weights: Tensor) -> tuple[Tensor, ...]:
         """The values travelled with the ids; this only ties them to the graph."""
         ctx.step, ctx.like = step, weights
-        groups = [g for g in step.mine.groups if g.key.weighted]
+        groups = [g for g in step.mine.exchanged if g.key.weighted]
         found = [step.routed.groups[g.key].weights for g in groups]
         return weights.new_empty(0), *(w for w in found if w is not None)
 
@@ -152,7 +152,7 @@ class RouteWeights(torch.autograd.Function):
         step: Step = ctx.step
         ranks, routed = step.plan.slots.ranks, step.routed
         sums: list[dict[int, Tensor]] = [{} for _ in routed.got]  # [source][piece]
-        for group, grad in zip((g for g in step.mine.groups if g.key.weighted), grads, strict=True):
+        for group, grad in zip((g for g in step.mine.exchanged if g.key.weighted), grads, strict=True):
             counts = [sizes.ids[slot.piece] for slot in group.slots for sizes in routed.got]
             parts = iter(grad.split(counts))
             for slot in group.slots:
@@ -171,15 +171,15 @@ class RouteWeights(torch.autograd.Function):
         total = torch.zeros_like(ctx.like)
         at = 0
         for owner, (message, sizes) in enumerate(zip(step.send.messages, routed.sent, strict=True)):
-            for piece, row, count in zip(ranks[owner].pieces, message.rows, sizes.ids, strict=True):
-                if piece.weighted:
+            for piece, (row, count) in enumerate(zip(message.rows, sizes.ids, strict=True)):
+                if piece in ranks[owner].weighted_pieces:
                     _add_home(total, step, row, received[at : at + count])
                     at += count
         return None, total.mul_(len(ranks) * step.replicas)
 
 
 def _weighted_ids(rank: RankSlots, sizes: Sizes) -> int:
-    return sum(ids for piece, ids in zip(rank.pieces, sizes.ids, strict=True) if piece.weighted)
+    return sum(sizes.ids[piece] for piece in rank.weighted_pieces)
 
 
 def _add_home(total: Tensor, step: Step, row: int, grad: Tensor) -> None:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.lookup import make_lookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup, Slot
+from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.workers import Workers
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
@@ -27,15 +29,21 @@ class GroupLookup:
         group: what to look up; its key names optimizer, storage and element type.
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
+        space: where the rows of a group lie that is read in place.
     """
 
-    def __init__(self, group: LookupGroup, device: torch.device, workers: Workers | None = None) -> None:
+    def __init__(self, group: LookupGroup, device: torch.device, workers: Workers | None = None, space: TableSpace | None = None) -> None:
         self.group = group
-        self.kernel = make_lookup(_merged(group) if group.key.sequence else group, group.key.optimizer, device, workers)
+        self.kernel = make_lookup(_merged(group) if group.key.sequence else group, group.key.optimizer, device, workers, space)
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width). float32; its backward updates the rows."""
         return self.kernel(routed)
+
+    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
+        """Update rows that every rank reads in place; `grad` is that of the collection's output, (rows of all ranks, D)."""
+        assert isinstance(self.kernel, RowWiseAdagradLookup)
+        self.kernel.update_in_place(grad, routed)
 
     @property
     def optimizer(self) -> SparseOptimizer:

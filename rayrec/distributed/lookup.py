@@ -28,6 +28,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.route import GroupIds
 from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.torch_lookup import TorchLookup
 from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
@@ -81,7 +82,13 @@ class Lookup(Protocol):
         ...
 
 
-def make_lookup(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, workers: Workers | None = None) -> Lookup:
+def make_lookup(
+    group: LookupGroup,
+    optimizer: SparseOptimizer,
+    device: torch.device,
+    workers: Workers | None = None,
+    space: TableSpace | None = None,
+) -> Lookup:
     """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with its update in torch.
 
     Args:
@@ -89,12 +96,13 @@ def make_lookup(group: LookupGroup, optimizer: SparseOptimizer, device: torch.de
         optimizer: the update that the backward pass applies.
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
+        space: where the rows of a group lie that is read in place; see `reads_in_place`.
     Raises:
         ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
     """
     if device.type == "cpu":
         if isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
-            return RowWiseAdagradLookup(group, optimizer, workers)
+            return RowWiseAdagradLookup(group, optimizer, workers, space)
         return TorchLookup(group, optimizer, device, workers)
     return (FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup)(group, optimizer, device)
 

@@ -59,6 +59,8 @@ class DistributedModelParallel(nn.Module):
             of steps between two averages of the replicas.
         transport: "auto" exchanges through shared memory between CPU ranks of one host and through the process group otherwise;
             "process_group" and "shared_memory" insist.
+        share_tables: CPU ranks that share memory read each other's rows where they lie, instead of exchanging them, where tables are
+            pooled, float32 and trained by plain row-wise Adagrad; not with qcomms, sharding groups or hosts of several ranks in the plan.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
@@ -85,6 +87,7 @@ class DistributedModelParallel(nn.Module):
         sharding_group_size: int | None = None,
         sync_every: int = 1,
         transport: Transport | str = Transport.AUTO,
+        share_tables: bool = True,
     ) -> None:
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
@@ -100,7 +103,7 @@ class DistributedModelParallel(nn.Module):
         if prefetch:
             ahead = exchange_for(sharding_group, self.device, transport, own=True) if grouped else LocalExchange()
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
-        options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences)
+        options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences, share_tables=share_tables)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead, peers)
         _materialize(self.module, self.device, seed)

@@ -2,10 +2,10 @@
 
     KJT -> bucketize by row block -> header -> all_to_all -> payload -> all_to_all -> ids per lookup group
 
-`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size: per
-piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step to step, and one host sync per step
-reads them all. The payload carries ids, lengths and weights of one destination side by side, in words of 32 bits, so that one
-collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even bucketized.
+`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size:
+the rows of the batch, and per piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step to step,
+and one host sync per step reads them all. The payload carries ids, lengths and weights of one destination side by side, in words of
+32 bits, so that one collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even bucketized.
 
 Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags without ids stayed at home), those
 with fewer are padded by empty bags on arrival; nothing but their pooled rows is sent back for the padding.
@@ -125,12 +125,12 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
 
 
 def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
-    """Per destination rank: ids of each of its pieces, then bags of each (0 in sequences)."""
-    counts, bags = rows.counts, rows.bags
+    """Per destination rank: rows of this batch, ids of each of its pieces, then bags of each (0 in sequences)."""
+    counts, bags, most = rows.counts, rows.bags, rows.most_bags
     headers = []
     for message, rank in zip(send.messages, slots.ranks, strict=True):
         ids = [counts[row] for row in message.rows]
-        headers.append(ids + [0 if piece.sequence else bags[row] for row, piece in zip(message.rows, rank.pieces, strict=True)])
+        headers.append([most, *ids] + [0 if piece.sequence else bags[row] for row, piece in zip(message.rows, rank.pieces, strict=True)])
     return headers
 
 
@@ -191,19 +191,25 @@ def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence
         if group.key.sequence:
             groups[group.key] = _sequence_ids(group, ids)
             continue
+        rows = [sizes.rows if group.key.in_place else mine.matrix_of[group.key].rows(sizes) for sizes in got]
         groups[group.key] = GroupIds(
             ids=torch.cat([source[piece] for piece in pieces for source in ids]),
-            offsets=_offsets(_padded(lengths, pieces, [mine.matrix_of[group.key].rows(sizes) for sizes in got])),
+            offsets=bag_offsets(_padded(lengths, pieces, rows, group.gaps)),
             weights=torch.cat([source[piece] for piece in pieces for source in weights]) if group.key.weighted else None,
         )
     return groups
 
 
-def _padded(lengths: Sequence[Sequence[Tensor]], pieces: Sequence[int], rows: Sequence[int]) -> Tensor:
-    """Lengths of the bags of all sources, piece by piece; a piece with fewer bags than its matrix has rows is padded by empty ones."""
-    none = lengths[0][pieces[0]].new_zeros(max(rows))
+def _padded(lengths: Sequence[Sequence[Tensor]], pieces: Sequence[int], rows: Sequence[int], gaps: Sequence[int]) -> Tensor:
+    """Lengths of the bags of all sources, piece by piece; a piece with fewer bags than its matrix has rows is padded by empty ones.
+
+    Before a piece with a gap there is one of empty bags.
+    """
+    none = lengths[0][pieces[0]].new_zeros(sum(rows))
     parts: list[Tensor] = []
-    for piece in pieces:
+    for piece, gap in zip(pieces, gaps, strict=True):
+        if gap:
+            parts.append(none)
         for source, count in zip(lengths, rows, strict=True):
             parts.append(source[piece])
             if source[piece].numel() < count:
@@ -222,7 +228,8 @@ def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupI
     return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
 
 
-def _offsets(lengths: Tensor) -> Tensor:
+def bag_offsets(lengths: Tensor) -> Tensor:
+    """(N + 1,) int64 of (N,) lengths."""
     offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, dtype=torch.int64, out=offsets[1:])
     return offsets
@@ -251,6 +258,6 @@ def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Ex
         return [payload_words(mine, Sizes.of(h)) for h in received]
 
     payload = pack_payload(rows, send, exchange.buffer(sum(words_out), rows.parts[0].lengths))
-    received, messages = exchange.headed(headers, payload, words_out, 2 * len(mine), words_in).wait()
+    received, messages = exchange.headed(headers, payload, words_out, 1 + 2 * len(mine), words_in).wait()
     got = tuple(Sizes.of(h) for h in received)
     return RoutedIds(unpack(slots, exchange.rank, got, messages), sent, got, rows)

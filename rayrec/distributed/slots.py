@@ -4,7 +4,8 @@ A *use* is one feature looked up in one table of one collection. A *slot* is one
 one feature's bags restricted to one row block; slots of the same feature and row cuts share it, so ids cross the wire once per
 destination rank however many column blocks or tables read them there. Slots are grouped by what one kernel can serve (`GroupKey`);
 inside a pooled group they are ordered by (row block, output column), so that neighbours merge into few wide copies. Pooled rows travel as
-matrices: those of row blocks apart, since bags without ids may be left out of them (`compact`).
+matrices: those of row blocks apart, since bags without ids may be left out of them (`compact`). Where all ranks share the memory of a
+collection's tables, no row travels at all (`in_place`).
 
 A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the same updates, while its rows go only
 home, so that only its gradient crosses the wire. A sequence (unpooled) use is a lookup whose every id is a bag of its own: its pieces
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from rayrec.layout import BaseEmbeddingConfig, DataType, Shard, Storage
 from rayrec.optim import SparseOptimizer
@@ -70,6 +72,8 @@ class GroupKey:
         width: that of every slot of a sequence group, or of one with a cache, whose rows are all of one width; 0 in others.
         two_hop: rows are summed inside the host before they go home; see `two_hop`.
         compact: row blocks, whose bags without ids may stay at home; see `compact`.
+        chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns ascend have one chain, so that a kernel
+            reads their gradients where they lie; -1 where these must be gathered first. None for other tables.
     """
 
     collection: int
@@ -82,13 +86,20 @@ class GroupKey:
     width: int = 0
     two_hop: bool = False
     compact: bool = False
+    chain: int | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether every rank reads these tables where they lie."""
+        return self.chain is not None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.collection, self.replicated, self.data_type, self.weighted, self.optimizer, self.sequence, self.width))
+        what = self.collection, self.chain, self.sequence, self.width
+        return hash((*what, self.replicated, self.data_type, self.weighted, self.optimizer))
 
 
 @dataclass(frozen=True)
@@ -130,11 +141,23 @@ class LookupGroup:
         """Columns of all slots side by side."""
         return sum(slot.width for slot in self.slots)
 
+    @cached_property
+    def gaps(self) -> tuple[int, ...]:
+        """Per slot, output columns between the one before and it, where gradients are read in place; else 0."""
+        if self.key.chain is None or self.key.chain < 0:
+            return (0,) * len(self.slots)
+        return 0, *(b.column - a.column - a.width for a, b in pairwise(self.slots))
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one rank sends to another in one step: ids and bags per piece, in the receiver's piece order; sequences have no bags."""
+    """What one rank sends to another in one step: ids and bags per piece, in the receiver's piece order; sequences have no bags.
 
+    Attributes:
+        rows: of the sender's batch: the most bags of any of its keys.
+    """
+
+    rows: int
     ids: tuple[int, ...]
     bags: tuple[int, ...]
     _most: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False, compare=False)
@@ -147,9 +170,9 @@ class Sizes:
 
     @staticmethod
     def of(header: Sequence[int]) -> Sizes:
-        """From a header: ids per piece, then bags per piece."""
-        half = len(header) // 2
-        return Sizes(tuple(header[:half]), tuple(header[half:]))
+        """From a header: rows, ids per piece, bags per piece."""
+        half = 1 + len(header) // 2
+        return Sizes(header[0], tuple(header[1:half]), tuple(header[half:]))
 
 
 @dataclass(frozen=True)
@@ -194,14 +217,14 @@ class RankSlots:
         """What leaves for other ranks in the forward pass: sharded pooled groups, and apart those of row blocks, by collection."""
         found: dict[int | None, list[LookupGroup]] = {}
         for group in self.groups:
-            if not (group.key.sequence or group.key.replicated or group.key.two_hop):
+            if not (group.key.sequence or group.key.replicated or group.key.two_hop or group.key.in_place):
                 found.setdefault(group.key.collection if group.key.compact else None, []).append(group)
         return tuple(Matrix(tuple(groups)) for groups in found.values())
 
     @cached_property
     def replicas(self) -> Matrix:
         """Replicated pooled groups."""
-        return Matrix(tuple(g for g in self.groups if g.key.replicated and not g.key.sequence))
+        return Matrix(tuple(g for g in self.groups if g.key.replicated and not (g.key.sequence or g.key.in_place)))
 
     @cached_property
     def hop(self) -> Matrix:
@@ -217,6 +240,21 @@ class RankSlots:
     def matrix_of(self) -> dict[GroupKey, Matrix]:
         """Pooled group -> the matrix that it is a part of."""
         return {group.key: matrix for matrix in (*self.matrices, self.replicas, self.hop) for group in matrix.groups}
+
+    @cached_property
+    def exchanged(self) -> tuple[LookupGroup, ...]:
+        """Groups whose rows travel."""
+        return tuple(group for group in self.groups if not group.key.in_place)
+
+    @cached_property
+    def in_place(self) -> tuple[LookupGroup, ...]:
+        """Groups whose rows every rank reads where they lie."""
+        return tuple(group for group in self.groups if group.key.in_place)
+
+    @cached_property
+    def weighted_pieces(self) -> frozenset[int]:
+        """Pieces with weights that groups read whose rows travel."""
+        return frozenset(slot.piece for group in self.exchanged if group.key.weighted for slot in group.slots)
 
     @cached_property
     def sequences(self) -> tuple[LookupGroup, ...]:
@@ -252,6 +290,7 @@ class SlotTable:
         limits: feature -> rows of the smallest table it looks up; its ids must be below.
         hosts: ranks by host.
         granules: collection -> columns of the blocks that its compact matrices consist of.
+        in_place: collections whose tables lie in memory that all ranks share.
     """
 
     ranks: tuple[RankSlots, ...]
@@ -261,6 +300,12 @@ class SlotTable:
     limits: dict[str, int]
     hosts: tuple[tuple[int, ...], ...]
     granules: dict[int, int] = field(default_factory=dict)
+    in_place: frozenset[int] = frozenset()
+
+    @cached_property
+    def exchanged(self) -> tuple[int, ...]:
+        """Collections whose rows travel."""
+        return tuple(c for c in self.collections if c not in self.in_place)
 
     @property
     def two_hop(self) -> bool:
@@ -269,8 +314,8 @@ class SlotTable:
 
     @cached_property
     def widths(self) -> dict[int, int]:
-        """Pooled collection -> columns of its output."""
-        return {c: sum(u.width for u in uses) for c, uses in self.uses.items() if not self.collections[c].sequence}
+        """Pooled collection whose rows travel -> columns of its output."""
+        return {c: sum(u.width for u in self.uses[c]) for c in self.exchanged if not self.collections[c].sequence}
 
     @property
     def weighted(self) -> bool:

@@ -141,7 +141,7 @@ class _Watched(FlatExchange):
     def __init__(self, inner: Exchange, timer: StepTimer) -> None:
         self.rank, self.world_size, self.keeps_own = inner.rank, inner.world_size, inner.keeps_own
         self._inner, self._timer = inner, timer
-        self.buffer, self.split = inner.buffer, inner.split  # type: ignore[method-assign]
+        self.buffer, self.split, self.share = inner.buffer, inner.split, inner.share  # type: ignore[method-assign]
 
     def _counted(self, pending: Pending[T]) -> Pending[T]:
         return Pending(lambda: self._timer.wait(pending.wait))
@@ -156,6 +156,9 @@ class _Watched(FlatExchange):
         self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
         return self._counted(self._inner.headed(headers, send, send_splits, head, splits_of))
+
+    def meet(self) -> None:
+        self._timer.wait(self._inner.meet)
 
     def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
         return self._counted(self._inner.all_gather(send, sizes))

@@ -42,7 +42,7 @@ def timed_rank(rank: int, world_size: int) -> tuple[list[float], list[float], fl
     design = random_design(5, world_size)
     topology = Topology.local(world_size, memory_bytes=1 << 30)
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
-    model = DistributedModelParallel(collection, plan=design.plan(topology), seed=0)
+    model = DistributedModelParallel(collection, plan=design.plan(topology), seed=0, share_tables=False)
     timer = model.timer = StepTimer()
     batch = random_batch(design, rank, torch.device("cpu"))
     for _ in range(3):

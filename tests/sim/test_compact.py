@@ -89,7 +89,10 @@ def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | N
         monkey = pytest.MonkeyPatch()
         monkey.setattr(exchange, "views", views)
         collection = EmbeddingBagCollection(tables)
-        model, _ = shard_embeddings(collection, plan, exchange, RowWiseAdagrad(lr=0.1), torch.device("cpu"), 0, options)
+        optimizer = RowWiseAdagrad(lr=0.1)
+        model, _ = shard_embeddings(
+            collection, plan, exchange, optimizer, torch.device("cpu"), 0, options or EngineOptions(share_tables=False)
+        )
         outputs = []
         for _ in range(2):
             counts = torch.tensor([rng.choice(lengths) for _ in range(BATCH * len(tables))])

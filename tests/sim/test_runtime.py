@@ -58,7 +58,11 @@ def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[lis
 
 
 def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptions | None = None, threads: int = 1):
-    """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world."""
+    """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world.
+
+    Without options, worlds of even seeds read tables in place where they can.
+    """
+    options = options or EngineOptions(share_tables=world.seed % 2 == 0)
 
     def rank_main(exchange):
         torch.get_num_threads()  # a thread that is new to torch takes over the number that was set last

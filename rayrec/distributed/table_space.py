@@ -1,0 +1,69 @@
+"""Tables in memory that all ranks share: where every rank finds the rows of every shard.
+
+A column block of a table lies there in one piece, whoever owns which of its row blocks, so that a lookup of any row is that of an uncut
+table. A replicated table is there once per rank. Its owner alone writes a row, and puts it on huge pages of its own choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.exchange import Exchange
+from rayrec.comm.pages import make_huge
+from rayrec.layout import BaseEmbeddingConfig, Layout, Shard, TableLayout
+
+_ALIGNMENT = 16  # float32 of a cache line
+
+
+@dataclass(frozen=True)
+class TableSpace:
+    """The tables of one collection.
+
+    Attributes:
+        layouts: of its tables.
+        rows: all of them, flat float32.
+        starts: of every shard of every rank, its first value in `rows`.
+    """
+
+    layouts: Mapping[str, Layout]
+    rows: Tensor
+    starts: Mapping[Shard, int]
+
+    @staticmethod
+    def of(tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange) -> TableSpace | None:
+        """Shared memory of zeros for float32 tables, or None where ranks have none; all ranks call it together."""
+        starts: dict[Shard, int] = {}
+        used = 0
+        for table in tables:
+            layout = layouts[table.name]
+            blocks: dict[tuple[int, int], int] = {}  # (replica, first column) -> first value
+            for shard in layout.shards(table.name):
+                width, replica = len(shard.cols), -1 if isinstance(layout, TableLayout) else shard.rank
+                block = (replica, shard.cols.start)
+                if block not in blocks:
+                    blocks[block] = used
+                    used += -(-table.num_embeddings * width // _ALIGNMENT) * _ALIGNMENT
+                starts[shard] = blocks[block] + shard.rows.start * width
+        memory = exchange.share(4 * used)
+        if memory is None:
+            return None
+        space = TableSpace({table.name: layouts[table.name] for table in tables}, memory.view(torch.float32), starts)
+        for shard in starts:
+            if shard.rank == exchange.rank and exchange.world_size > 1:
+                make_huge(space.rows_of(shard))
+        return space
+
+    def rows_of(self, shard: Shard) -> Tensor:
+        """(rows, columns) of one shard, a view."""
+        start = self.starts[shard]
+        return self.rows[start : start + shard.shape[0] * shard.shape[1]].view(shard.shape)
+
+    def column_blocks(self, table: str, rank: int) -> list[tuple[int, int]]:
+        """First value and width of each column block of a table, in order, as `rank` reads them."""
+        layout = self.layouts[table]
+        shards = [s for s in layout.shards(table) if s.rows.start == 0 and (isinstance(layout, TableLayout) or s.rank == rank)]
+        return [(self.starts[s], len(s.cols)) for s in sorted(shards, key=lambda s: s.cols.start)]

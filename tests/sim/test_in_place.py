@@ -1,0 +1,156 @@
+"""Tables that all ranks read in place equal the unsharded ones, and N ranks equal one rank bit for bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rayrec.comm import LocalExchange, SimulatedWorld
+from rayrec.distributed import shard_embeddings
+from rayrec.distributed.engine import EngineOptions
+from rayrec.layout import EmbeddingBagConfig, Replicated, ShardingPlan, TableLayout, TablePlacement, table_wise, takes_two_hops
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import RowWiseAdagrad
+from rayrec.sparse import KeyedJaggedTensor
+from tests.sim.test_runtime import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.worlds import World, build_collections, output_of, random_world
+
+IN_PLACE = EngineOptions(share_tables=True)
+OPTIMIZER = RowWiseAdagrad(lr=0.1, eps=1e-6)
+CPU = torch.device("cpu")
+
+
+def shares(world: World) -> bool:
+    """Whether any collection is read in place."""
+    hops = {t.name: takes_two_hops(world.plan.tables[t.name].layout, world.hosts) for t in world.tables}
+    return any(not world.is_sequence(i) and not any(hops[t.name] for t in ts) for i, ts in enumerate(world.collections))
+
+
+@pytest.mark.parametrize("seed", range(10_000, 10_150))
+def test_tables_read_in_place_equal_unsharded(seed: int) -> None:
+    world = random_world(seed, optimizer=OPTIMIZER, sequences=seed % 3 == 0, varying=seed % 5 == 0)
+    check_equals_unsharded(world, meta=seed % 2 == 0, options=IN_PLACE)
+
+
+def test_most_of_those_worlds_share_tables() -> None:
+    assert sum(shares(random_world(seed, optimizer=OPTIMIZER)) for seed in range(10_000, 10_150)) > 90
+
+
+@pytest.mark.parametrize("seed", range(10_200, 10_230))
+def test_clipped_gradients_are_those_of_exchanged_rows(seed: int) -> None:
+    """Bags of one id, whose rows are the same sums whatever cuts them."""
+    world = random_world(seed, hosts=((0, 1, 2),), optimizer=replace(OPTIMIZER, max_gradient=0.2))
+    batches = [[_one_id(kjt) for kjt in step] for step in batches_of(world, 3)]
+    targets = targets_of(world, batches)
+    assert shares(world)
+    outputs, states, _ = run_sharded(world, batches, targets, True, IN_PLACE)
+    wanted, want_states, _ = run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
+    for a, b in zip(_flat(outputs), _flat(wanted), strict=True):
+        assert torch.equal(a, b)
+    for (shard, weight, _), (want_shard, want, _) in zip(sorted(states, key=_where), sorted(want_states, key=_where), strict=True):
+        assert shard == want_shard and torch.equal(weight, want)
+
+
+def _one_id(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    lengths = kjt.lengths().reshape(-1)
+    first = (lengths.cumsum(0) - lengths)[lengths > 0]
+    weights = None if kjt.weights_or_none() is None else kjt.weights()[first]
+    return KeyedJaggedTensor(kjt.keys(), kjt.values()[first], weights, (lengths > 0).to(lengths.dtype), stride=kjt.stride())
+
+
+def _flat(outputs: list[list[list[Tensor]]]) -> list[Tensor]:
+    return [o for step in outputs for rank in step for o in rank]
+
+
+def _where(state: tuple) -> tuple[str, int, int, int]:
+    return state[0].table, state[0].rank, state[0].rows.start, state[0].cols.start
+
+
+def whole_batch(batches: list[KeyedJaggedTensor], keys: list[str]) -> KeyedJaggedTensor:
+    """The bags of all ranks, rank by rank."""
+    parts = [[(kjt[key], kjt.weights_or_none()) for kjt in batches] for key in keys]
+    lengths = torch.cat([jagged.lengths() for of_key in parts for jagged, _ in of_key])
+    ids = torch.cat([jagged.values() for of_key in parts for jagged, _ in of_key])
+    weighted = batches[0].weights_or_none() is not None
+    weights = torch.cat([jagged.weights() for of_key in parts for jagged, _ in of_key]) if weighted else None
+    return KeyedJaggedTensor(keys, ids, weights, lengths, stride=sum(kjt.stride() for kjt in batches))
+
+
+def on_one_rank(world: World) -> World:
+    """The same column cuts; how rows are cut changes nothing."""
+
+    def alone(layout: TableLayout | Replicated) -> TableLayout | Replicated:
+        if isinstance(layout, Replicated):
+            return Replicated(*layout.shape, (0,))
+        cuts = (layout.row_cuts[0], layout.row_cuts[-1]), layout.col_cuts
+        return TableLayout(*cuts, (tuple(0 for _ in layout.col_cuts[1:]),))
+
+    tables = {name: TablePlacement(alone(placement.layout)) for name, placement in world.plan.tables.items()}
+    return replace(world, hosts=((0,),), plan=ShardingPlan(world_size=1, tables=tables))
+
+
+@pytest.mark.parametrize("seed", range(10_300, 10_360))
+def test_any_plan_on_some_ranks_equals_one_rank_bit_for_bit(seed: int) -> None:
+    ranks = random.Random(seed).choice([2, 4])  # gradients are divided by it: exactly
+    world = random_world(seed, hosts=(tuple(range(ranks)),), optimizer=OPTIMIZER)
+    batches = batches_of(world, 3)
+    targets = targets_of(world, batches)
+    outputs, states, _ = run_sharded(world, batches, targets, True, IN_PLACE)
+    alone = on_one_rank(world)
+    wholes = [[whole_batch(step, world.features())] for step in batches]
+    whole_targets = [[[torch.cat(parts) / ranks for parts in zip(*step, strict=True)]] for step in targets]
+    one, one_states, _ = run_sharded(alone, wholes, whole_targets, True, IN_PLACE)
+    for step, (got,) in zip(outputs, one, strict=True):
+        for i, whole in enumerate(got):
+            assert torch.equal(torch.cat([rank[i] for rank in step]), whole)
+    tables = {(s.table, s.cols.start): weight for s, weight, _ in one_states}
+    for shard, weight, _ in states:
+        assert torch.equal(weight, tables[shard.table, shard.cols.start][shard.rows.start : shard.rows.stop])
+
+
+@pytest.mark.parametrize("seed", range(10_400, 10_430))
+def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
+    world = random_world(seed, optimizer=OPTIMIZER)
+    world.weighted = [True] * len(world.collections)
+    batches = batches_of(world, 1)[0]
+    targets = targets_of(world, [batches])[0]
+
+    def grad_of(modules, rank: int) -> Tensor:
+        kjt = batches[rank]
+        weights = kjt.weights().clone().requires_grad_()
+        learnable = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride())
+        sum((output_of(m, learnable) * t).sum() for m, t in zip(modules, targets[rank], strict=True)).backward()
+        return torch.zeros_like(weights) if weights.grad is None else weights.grad
+
+    def rank_main(exchange) -> Tensor:
+        torch.set_num_threads(1)
+        model, _ = shard_embeddings(build_collections(world, "meta"), world.plan, exchange, OPTIMIZER, CPU, world.seed)
+        return grad_of(model, exchange.rank)
+
+    for rank, got in enumerate(SimulatedWorld(world.world_size).run(rank_main)):
+        torch.testing.assert_close(got, grad_of(build_collections(world), rank), **TOLERANCE)
+
+
+def test_two_forwards_before_their_backwards() -> None:
+    """Gradients of the second are handed over while others may still read those of the first."""
+    tables = [EmbeddingBagConfig(50, 16, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(6)]
+    ids = torch.randint(50, (4, 2, 6, 8), generator=torch.Generator().manual_seed(3))  # step, forward, feature, row
+
+    def train(exchange) -> list[Tensor]:
+        owners = {t.name: TablePlacement(table_wise(t, i % exchange.world_size)) for i, t in enumerate(tables)}
+        plan = ShardingPlan(world_size=exchange.world_size, tables=owners, hosts=(tuple(range(exchange.world_size)),))
+        model, engine = shard_embeddings(EmbeddingBagCollection(tables, device="meta"), plan, exchange, OPTIMIZER, CPU, 0)
+        for step in ids:
+            mine = [part.chunk(exchange.world_size, 1)[exchange.rank].reshape(-1) for part in step]
+            kjts = [KeyedJaggedTensor([f"f{i}" for i in range(6)], part, lengths=torch.ones_like(part)) for part in mine]
+            for output in [model(kjt).values() for kjt in kjts]:
+                output.backward(output.detach() * (exchange.world_size / 2))  # the mean over ranks is of the same sum
+        return [state.weight.detach() for state in sorted(engine.shard_states(), key=lambda s: s.shard.table)]
+
+    first, second = SimulatedWorld(2).run(train)
+    for i, want in enumerate(train(LocalExchange())):
+        torch.testing.assert_close((first, second)[i % 2][i // 2], want, rtol=0, atol=0)
