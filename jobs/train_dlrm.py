@@ -76,6 +76,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--dense-lr", type=float, default=3e-3, help="learning rate of the dense part (default 0.003)")
     run.add_argument("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help="precision of pooled rows between ranks")
     run.add_argument("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help="precision of their gradients")
+    run.add_argument(
+        "--share-tables",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="CPU ranks of one host read each other's rows in place where they can (default)",
+    )
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--timing", action="store_true", help="print how long each part of the start-up took")
     add_profile_options(run)
@@ -129,6 +135,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
         dense_optimizer=OptimizerConfig(name=args.dense_optimizer, lr=args.dense_lr),
         qcomms_forward=args.qcomms_forward,
         qcomms_backward=args.qcomms_backward,
+        share_tables=args.share_tables,
         checkpoint=CheckpointConfig(every_n_steps=args.checkpoint_every, num_to_keep=args.keep, at_end=storage is not None),
         resume_from=_resume(args),
         timeout_s=args.timeout,

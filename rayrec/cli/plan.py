@@ -38,6 +38,12 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
     parser.add_argument("--qcomms-forward", choices=list(CODINGS), default="fp32", help="what rows travel as between ranks (%(default)s)")
     parser.add_argument("--qcomms-backward", choices=list(CODINGS), default="fp32", help="what their gradients travel as (%(default)s)")
+    parser.add_argument(
+        "--share-tables",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="CPU ranks of one host read each other's rows in place where they can (default)",
+    )
     parser.add_argument("--constraints", metavar="FILE", help="JSON: table name -> fields of ParameterConstraints")
     parser.add_argument("--profile", metavar="PATH", help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)")
     parser.add_argument("--out", metavar="FILE", help="where to write the plan as JSON")
@@ -64,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
             constraints[table.name] = replace(constraints.get(table.name, ParameterConstraints()), weighted=True)
     earlier = ShardingPlan.load(options.diff) if options.diff else None
     kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds else None
-    coded = options.qcomms_forward, options.qcomms_backward
+    coded = options.qcomms_forward, options.qcomms_backward, options.share_tables
     plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds, *coded).plan(schema.tables)
     written = []
     if options.out:

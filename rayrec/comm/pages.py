@@ -68,6 +68,6 @@ def make_huge(memory: Tensor) -> None:
     first = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
     last = -(-(memory.data_ptr() + memory.numel() * memory.element_size()) // HUGE_PAGE) * HUGE_PAGE
     for page in range(first, last, HUGE_PAGE):
-        ctypes.c_char.from_address(page).value = ctypes.c_char.from_address(page).value  # there is nothing to collapse yet
+        _ = ctypes.c_char.from_address(page).value  # a page of the file comes into being, else there is nothing to collapse
         if _libc.madvise(page, HUGE_PAGE, _COLLAPSE):
             return

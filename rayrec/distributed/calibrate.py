@@ -103,24 +103,28 @@ def _lengths(pooling: float, bags: int, generator: torch.Generator) -> Tensor:
     return (torch.rand(bags, generator=generator) * (2 * pooling) + 0.5).to(torch.int32)
 
 
-def plan_amounts(design: Design, topology: Topology) -> list[StepAmounts]:
-    """What the cost model counts on every rank."""
+def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list[StepAmounts]:
+    """What the cost model counts on every rank; `share_tables` where it reads rows in place."""
     costs = CostModel(topology)
     ranks = [StepAmounts()] * topology.world_size
-    for work, layout in zip(table_works(design.tables, design.constraints, design.batch_size, topology), design.layouts, strict=True):
+    works = table_works(design.tables, design.constraints, design.batch_size, topology, share_tables=share_tables)
+    for work, layout in zip(works, design.layouts, strict=True):
         home, owners = costs.layout_home_amounts(work, layout), costs.amounts(work, layout)
         ranks = [r.plus(home).plus(owners.get(i, StepAmounts())) for i, r in enumerate(ranks)]
     return ranks
 
 
-def measure_step(design: Design, exchange: Exchange, topology: Topology, device: torch.device) -> list[float]:
-    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile of some steps.
+def measure_step(
+    design: Design, exchange: Exchange, topology: Topology, device: torch.device, share_tables: bool
+) -> tuple[list[float], bool]:
+    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile of some steps; and whether rows were
+    read in place, which is only where `share_tables` asks for it.
 
     Of a rank that works in one thread, the seconds that this thread worked; then others may use the machine meanwhile.
     """
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
-    plan, options = design.plan(topology), EngineOptions(share_tables=False)
-    module, engine = shard_embeddings(collection, plan, exchange, RowWiseAdagrad(), device, 0, options)
+    options = EngineOptions(share_tables=share_tables)
+    module, engine = shard_embeddings(collection, design.plan(topology), exchange, RowWiseAdagrad(), device, 0, options)
     clock = thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
     timer = engine.timer = StepTimer(clock)
     batches = [random_batch(design, 1000 * i + exchange.rank, device) for i in range(3)]
@@ -135,7 +139,7 @@ def measure_step(design: Design, exchange: Exchange, topology: Topology, device:
         took, parts = clock() - start, timer.read()
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
         found.append([*worked, took - sum(part.waited for part in parts.values())])
-    return [quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)]
+    return [quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)], engine.shares_tables
 
 
 def calibrate(
@@ -162,8 +166,9 @@ def calibrate(
     for seed in range(designs):
         design = random_design(seed, exchange.world_size)
         say(f"random plan {seed + 1} of {designs}: {len(design.tables)} tables, {design.batch_size} rows per rank")
-        everyone = _share(exchange, measure_step(design, exchange, topology, device), device)
-        amounts = plan_amounts(design, topology)
+        seconds, shared = measure_step(design, exchange, topology, device, share_tables=seed % 2 == 0)
+        everyone = _share(exchange, seconds, device)
+        amounts = plan_amounts(design, topology, shared)
         samples += [Sample(a, tuple(values[:-1]), values[-1]) for a, values in zip(amounts, everyone, strict=True)]
     return fit(topology, links, samples)
 

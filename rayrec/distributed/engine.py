@@ -106,6 +106,11 @@ class ShardedEmbeddings:
         self._lr: float | None = None
         self.timer: StepTimer | None = None
 
+    @property
+    def shares_tables(self) -> bool:
+        """Whether ranks read the rows of any collection in place."""
+        return bool(self._shared.spaces)
+
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of every shard of this rank."""
         return [state for lookup in self.lookups.values() for state in lookup.shard_states()]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
+from rayrec.comm.pages import make_huge
 from rayrec.distributed.bucketize import SourceRows
 from rayrec.distributed.cpu_lookup import SlotRows
 from rayrec.distributed.group_lookup import GroupLookup
@@ -122,6 +123,7 @@ class SharedGradients:
         if self._memory.numel() < sum(sizes):
             memory = exchange.share(max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length()))
             assert memory is not None, "tables are shared"
+            make_huge(memory)
             self._memory = memory.view(torch.float32)
         parts = self._memory[: sum(sizes)].split(sizes)
         return [part.view(rows, width) for part, width in zip(parts, widths, strict=True)]
@@ -188,9 +190,18 @@ def _hand_over(step: InPlaceStep, mine: Sequence[Tensor]) -> list[Tensor]:
     whole = step.gradients.matrices(sum(rows), [home.width for home in step.homes.values()], exchange)
     first = sum(rows[: exchange.rank])
     for grad, matrix in zip(mine, whole, strict=True):
-        torch.mul(grad, 1.0 / exchange.world_size, out=matrix[first : first + rows[exchange.rank]])
+        _put_scaled(grad, 1.0 / exchange.world_size, matrix[first : first + rows[exchange.rank]])
     exchange.meet()
     return whole
+
+
+def _put_scaled(grad: Tensor, scale: float, out: Tensor) -> None:
+    """out = grad * scale, in one pass; a product that repeats one number, as the gradient of a sum does, would not be vectorized."""
+    if 0 in grad.stride() and grad.numel():
+        once = grad[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in grad.stride())]
+        out.copy_((once * scale).expand_as(out))
+    else:
+        torch.mul(grad, scale, out=out)
 
 
 def _grad_of_weights(step: InPlaceStep, found: Sequence[GroupIds], mine: Sequence[Tensor], like: Tensor) -> Tensor:

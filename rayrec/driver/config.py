@@ -108,6 +108,7 @@ class RunConfig:
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain" and "off" say so.
         shuffle, drop_last: order of the data, and whether a last partial batch is left out.
         qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks: fp32, fp16, bf16 or int8.
+        share_tables: CPU ranks of one host read each other's rows in place where they can; see `DistributedModelParallel`.
         profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is taken from the driver's folder.
         extras: JSON data that every checkpoint carries.
     """
@@ -132,6 +133,7 @@ class RunConfig:
     drop_last: bool = False
     qcomms_forward: str = "fp32"
     qcomms_backward: str = "fp32"
+    share_tables: bool = True
     profile: ProfileConfig | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 

@@ -219,6 +219,7 @@ class Driver:
             constraints=self._constraints,
             qcomms_forward=self._run.qcomms_forward,
             qcomms_backward=self._run.qcomms_backward,
+            share_tables=self._run.share_tables,
         )
 
     def _predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
@@ -231,6 +232,7 @@ class Driver:
             sparse_optimizer=self._run.sparse_optimizer.name,
             qcomms_forward=self._run.qcomms_forward,
             qcomms_backward=self._run.qcomms_backward,
+            share_tables=self._run.share_tables,
         )
         return estimate_ranks(request, plan)
 
@@ -263,6 +265,7 @@ class Driver:
             drop_last=run.drop_last,
             qcomms_forward=run.qcomms_forward,
             qcomms_backward=run.qcomms_backward,
+            share_tables=run.share_tables,
             extras=run.extras,
         )
 

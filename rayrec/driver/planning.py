@@ -64,6 +64,7 @@ def resolve_plan(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     qcomms_forward: str = "fp32",
     qcomms_backward: str = "fp32",
+    share_tables: bool = True,
 ) -> ShardingPlan:
     """The plan to train by.
 
@@ -74,6 +75,7 @@ def resolve_plan(
         sparse_optimizer: by name; its state counts as memory.
         constraints: by table, for the planner.
         qcomms_forward, qcomms_backward: what rows and their gradients travel as.
+        share_tables: see `RunConfig`.
     Raises:
         PlanError: the tables do not fit, or the plan given is for other tables or ranks.
     """
@@ -88,6 +90,7 @@ def resolve_plan(
             sparse_optimizer=sparse_optimizer,
             qcomms_forward=qcomms_forward,
             qcomms_backward=qcomms_backward,
+            share_tables=share_tables,
         )
         return planner.plan(tables)
     given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)

@@ -3,7 +3,8 @@
 As owner, a rank pays for the ids it receives, the rows it reads and pools, the rows it sends, the gradients it receives, and the fused
 update. As home of its own rows of the batch it pays for packing ids and gradients for every owner and for joining what they return: a
 cost that all ranks share alike, and that wide splits raise. The wire is priced on the owner's side: all owners together send what all
-homes together receive, and homes are even, so the slowest owner is never faster than a home.
+homes together receive, and homes are even, so the slowest owner is never faster than a home. Where rows are read in place
+(`rayrec.distributed.in_place`), a rank pays as owner for ids and the update alone, and as home for looking up its own bags.
 
 Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the topology's constants, so that a calibration
 can fit the constants to measured parts. What a pipelined trainer hides of the input part (`Topology.input_hidden`) is counted and not
@@ -135,8 +136,11 @@ class CostModel:
             updated += 2 * distinct * (row_line * row_cost + _lines(state.row_bytes(width)) * state_cost)
         out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
         pieces = len({shard.rows for shard in shards}) * work.features * world
+        ids_in = Amounts(pieces, stream=2.0 * world * traffic.id_bytes, near=near * traffic.id_bytes, far=far * traffic.id_bytes)
+        if work.in_place:
+            return StepAmounts(ids_in, update=Amounts(slots, items=all_ids, stream=all_ids * SORT_BYTES + gradients, rows=updated))
         return StepAmounts(
-            Amounts(pieces, stream=2.0 * world * traffic.id_bytes, near=near * traffic.id_bytes, far=far * traffic.id_bytes),
+            ids_in,
             Amounts(slots, items=all_ids, stream=all_ids * ID_BYTES + read + values, rows=touched),
             Amounts(slots, stream=copies * values, near=rows_near * out * near_sizes[0], far=rows_far * out * there.size),
             Amounts(slots, stream=gradient_copies * values, near=rows_near * into * near_sizes[1], far=rows_far * into * back.size),
@@ -153,6 +157,8 @@ class CostModel:
         """
         sorted_items = work.ids + work.bags * blocks if blocks > 1 else 0.0
         pieces = slots * work.features
+        if work.in_place:
+            return self._read_in_place(work, total, 1 if replicated else slots // blocks, pieces, sorted_items)
         arriving = total.row_bytes / (work.world_size if replicated else summed)
         decoding, encoding = 0.0 if replicated else work.wire.forward.passes, work.wire.backward.passes
         every_bag = work.bags * work.dim * ROW_ELEMENT_BYTES * blocks
@@ -162,6 +168,19 @@ class CostModel:
             Amounts(),
             Amounts(home_slots=pieces, items=work.bags * (1 if replicated else slots), stream=(passes + decoding) * arriving),
             Amounts(home_slots=pieces, items=work.bags * slots, stream=(passes + encoding) * total.row_bytes / summed),
+            Amounts(),
+        )
+
+    def _read_in_place(self, work: TableWork, total: Traffic, column_blocks: int, pieces: int, sorted_items: float) -> StepAmounts:
+        """Each rank looks up its own bags, and writes the gradient of its output once."""
+        ids, output = work.ids * column_blocks, work.bags * work.dim * ROW_ELEMENT_BYTES
+        read = ids * _lines(-(-work.dim // column_blocks) * work.element_bytes)
+        touched = work.distinct_at_home * _lines(work.dim * work.element_bytes)
+        return StepAmounts(
+            Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
+            Amounts(column_blocks * work.features, items=ids, stream=ids * ID_BYTES + read + output, rows=touched),
+            Amounts(),
+            Amounts(stream=2.0 * output),
             Amounts(),
         )
 

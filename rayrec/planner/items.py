@@ -101,8 +101,13 @@ def table_works(
     topology: Topology,
     wire: Wire = FLOAT32,
     placed: Mapping[str, TablePlacement] | None = None,
+    share_tables: bool = False,
 ) -> list[TableWork]:
-    """What a step does with each table, where it lies; tables that have no place yet lie where their constraints let them first."""
+    """What a step does with each table, where it lies; tables that have no place yet lie where their constraints let them first.
+
+    Args:
+        share_tables: see `table_work`.
+    """
     storages = {name: placement.storage for name, placement in (placed or {}).items()}
     return [
         table_work(
@@ -113,6 +118,7 @@ def table_works(
             topology.device,
             wire,
             storages.get(table.name),
+            share_tables,
         )
         for table in tables
     ]

@@ -2,7 +2,8 @@
 
 Owners group the ids they receive, sort them for the update, and hold the rows and the gradients of all W*B bags, and what of both is under
 way to other ranks; the exchange keeps two of its largest messages. Every rank, as home of its own batch, sends ids, joins the rows that
-return, and holds that output and its gradient. Rows and gradients that are coded on the wire have two copies more at
+return, and holds that output and its gradient; where rows are read in place, it looks up its output itself and holds the gradient twice,
+once for all to read. Rows and gradients that are coded on the wire have two copies more at
 either end. Buffers of all tables live at once, as the collections share one exchange; what is freed
 in between is kept for the next step, so all of them count (`python -m benchmarks.memory` compares with real ranks). Integers, so that
 adding and removing tables is exact. Leaves out: the dense model, batches that wait, what the process takes without any table.
@@ -77,7 +78,7 @@ def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str
     ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
     bags = sum(returned_rows(work, shard, summed) for shard in shards) if work.pooled else work.bags * len(shards)
     offsets = world * bags * OFFSET_BYTES
-    rows = 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
+    rows = 0.0 if work.in_place else 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
     return RankMemory(
         weight_bytes=sum(weights for weights, _ in stored),
         optimizer_bytes=sum(state for _, state in stored),

@@ -38,6 +38,7 @@ class EmbeddingShardingPlanner:
         sparse_optimizer: name as in `rayrec.optim`; decides state bytes and update time.
         kinds: the sharding kinds any table may use; None allows all.
         qcomms_forward, qcomms_backward: what rows and their gradients travel as: fp32, fp16, bf16 or int8.
+        share_tables: as in `DistributedModelParallel`, which then reads rows in place where it can.
     Raises:
         ConfigError: a number, kind or optimizer that makes no sense.
 
@@ -55,6 +56,7 @@ class EmbeddingShardingPlanner:
         kinds: Sequence[str] | None = None,
         qcomms_forward: str = "fp32",
         qcomms_backward: str = "fp32",
+        share_tables: bool = True,
     ) -> None:
         if kinds is not None:
             check_kinds(kinds)
@@ -63,7 +65,7 @@ class EmbeddingShardingPlanner:
         self.constraints = dict(constraints or {})
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self.costs = CostModel(topology, sparse_optimizer)
-        self.qcomms_forward, self.qcomms_backward = qcomms_forward, qcomms_backward
+        self.qcomms_forward, self.qcomms_backward, self.share_tables = qcomms_forward, qcomms_backward, share_tables
         self.request([])  # checks
 
     def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
@@ -81,6 +83,7 @@ class EmbeddingShardingPlanner:
             kinds=self.kinds,
             qcomms_forward=self.qcomms_forward,
             qcomms_backward=self.qcomms_backward,
+            share_tables=self.share_tables,
         )
 
     def plan(self, tables: Sequence[BaseEmbeddingConfig]) -> ShardingPlan:

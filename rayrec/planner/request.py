@@ -16,7 +16,7 @@ from rayrec.planner.items import make_items, table_works
 from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.options import Item
 from rayrec.planner.search import has_room
-from rayrec.planner.wire import Wire
+from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork
 
 
@@ -32,6 +32,7 @@ class PlanRequest:
         sparse_optimizer: name of the fused optimizer.
         kinds: the sharding kinds any table may use.
         qcomms_forward, qcomms_backward: what rows and their gradients travel as; names of `CommType`.
+        share_tables: as in `DistributedModelParallel`: CPU ranks of one host read float32 tables with row-wise Adagrad in place.
     Raises:
         ConfigError: a number, kind, name or optimizer that makes no sense.
     """
@@ -44,6 +45,7 @@ class PlanRequest:
     kinds: Sequence[str] = KINDS
     qcomms_forward: str = "fp32"
     qcomms_backward: str = "fp32"
+    share_tables: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -56,7 +58,9 @@ class PlanRequest:
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""
         wire = Wire.of(self.qcomms_forward, self.qcomms_backward)
-        return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire, placed)
+        one_host = self.topology.device == "cpu" and len(self.topology.hosts) == 1
+        shared = self.share_tables and one_host and self.sparse_optimizer == "rowwise_adagrad" and wire == FLOAT32
+        return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared)
 
     def items(self) -> list[Item]:
         """The priced items of the search.

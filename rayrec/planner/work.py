@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rayrec.layout.geometry import Shard
 from rayrec.layout.kinds import COMPACT_BELOW, COMPACT_COLUMNS
 from rayrec.layout.plan import Storage
-from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
+from rayrec.layout.tables import BaseEmbeddingConfig, DataType, PoolingType
 from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.wire import FLOAT32, Wire
@@ -42,6 +42,8 @@ class TableWork:
         skew: exponent of the Zipf law of its ids; 0 means uniform.
         storage: where its rows lie. gpu: the rank is one, so that the host's memory is another than its own.
         wire: what rows and gradients travel as; one rank alone codes nothing.
+        in_place: every rank reads its rows where they lie, so that none travel; see `rayrec.distributed.in_place`.
+        distinct_at_home: different rows among the ids of one rank.
         distinct: different rows among the ids of all ranks, as is to be expected; a block of rows has its share of them.
         missed: share of them that a cache does not hold; 0 without a cache.
     """
@@ -59,12 +61,15 @@ class TableWork:
     gpu: bool = False
     skew: float = 0.0
     wire: Wire = FLOAT32
+    in_place: bool = False
+    distinct_at_home: float = field(init=False)
     distinct: float = field(init=False)
     missed: float = field(init=False)
 
     def __post_init__(self) -> None:
         ids, kept = self.world_size * self.ids, self.storage.load_factor if self.gpu else None
         object.__setattr__(self, "distinct", distinct_rows(self.rows, ids, self.skew))
+        object.__setattr__(self, "distinct_at_home", distinct_rows(self.rows, self.ids, self.skew) if self.in_place else 0.0)
         held = 1.0 if kept is None else distinct_rows(self.rows, ids, self.skew, round(kept * self.rows)) / self.distinct
         object.__setattr__(self, "missed", 1.0 - held)
 
@@ -97,8 +102,13 @@ def table_work(
     device: Device = "cpu",
     wire: Wire = FLOAT32,
     storage: Storage | None = None,
+    share_tables: bool = False,
 ) -> TableWork:
-    """The work of one table for `batch_size` rows per rank, where its constraints let it lie first unless `storage` is given."""
+    """The work of one table for `batch_size` rows per rank, where its constraints let it lie first unless `storage` is given.
+
+    Args:
+        share_tables: pooled float32 tables are read in place.
+    """
     pooled = getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE
     return TableWork(
         rows=table.num_embeddings,
@@ -114,6 +124,7 @@ def table_work(
         gpu=device == "cuda",
         skew=constraints.skew,
         wire=wire if world_size > 1 else FLOAT32,
+        in_place=share_tables and pooled and table.data_type is DataType.FP32,
     )
 
 
@@ -142,8 +153,8 @@ NO_TRAFFIC = Traffic(0.0, 0.0)
 def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
     """Rows that a shard returns to one source rank.
 
-    Sequences: one for every id that meets it. Pooled: one per bag, of row blocks one per bag with ids there where few bags have
-    any. As many as the fullest of several features or tables has: two standard deviations more than the mean.
+    Sequences: one for every id that meets it. Pooled: one per bag; of row blocks one per bag with ids there where few bags have any,
+    unless rows are read in place. As many as the fullest of several features or tables has: two standard deviations more than the mean.
 
     Args:
         summed: ranks of a host that sum their rows first, see `routes`; those are of all bags.
@@ -152,7 +163,7 @@ def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
     if not work.pooled:
         return work.ids * share
     filled = share * work.pooling_factor if work.pooling_factor < 1 else 1.0 - (1.0 - share) ** work.pooling_factor
-    if share == 1.0 or summed > 1 or filled >= COMPACT_BELOW or math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS:
+    if share == 1.0 or summed > 1 or work.in_place or filled >= COMPACT_BELOW or math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS:
         return work.bags
     mean = work.batch_size * filled
     return work.features * min(work.batch_size, mean + 2 * math.sqrt(mean * (1.0 - filled)))

@@ -138,6 +138,7 @@ class TrainSpec:
         run_path: folder that receives step directories, or None (then nothing is saved).
         report_every_s: seconds between reports, about; also how soon a stop takes effect.
         qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks, one of WIRE_PRECISIONS.
+        share_tables: CPU ranks of one host read each other's rows in place where they can.
         profile: which steps to profile, or None.
         extras: JSON data that every checkpoint of the run carries (what is needed to build the model again).
     """
@@ -159,6 +160,7 @@ class TrainSpec:
     drop_last: bool = False
     qcomms_forward: str = "fp32"
     qcomms_backward: str = "fp32"
+    share_tables: bool = True
     profile: ProfileConfig | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 

@@ -54,7 +54,14 @@ class RankTrainer:
         sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
         qcomms = QCommsConfig(CommType(spec.qcomms_forward), CommType(spec.qcomms_backward))
         self.model = DistributedModelParallel(
-            module, plan=spec.plan, sparse_optimizer=sparse, device=self.device, seed=spec.seed, qcomms=qcomms, prefetch=True
+            module,
+            plan=spec.plan,
+            sparse_optimizer=sparse,
+            device=self.device,
+            seed=spec.seed,
+            qcomms=qcomms,
+            prefetch=True,
+            share_tables=spec.share_tables,
         )
         self._dense = dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
         self.step, self.rows, self.seconds = 0, 0, 0.0
