@@ -6,7 +6,7 @@ per set of collections.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import gcd
@@ -44,7 +44,7 @@ def compile_slots(
     specs: Mapping[int, CollectionSpec],
     optimizers: Mapping[str, SparseOptimizer],
     world_size: int,
-    in_place: Collection[int] = (),
+    in_place: Mapping[int, Mapping[Shard, int]] | None = None,
 ) -> SlotTable:
     """Compile the slot table of some collections; a pure function, so that every rank gets the same one.
 
@@ -53,8 +53,9 @@ def compile_slots(
         specs: collections by index.
         optimizers: of every table.
         world_size: W.
-        in_place: pooled collections whose tables lie in memory that all ranks share.
+        in_place: collections whose tables lie in memory that all ranks share, with the first value of every shard there.
     """
+    in_place = in_place or {}
     uses = {c: uses_of(c, specs[c].tables) for c in sorted(specs)}
     configs = {table.name: table for spec in specs.values() for table in spec.tables}
     builders = [_RankBuilder() for _ in range(world_size)]
@@ -64,8 +65,9 @@ def compile_slots(
         config, spec, placement = configs[use.table], specs[use.collection], plan.tables[use.table]
         limits[use.feature] = min(limits.get(use.feature, config.num_embeddings), config.num_embeddings)
         layout = placement.layout
-        cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
         near = use.collection in in_place
+        cuts = layout.row_cuts if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 else None
+        cuts = None if near and spec.sequence else cuts  # owners pick their ids themselves, and so know where each was
         two_hop = not (spec.sequence or near) and takes_two_hops(layout, plan.hosts)
         compact = cuts is not None and not (spec.sequence or two_hop or near) and granules[use.collection] >= COMPACT_COLUMNS
         for shard in layout.shards(use.table):
@@ -80,13 +82,14 @@ def compile_slots(
                 width=len(shard.cols) if spec.sequence or placement.storage.kind == "cached" else 0,
                 two_hop=two_hop,
                 compact=compact,
-                chain=-1 if near else None,
+                chain=(shard.cols.start if spec.sequence else -1) if near else None,
             )
-            block = layout.row_block(shard.rows.start) if isinstance(layout, TableLayout) else 0
-            builders[shard.rank].add(key, use, shard, block, Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact))
-    ranks = tuple(builder.build() for builder in builders)
+            block = layout.row_block(shard.rows.start) if cuts is not None and isinstance(layout, TableLayout) else 0
+            piece = Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact)
+            builders[shard.rank].add(key, use, shard, block, piece, len(shard.rows) == config.num_embeddings)
+    ranks = tuple(builder.build(in_place) for builder in builders)
     found = {c: specs[c] for c in sorted(specs)}
-    return SlotTable(ranks, found, uses, tuple(limits), limits, plan.hosts, granules, frozenset(in_place) & specs.keys())
+    return SlotTable(ranks, found, uses, tuple(limits), limits, plan.hosts, granules, frozenset(in_place.keys() & specs.keys()))
 
 
 class _RankBuilder:
@@ -94,17 +97,17 @@ class _RankBuilder:
         self.pieces: dict[Piece, int] = {}
         self.groups: dict[GroupKey, list[Slot]] = {}
 
-    def add(self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece) -> None:
+    def add(self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece, whole: bool) -> None:
         index = self.pieces.setdefault(piece, len(self.pieces))
-        self.groups.setdefault(key, []).append(Slot(use, shard, block, index))
+        self.groups.setdefault(key, []).append(Slot(use, shard, block, index, whole))
 
-    def build(self) -> RankSlots:
+    def build(self, in_place: Mapping[int, Mapping[Shard, int]]) -> RankSlots:
         # sharded groups first: their columns lead in the gradient buffer, so that the forward send is a prefix of the same order
         groups: dict[GroupKey, list[Slot]] = {}
         for key, slots in self.groups.items():
-            groups.update(_chains(key, slots) if key.in_place else {key: slots})
+            groups.update(_chains(key, slots) if key.in_place and not key.sequence else {key: slots})
         keys = sorted(groups, key=lambda k: (k.sequence, k.replicated, k.two_hop, k.compact, k.collection, k.width, repr(k)))
-        return RankSlots(tuple(self.pieces), tuple(_group(key, groups[key]) for key in keys))
+        return RankSlots(tuple(self.pieces), tuple(_group(key, groups[key], in_place.get(key.collection, {})) for key in keys))
 
 
 def _chains(key: GroupKey, slots: Sequence[Slot]) -> dict[GroupKey, list[Slot]]:
@@ -126,7 +129,7 @@ def _chains(key: GroupKey, slots: Sequence[Slot]) -> dict[GroupKey, list[Slot]]:
     return found | {replace(key, chain=i): chain for i, chain in enumerate(chains)}
 
 
-def _group(key: GroupKey, slots: list[Slot]) -> LookupGroup:
+def _group(key: GroupKey, slots: list[Slot], starts: Mapping[Shard, int]) -> LookupGroup:
     first: dict[Shard, tuple[int, int]] = {}
     for slot in slots:
         # on the two-hop route every rank of a host has one block of each column, and all must order them alike; chains ascend
@@ -134,4 +137,5 @@ def _group(key: GroupKey, slots: list[Slot]) -> LookupGroup:
     # the kernel wants the slots of one shard side by side
     shards = tuple(sorted(first, key=lambda s: first[s]))
     rank_of = {shard: i for i, shard in enumerate(shards)}
-    return LookupGroup(key, shards, tuple(sorted(slots, key=lambda s: (rank_of[s.shard], s.column))))
+    bases = tuple(starts[shard] // key.width for shard in shards) if key.in_place and key.sequence else ()
+    return LookupGroup(key, shards, tuple(sorted(slots, key=lambda s: (rank_of[s.shard], s.column))), bases)

@@ -170,11 +170,13 @@ class RowWiseAdagradLookup:
         self._starts = bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]
         self.rows = private_memory(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
         self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
-        self.sums = torch.zeros(self._row_bounds[-1])
+        self.sums = private_memory(4 * self._row_bounds[-1]).view(torch.float32)
         lanes = _Lanes(group)
         self._shards = lanes.numbers
         starts = [0 if shard is None else self._starts[shard] for shard in lanes.shards]
-        column = group.slots[0].column if (group.key.chain or 0) >= 0 and group.key.in_place else 0
+        column = 0
+        if group.key.chain is not None and group.key.chain >= 0:
+            column = group.key.chain if group.key.sequence else group.slots[0].column
         self._slots = SlotRows(self.rows, starts, lanes.bounds, lanes.widths, self.workers, column)
         self._widest = max(lanes.widths)
         self._sum_offsets = torch.tensor([0 if shard is None else self._row_bounds[shard] for shard in lanes.shards])

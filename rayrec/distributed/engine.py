@@ -317,7 +317,8 @@ class ShardedEmbeddings:
 
     def _compile_for(self, plan: ShardingPlan, collections: frozenset[int], shared: SharedTables) -> Compiled:
         specs = {c: self.collections[c] for c in collections}
-        slots = compile_slots(plan, specs, self.optimizers, self.exchange.world_size, shared.spaces.keys() & collections)
+        in_place = {c: shared.spaces[c].starts for c in shared.spaces.keys() & collections}
+        slots = compile_slots(plan, specs, self.optimizers, self.exchange.world_size, in_place)
         return Compiled.of(slots, self.exchange.rank, self.device)
 
     def _lay_out(self, plan: ShardingPlan, before: SharedTables) -> SharedTables:

@@ -34,7 +34,12 @@ class GroupLookup:
 
     def __init__(self, group: LookupGroup, device: torch.device, workers: Workers | None = None, space: TableSpace | None = None) -> None:
         self.group = group
-        self.kernel = make_lookup(_merged(group) if group.key.sequence else group, group.key.optimizer, device, workers, space)
+        self._bases = group.bases or tuple(offsets_of(len(shard.rows) for shard in group.shards)[:-1])
+        if group.key.sequence:
+            rows = sum(len(shard.rows) for shard in group.shards) if space is None else space.as_table(group.key.width).shape[0]
+            group = _merged(group, rows)
+            space = None if space is None else space.as_one(group.shards[0])
+        self.kernel = make_lookup(group, group.key.optimizer, device, workers, space)
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width). float32; its backward updates the rows."""
@@ -69,15 +74,14 @@ class GroupLookup:
         if not self.group.key.sequence:
             return states
         (whole,) = states
-        bounds = offsets_of(len(shard.rows) for shard in self.group.shards)
-        return [
-            ShardState(shard, whole.weight[a:b], {name: state[a:b] for name, state in whole.optimizer.items()})
-            for shard, a, b in zip(self.group.shards, bounds, bounds[1:], strict=False)
-        ]
+        found = []
+        for shard, base in zip(self.group.shards, self._bases, strict=True):
+            rows = slice(base, base + len(shard.rows))
+            found.append(ShardState(shard, whole.weight[rows], {name: state[rows] for name, state in whole.optimizer.items()}))
+        return found
 
 
-def _merged(group: LookupGroup) -> LookupGroup:
-    rows = sum(len(shard.rows) for shard in group.shards)
+def _merged(group: LookupGroup, rows: int) -> LookupGroup:
     name = "+".join(dict.fromkeys(shard.table for shard in group.shards))
     shard = Shard(name, range(rows), range(group.key.width), group.shards[0].rank)
     first = group.slots[0]

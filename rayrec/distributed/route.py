@@ -3,9 +3,10 @@
     KJT -> bucketize by row block -> header -> all_to_all -> payload -> all_to_all -> ids per lookup group
 
 `pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size:
-the rows of the batch, and per piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step to step,
-and one host sync per step reads them all. The payload carries ids, lengths and weights of one destination side by side, in words of
-32 bits, so that one collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even bucketized.
+extents of what is read in place, and per piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step
+to step, and one host sync per step reads them all. The payload carries ids, lengths and weights of one destination side by side, in words
+of 32 bits, so that one collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even
+bucketized.
 
 Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags without ids stayed at home), those
 with fewer are padded by empty bags on arrival; nothing but their pooled rows is sent back for the padding.
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.bucketize import Bucketing, SourceRows, bucketize
-from rayrec.distributed.slots import GroupKey, LookupGroup, Piece, Sizes, SlotTable
+from rayrec.distributed.slots import GroupKey, LookupGroup, Piece, Sizes, Slot, SlotTable
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of, runs
@@ -85,6 +86,7 @@ class SendPlan:
     bucketings: tuple[Bucketing, ...]
     messages: tuple[Message, ...]  # per destination rank
     keys: tuple[str, ...]
+    extents: tuple[int | None, ...]  # see `Sizes`: the key whose ids are counted, or None for the most bags
 
 
 def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> SendPlan:
@@ -121,16 +123,22 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
         pooled = [row for row, piece in zip(rows, rank.pieces, strict=True) if not piece.sequence]
         weights = [row for row, piece in zip(rows, rank.pieces, strict=True) if piece.weighted]
         messages.append(Message(tuple(rows), tuple(runs(rows)), tuple(runs(pooled)), tuple(runs(weights))))
-    return SendPlan(tuple(bucketings), tuple(messages), tuple(keys))
+    extents: list[int | None] = []
+    for collection in slots.extents:
+        extents.extend([where[use.feature] for use in slots.uses[collection]] if slots.collections[collection].sequence else [None])
+    return SendPlan(tuple(bucketings), tuple(messages), tuple(keys), tuple(extents))
 
 
 def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
-    """Per destination rank: rows of this batch, ids of each of its pieces, then bags of each (0 in sequences)."""
-    counts, bags, most = rows.counts, rows.bags, rows.most_bags
+    """Per destination rank: extents (see `Sizes`), ids of each of its pieces, then bags of each (0 in sequences)."""
+    counts, bags = rows.counts, rows.bags
+    extents = [rows.most_bags if key is None else counts[key] for key in send.extents]
     headers = []
     for message, rank in zip(send.messages, slots.ranks, strict=True):
         ids = [counts[row] for row in message.rows]
-        headers.append([most, *ids] + [0 if piece.sequence else bags[row] for row, piece in zip(message.rows, rank.pieces, strict=True)])
+        headers.append(
+            [*extents, *ids] + [0 if piece.sequence else bags[row] for row, piece in zip(message.rows, rank.pieces, strict=True)]
+        )
     return headers
 
 
@@ -189,9 +197,12 @@ def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence
     for group in mine.groups:
         pieces = [slot.piece for slot in group.slots]
         if group.key.sequence:
-            groups[group.key] = _sequence_ids(group, ids)
+            groups[group.key] = _sequence_in_place(slots, group, got, ids) if group.key.in_place else _sequence_ids(group, ids)
             continue
-        rows = [sizes.rows if group.key.in_place else mine.matrix_of[group.key].rows(sizes) for sizes in got]
+        if group.key.in_place:
+            rows = [sizes.extents[slots.extents[group.key.collection].start] for sizes in got]
+        else:
+            rows = [mine.matrix_of[group.key].rows(sizes) for sizes in got]
         groups[group.key] = GroupIds(
             ids=torch.cat([source[piece] for piece in pieces for source in ids]),
             offsets=bag_offsets(_padded(lengths, pieces, rows, group.gaps)),
@@ -228,6 +239,35 @@ def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupI
     return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
 
 
+def _sequence_in_place(slots: SlotTable, group: LookupGroup, got: Sequence[Sizes], ids: Sequence[Sequence[Tensor]]) -> GroupIds:
+    """Bags of one id for what all ranks look up in the collection, empty where another rank updates. Ids are rows of the memory."""
+    of_use: dict[int, list[tuple[Slot, int]]] = {}
+    for slot, shard in zip(group.slots, group.slot_shards, strict=True):
+        of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
+    extents = slots.extents[group.key.collection]
+    one = torch.ones(max(max(sizes.extents[extents]) for sizes in got), dtype=_WORD, device=ids[0][group.slots[0].piece].device)
+    none, found, lengths = torch.zeros_like(one), [], []
+    for sizes, source in zip(got, ids, strict=True):
+        for use, count in enumerate(sizes.extents[extents]):
+            mine = of_use.get(use, [])
+            if len(mine) == 1 and mine[0][0].whole:
+                found.append(source[mine[0][0].piece] + mine[0][1])
+                lengths.append(one[:count])
+                continue
+            if not mine:
+                lengths.append(none[:count])
+                continue
+            rows = places = source[mine[0][0].piece]
+            here = torch.zeros_like(rows, dtype=torch.bool)
+            for slot, base in mine:
+                first, end = slot.shard.rows.start, slot.shard.rows.stop
+                inside = (rows >= first) & (rows < end)
+                places, here = torch.where(inside, rows + (base - first), places), here | inside
+            found.append(places[here])
+            lengths.append(here.to(_WORD))
+    return GroupIds(torch.cat(found), bag_offsets(torch.cat(lengths)), None)
+
+
 def bag_offsets(lengths: Tensor) -> Tensor:
     """(N + 1,) int64 of (N,) lengths."""
     offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
@@ -249,15 +289,16 @@ def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Ex
     pieces = [rank.pieces for rank in slots.ranks]
     mine = pieces[exchange.rank]
     headers = pack_header(rows, slots, send)
-    sent = tuple(Sizes.of(h) for h in headers)
+    extents = len(send.extents)
+    sent = tuple(Sizes.of(h, extents) for h in headers)
     words_out = [payload_words(p, s) for p, s in zip(pieces, sent, strict=True)]
 
     def words_in(received: list[list[int]]) -> list[int]:
         if any(value < 0 for h in received for value in h):
             raise ShapeError(f"rank {exchange.rank} received a negative count in a header: the ranks do not share one plan.")
-        return [payload_words(mine, Sizes.of(h)) for h in received]
+        return [payload_words(mine, Sizes.of(h, extents)) for h in received]
 
     payload = pack_payload(rows, send, exchange.buffer(sum(words_out), rows.parts[0].lengths))
-    received, messages = exchange.headed(headers, payload, words_out, 1 + 2 * len(mine), words_in).wait()
-    got = tuple(Sizes.of(h) for h in received)
+    received, messages = exchange.headed(headers, payload, words_out, extents + 2 * len(mine), words_in).wait()
+    got = tuple(Sizes.of(h, extents) for h in received)
     return RoutedIds(unpack(slots, exchange.rank, got, messages), sent, got, rows)

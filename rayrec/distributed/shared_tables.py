@@ -9,7 +9,8 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.compile import uses_of
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.group_lookup import GroupLookup
-from rayrec.distributed.in_place import HomeLookup, InPlaceStep, SharedGradients
+from rayrec.distributed.home_lookup import Home, HomeLookup, HomeSequence
+from rayrec.distributed.in_place import InPlaceStep, SharedGradients
 from rayrec.distributed.route import RoutedIds
 from rayrec.distributed.slots import CollectionSpec, GroupKey, LookupGroup, SlotTable
 from rayrec.distributed.table_space import TableSpace
@@ -22,12 +23,15 @@ from rayrec.optim import SparseOptimizer
 def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, optimizers: Mapping[str, SparseOptimizer]) -> bool:
     """Whether ranks that share memory read the tables of a collection where they lie.
 
-    These are pooled float32 tables with plain row-wise Adagrad, the update that FBGEMM vectorizes on CPU, of a plan for one host.
+    These are float32 tables with plain row-wise Adagrad, the update that FBGEMM vectorizes on CPU, of a plan for one host.
     """
-    return not spec.sequence and all(
-        RowWiseAdagradLookup.trains(optimizers[t.name], t.data_type) and not takes_two_hops(plan.tables[t.name].layout, plan.hosts)
-        for t in spec.tables
-    )
+    for table in spec.tables:
+        optimizer, layout = optimizers[table.name], plan.tables[table.name].layout
+        if not RowWiseAdagradLookup.trains(optimizer, table.data_type):
+            return False
+        if optimizer.max_gradient is not None if spec.sequence else takes_two_hops(layout, plan.hosts):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class SharedTables:
     """
 
     spaces: dict[int, TableSpace] = field(default_factory=dict)
-    homes: dict[int, HomeLookup] = field(default_factory=dict)
+    homes: dict[int, Home] = field(default_factory=dict)
     gradients: SharedGradients = field(default_factory=SharedGradients)
 
     def laid_out(
@@ -52,7 +56,8 @@ class SharedTables:
         workers: Workers,
     ) -> SharedTables:
         """The same for another plan, with new memory for collections whose layouts change; all ranks call it together."""
-        spaces, homes = {}, {}
+        spaces: dict[int, TableSpace] = {}
+        homes: dict[int, Home] = {}
         for c, spec in enumerate(specs):
             if not can_read_in_place(spec, plan, optimizers):
                 continue
@@ -61,7 +66,8 @@ class SharedTables:
             if space is None or space.layouts != layouts:
                 space = TableSpace.of(spec.tables, layouts, exchange)
             if space is not None:
-                spaces[c], homes[c] = space, HomeLookup(spec, uses_of(c, spec.tables), space, exchange.rank, workers)
+                home = HomeSequence if spec.sequence else HomeLookup
+                spaces[c], homes[c] = space, home(spec, uses_of(c, spec.tables), space, exchange.rank, workers)
         return SharedTables(spaces, homes, self.gradients)
 
     def space_of(self, group: LookupGroup) -> TableSpace | None:
@@ -82,4 +88,4 @@ class SharedTables:
         self.gradients.free = True
         homes = {c: self.homes[c] for c in slots.collections if c in slots.in_place}
         updates = [lookups[group.key] for group in slots.ranks[exchange.rank].in_place]
-        return InPlaceStep(homes, updates, keys, routed, bags, exchange, self.gradients, timer)
+        return InPlaceStep(slots, homes, updates, keys, routed, bags, exchange, self.gradients, timer)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from rayrec.layout import BaseEmbeddingConfig, DataType, Shard, Storage
 from rayrec.optim import SparseOptimizer
@@ -73,7 +73,8 @@ class GroupKey:
         two_hop: rows are summed inside the host before they go home; see `two_hop`.
         compact: row blocks, whose bags without ids may stay at home; see `compact`.
         chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns ascend have one chain, so that a kernel
-            reads their gradients where they lie; -1 where these must be gathered first. None for other tables.
+            reads their gradients where they lie; -1 where these must be gathered first. Of sequences the first column. None for other
+            tables.
     """
 
     collection: int
@@ -110,6 +111,7 @@ class Slot:
     shard: Shard
     block: int
     piece: int  # index into the pieces of the shard's rank
+    whole: bool = True  # the shard has all rows of the table
 
     @property
     def column(self) -> int:
@@ -124,11 +126,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class LookupGroup:
-    """The slots of one rank that one kernel serves."""
+    """The slots of one rank that one kernel serves.
+
+    Attributes:
+        bases: of a sequence group that is read in place: the row of the shared memory where each shard begins.
+    """
 
     key: GroupKey
     shards: tuple[Shard, ...]
     slots: tuple[Slot, ...]
+    bases: tuple[int, ...] = ()
 
     @cached_property
     def slot_shards(self) -> tuple[int, ...]:
@@ -144,7 +151,7 @@ class LookupGroup:
     @cached_property
     def gaps(self) -> tuple[int, ...]:
         """Per slot, output columns between the one before and it, where gradients are read in place; else 0."""
-        if self.key.chain is None or self.key.chain < 0:
+        if self.key.chain is None or self.key.chain < 0 or self.key.sequence:
             return (0,) * len(self.slots)
         return 0, *(b.column - a.column - a.width for a, b in pairwise(self.slots))
 
@@ -154,10 +161,11 @@ class Sizes:
     """What one rank sends to another in one step: ids and bags per piece, in the receiver's piece order; sequences have no bags.
 
     Attributes:
-        rows: of the sender's batch: the most bags of any of its keys.
+        extents: of the sender's outputs that are read in place, collection by collection: rows of a pooled one, which are the most bags
+            of any key; ids of every use of a sequence.
     """
 
-    rows: int
+    extents: tuple[int, ...]
     ids: tuple[int, ...]
     bags: tuple[int, ...]
     _most: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False, compare=False)
@@ -169,10 +177,10 @@ class Sizes:
         return self._most[pieces]
 
     @staticmethod
-    def of(header: Sequence[int]) -> Sizes:
-        """From a header: rows, ids per piece, bags per piece."""
-        half = 1 + len(header) // 2
-        return Sizes(header[0], tuple(header[1:half]), tuple(header[half:]))
+    def of(header: Sequence[int], extents: int) -> Sizes:
+        """From a header: so many extents, ids per piece, bags per piece."""
+        half = extents + (len(header) - extents) // 2
+        return Sizes(tuple(header[:extents]), tuple(header[extents:half]), tuple(header[half:]))
 
 
 @dataclass(frozen=True)
@@ -258,8 +266,8 @@ class RankSlots:
 
     @cached_property
     def sequences(self) -> tuple[LookupGroup, ...]:
-        """Sequence groups, sharded ones first."""
-        return tuple(g for g in self.groups if g.key.sequence)
+        """Sequence groups whose rows travel, sharded ones first."""
+        return tuple(g for g in self.groups if g.key.sequence and not g.key.in_place)
 
     def rows_out(self, sizes: Sizes) -> int:
         """Values that leave for the sender of a message in the forward pass."""
@@ -301,6 +309,13 @@ class SlotTable:
     hosts: tuple[tuple[int, ...], ...]
     granules: dict[int, int] = field(default_factory=dict)
     in_place: frozenset[int] = frozenset()
+
+    @cached_property
+    def extents(self) -> dict[int, slice]:
+        """Collection that is read in place -> where its extents are; see `Sizes`."""
+        counts = {c: len(self.uses[c]) if self.collections[c].sequence else 1 for c in self.collections if c in self.in_place}
+        bounds = [0, *accumulate(counts.values())]
+        return {c: slice(a, b) for c, a, b in zip(counts, bounds, bounds[1:], strict=False)}
 
     @cached_property
     def exchanged(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import torch
 from torch import Tensor
@@ -45,10 +46,10 @@ class TableSpace:
                 width, replica = len(shard.cols), -1 if isinstance(layout, TableLayout) else shard.rank
                 block = (replica, shard.cols.start)
                 if block not in blocks:
-                    blocks[block] = used
-                    used += -(-table.num_embeddings * width // _ALIGNMENT) * _ALIGNMENT
+                    blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))  # a row number tells where it is
+                    used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width
-        memory = exchange.share(4 * used)
+        memory = exchange.share(4 * _round_up(used, _ALIGNMENT))
         if memory is None:
             return None
         space = TableSpace({table.name: layouts[table.name] for table in tables}, memory.view(torch.float32), starts)
@@ -56,6 +57,14 @@ class TableSpace:
             if shard.rank == exchange.rank and exchange.world_size > 1:
                 make_huge(space.rows_of(shard))
         return space
+
+    def as_table(self, width: int) -> Tensor:
+        """(rows, width): all of the memory, where shards of that width begin with a row."""
+        return self.rows[: self.rows.numel() // width * width].view(-1, width)
+
+    def as_one(self, shard: Shard) -> TableSpace:
+        """The same with a single shard, which has all rows of its width."""
+        return TableSpace({}, self.as_table(shard.shape[1]).view(-1), {shard: 0})
 
     def rows_of(self, shard: Shard) -> Tensor:
         """(rows, columns) of one shard, a view."""
@@ -67,3 +76,7 @@ class TableSpace:
         layout = self.layouts[table]
         shards = [s for s in layout.shards(table) if s.rows.start == 0 and (isinstance(layout, TableLayout) or s.rank == rank)]
         return [(self.starts[s], len(s.cols)) for s in sorted(shards, key=lambda s: s.cols.start)]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

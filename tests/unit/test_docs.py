@@ -165,7 +165,7 @@ def test_bytes_of_the_flat_route_are_those_of_the_page(kind, layout):
     others = W - 1  # of W equal parts, summed over ranks, one in W stays at home
     assert not hops
     pieces = W if isinstance(layout, Replicated) else values["n"] * values["c"]
-    assert calls[0] == others * (16 * pieces + 8 * W)
+    assert calls[0] == others * 16 * pieces
     assert calls[1:] == [others * (ids + lengths), others * rows, others * grads]
 
 
