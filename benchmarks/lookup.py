@@ -21,8 +21,8 @@ import torch
 from benchmarks import report
 from benchmarks.workload import Workload, quartiles
 from rayrec.distributed.group_lookup import GroupLookup
-from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.groups import GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer

@@ -68,7 +68,8 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
     Args:
         profiles: afterwards profile those whose step is a `ModelStep`, into a folder of their name below this one, and print their pages.
     Returns:
-        By system: "seconds" (rounds, steps) of the slowest rank, and "faults" and "cpu_ms" per step, the mean over ranks.
+        By system: "seconds" (rounds, steps) of the slowest rank; "faults" and "cpu_ms" per step, the mean over ranks; and "waits", how
+        often a step stops for other ranks, None where the system cannot tell.
     Raises:
         RuntimeError: a rank ended or did not answer in time.
     """
@@ -81,6 +82,7 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
         for round_ in range(turns.rounds):
             for name, group in groups.items():
                 found[name].append(group.turn(turns.warmup + round_ * turns.steps, turns.steps))
+        waits = {name: group.waits(turns.warmup + turns.rounds * turns.steps) for name, group in groups.items()}
         for group in groups.values() if profiles is not None else ():
             group.profile(turns.warmup + turns.rounds * turns.steps, profiles)
     finally:
@@ -88,7 +90,12 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
             group.close()
     merged = {name: np.stack(rounds) for name, rounds in found.items()}  # (rounds, ranks, steps + 2)
     return {
-        name: {"seconds": a[:, :, :-2].max(1), "faults": a[:, :, -2].mean() / turns.steps, "cpu_ms": a[:, :, -1].mean() / turns.steps * 1e3}
+        name: {
+            "seconds": a[:, :, :-2].max(1),
+            "faults": a[:, :, -2].mean() / turns.steps,
+            "cpu_ms": a[:, :, -1].mean() / turns.steps * 1e3,
+            "waits": waits[name],
+        }
         for name, a in merged.items()
     }
 
@@ -102,6 +109,7 @@ def compare(measured: Mapping[str, dict[str, Any]], reference: str) -> dict[str,
             "ratio": quartiles(np.median(found["seconds"], axis=1) / base),
             "faults": round(float(found["faults"])),
             "cpu_ms": round(float(found["cpu_ms"]), 2),
+            "waits": found["waits"],
         }
         for name, found in measured.items()
     }
@@ -159,6 +167,13 @@ class _Ranks:
             pipe.send((first, count))
         return np.array([self._receive(rank) for rank in range(len(self.pipes))])
 
+    def waits(self, step: int) -> int | None:
+        """How often a step stops for other ranks, where the system can tell."""
+        for pipe in self.pipes:
+            pipe.send((step, None))
+        found: list[int | None] = [self._receive(rank) for rank in range(len(self.pipes))]
+        return found[0]
+
     def profile(self, first: int, folder: Path) -> None:
         """Profile the steps from `first` on, where the system can, and print the page."""
         path = folder / re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
@@ -203,6 +218,16 @@ def _profiled(step: ModelStep, rank: int, first: int, path: str) -> str:
     return profile.text()
 
 
+def _waits(step: ModelStep, number: int) -> int:
+    from rayrec.distributed.timing import StepTimer
+
+    timer, before = StepTimer(), step.model.timer
+    step.model.timer = timer
+    step(number)
+    step.model.timer = before
+    return timer.waits
+
+
 def _rank_main(rank: int, system: System, pipe: Any) -> None:
     import warnings
 
@@ -223,6 +248,9 @@ def _rank_main(rank: int, system: System, pipe: Any) -> None:
         except EOFError:
             break
         dist.barrier()
+        if count is None:
+            pipe.send(_waits(step, first) if isinstance(step, ModelStep) else None)
+            continue
         if isinstance(count, str):
             pipe.send(_profiled(step, rank, first, count) if isinstance(step, ModelStep) else None)
             continue

@@ -101,7 +101,7 @@ def main() -> None:
     label = args.label or (None if args.cases == list(CASES) and not args.systems else "step-part")  # the whole stays as it is
     results: dict[str, Any] = {}
     lines = [
-        "| case | system | ms per step, median (quartiles) | faults | speed against the case's first | against its tuned reference |",
+        "| case | system | ms per step, median (quartiles) | faults, waits | speed against the case's first | against its tuned one |",
         "|---|---|---|---|---|---|",
     ]
     shown, path = 0, report.RESULTS
@@ -111,10 +111,10 @@ def main() -> None:
         if not names:
             continue
         for name, found in run_case(title, names, args).items():
-            ms, ratio = found["ms"], found["ratio"]
+            ms, ratio, waits = found["ms"], found["ratio"], "" if found["waits"] is None else f", {found['waits']}"
             results[f"{title}, {name}"] = found
             lines.append(
-                f"| {title} | {name} | {ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['faults']} "
+                f"| {title} | {name} | {ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['faults']}{waits} "
                 f"| {1 / ratio['median']:.2f}x ({1 / ratio['p75']:.2f} to {1 / ratio['p25']:.2f}) | {found['to_last_reference']:.2f}x |"
             )
         lines.append(f"| {title} | bytes that must move | {bytes_floor(case.work) / 1e6:.0f} MB | | | |")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, FlatExchange, Pending
+from rayrec.comm.members import Members
 from rayrec.comm.process_group import ProcessGroupExchange
-from rayrec.comm.shared_memory import Members, SharedMemoryExchange
+from rayrec.comm.shared_memory import SharedMemoryExchange
 
 
 class JoinedExchange(FlatExchange):

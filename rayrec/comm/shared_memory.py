@@ -15,12 +15,12 @@ import os
 import weakref
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
+from rayrec.comm.members import Gathers, Members
 from rayrec.comm.pages import map_file
 from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
@@ -30,17 +30,6 @@ _LEAST_BYTES = 1 << 20
 _LEAVE_S = 10.0
 
 _alive: weakref.WeakSet[SharedMemoryExchange] = weakref.WeakSet()
-
-
-class Gathers(Protocol):
-    """What `SharedMemoryExchange.open` needs of the ranks that shall share memory."""
-
-    rank: int
-    world_size: int
-
-    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        """See `Exchange.all_gather`."""
-        ...
 
 
 class SharedMemoryExchange(FlatExchange):
@@ -116,6 +105,16 @@ class SharedMemoryExchange(FlatExchange):
         """See `Exchange.buffer`."""
         outbox = self._prepare(self.collectives + 1, size * like.element_size())
         return outbox.bytes[: size * like.element_size()].view(like.dtype)
+
+    def meet(self) -> None:
+        """See `Exchange.meet`: a collective without messages."""
+        self._free(self.collectives + 1)
+        self.collectives += 1
+        words = self._page.words
+        words[MAPPED] = self._finished()
+        words[STARTED] = self.collectives
+        futex_wake(self._page.address)
+        self.peers.await_all(STARTED, self.collectives)
 
     def share(self, size: int) -> Tensor | None:
         """See `Exchange.share`; rank 0 makes the memory."""
@@ -208,12 +207,7 @@ class SharedMemoryExchange(FlatExchange):
 
     def _prepare(self, number: int, size: int) -> OwnSegment:
         """The half of the outbox for collective `number`, free and large enough."""
-        if self._closed:
-            raise CommError(f"rank {self.rank}: this exchange has been closed.")
-        for collective in list(self._unfinished):
-            if collective.number <= number - 2:
-                collective.own()
-        self._release()
+        self._free(number)
         half = number % 2
         self.peers.await_all(READ, number - 2)
         outbox = self._outbox[half]
@@ -222,6 +216,15 @@ class SharedMemoryExchange(FlatExchange):
                 outbox.close()  # every peer that needed it has attached
             self._outbox[half] = outbox = OwnSegment(max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
         return outbox
+
+    def _free(self, number: int) -> None:
+        """Copy what is still to be read of messages that collective `number` may overwrite."""
+        if self._closed:
+            raise CommError(f"rank {self.rank}: this exchange has been closed.")
+        for collective in list(self._unfinished):
+            if collective.number <= number - 2:
+                collective.own()
+        self._release()
 
     def _release(self) -> None:
         """Tell peers what this rank has finished reading; views handed out are dead from here."""
@@ -272,18 +275,6 @@ class _Collective:
                     "the ranks do not share one plan."
                 )
         return headers, messages
-
-
-class Members:
-    """Some ranks of an exchange as `Gathers`; all ranks of the exchange call together, and each takes what concerns it."""
-
-    def __init__(self, whole: Gathers, ranks: Sequence[int]) -> None:
-        self._whole, self._ranks = whole, ranks
-        self.rank, self.world_size = ranks.index(whole.rank), len(ranks)
-
-    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        pending = self._whole.all_gather(send, [sizes[0]] * self._whole.world_size)
-        return Pending(lambda: [pending.wait()[rank] for rank in self._ranks])
 
 
 def abort_all() -> None:

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from rayrec.comm.pages import private_memory
 from rayrec.distributed.cpu_lookup import SlotRows
+from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Share, take_share
-from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType, Shard
 from rayrec.optim import SparseOptimizer

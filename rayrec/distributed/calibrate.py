@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.engine import EngineOptions
+from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.timing import StepTimer
 from rayrec.layout import EmbeddingBagConfig, Layout, ShardingPlan, TablePlacement, Topology

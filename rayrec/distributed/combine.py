@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
+from rayrec.distributed.groups import LookupGroup, Slot
 from rayrec.distributed.route import RoutedIds, SendPlan
-from rayrec.distributed.slots import LookupGroup, RankSlots, Sizes, Slot
+from rayrec.distributed.slots import RankSlots, Sizes
 from rayrec.distributed.spans import CombinePlan, Span, cut_spans
 
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from rayrec.distributed.bands import put_rows
 from rayrec.distributed.bucketize import FilledBags
 from rayrec.distributed.combine import Arrived, view_of
+from rayrec.distributed.groups import Slot
 from rayrec.distributed.route import RoutedIds, SendPlan
-from rayrec.distributed.slots import Matrix, Slot, SlotTable
+from rayrec.distributed.slots import Matrix, SlotTable
 from rayrec.distributed.spans import CombinePlan
 from rayrec.sparse.ops import offsets_of
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import gcd
 
-from rayrec.distributed.slots import CollectionSpec, GroupKey, LookupGroup, Piece, RankSlots, Slot, SlotTable, Use
+from rayrec.distributed.groups import CollectionSpec, GroupKey, LookupGroup, Piece, Slot, Use
+from rayrec.distributed.slots import RankSlots, SlotTable
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.layout.kinds import COMPACT_COLUMNS
 from rayrec.optim import SparseOptimizer

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import private_memory
+from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Block, Share, cut_bags, cut_rows, ids_per_slot, take_share
-from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import LookupGroup
 from rayrec.distributed.table_space import TableSpace
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer

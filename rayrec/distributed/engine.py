@@ -10,7 +10,7 @@ Slot tables, send plans and combine plans are compiled once per set of collectio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,40 +22,25 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.compile import compile_slots
 from rayrec.distributed.compiled import Compiled
 from rayrec.distributed.dedup import Distinct, distinct_ids
+from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.groups import CollectionSpec, GroupKey
 from rayrec.distributed.in_place import ReadInPlace
 from rayrec.distributed.inbox import Inbox
 from rayrec.distributed.peers import look_up_with_peers
 from rayrec.distributed.reshard import Moving, move_tables
-from rayrec.distributed.route import GroupIds, RoutedIds, route
+from rayrec.distributed.route import RoutedIds, route
 from rayrec.distributed.routes_ahead import RoutesAhead
 from rayrec.distributed.shared_tables import SharedTables
-from rayrec.distributed.slots import CollectionSpec, GroupKey
 from rayrec.distributed.timing import StepTimer, span
 from rayrec.distributed.two_hop import Hops
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, takes_two_hops
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor, check_ids
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """How the exchange runs.
-
-    Attributes:
-        check_ids: check every id against its tables before it is sent; costs one pass over the ids.
-        codecs: what pooled rows and gradients look like on the wire.
-        dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
-        share_tables: ranks that share memory read each other's rows in place, where they can; see `in_place`.
-    """
-
-    check_ids: bool = True
-    codecs: Codecs = field(default_factory=Codecs)
-    dedup_sequences: bool = False
-    share_tables: bool = True
 
 
 class ShardedEmbeddings:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
+from rayrec.distributed.groups import LookupGroup, Slot
 from rayrec.distributed.lookup import make_lookup
-from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import LookupGroup, Slot
 from rayrec.distributed.table_space import TableSpace
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer

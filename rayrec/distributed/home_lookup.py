@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rayrec.distributed.bucketize import SourceRows
 from rayrec.distributed.cpu_lookup import SlotRows, take_rows
-from rayrec.distributed.route import GroupIds, bag_offsets
-from rayrec.distributed.slots import CollectionSpec, Use
+from rayrec.distributed.groups import CollectionSpec, Use
 from rayrec.distributed.table_space import TableSpace
+from rayrec.distributed.unpack import GroupIds, bag_offsets
 from rayrec.distributed.workers import Workers
 from rayrec.sparse.ops import gather_segments, offsets_of
 

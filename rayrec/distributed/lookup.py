@@ -26,10 +26,10 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
-from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.torch_lookup import TorchLookup
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType

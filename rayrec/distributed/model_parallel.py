@@ -27,7 +27,7 @@ from rayrec.comm.dense import average_gradients
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
 from rayrec.comm.shared_memory import SharedMemoryExchange
-from rayrec.distributed.engine import EngineOptions
+from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.state import TableShards

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.group_lookup import GroupLookup
-from rayrec.distributed.route import GroupIds
+from rayrec.distributed.unpack import GroupIds
 from rayrec.sparse.ops import offsets_of
 
 

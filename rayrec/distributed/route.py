@@ -24,29 +24,14 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.bucketize import Bucketing, SourceRows, bucketize
-from rayrec.distributed.slots import GroupKey, LookupGroup, Piece, Sizes, Slot, SlotTable
+from rayrec.distributed.groups import GroupKey, Piece
+from rayrec.distributed.slots import Sizes, SlotTable
+from rayrec.distributed.unpack import GroupIds, unpack
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of, runs
 
 _WORD = torch.int32
-
-
-@dataclass(frozen=True)
-class GroupIds:
-    """What one lookup kernel reads.
-
-    Pooled: for each slot, the bags of all ranks in rank order. Sequence: for each rank, the ids of all slots, each a bag of its own.
-
-    Attributes:
-        ids: (N,) int64; in pooled groups local to the shard's first row, in sequence groups rows of all shards one after the other.
-        offsets: (bags + 1,) int64.
-        weights: (N,) float32, or None when the group is unweighted.
-    """
-
-    ids: Tensor
-    offsets: Tensor
-    weights: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -173,106 +158,6 @@ def pack_payload(rows: SourceRows, send: SendPlan, out: Tensor) -> Tensor:
             parts.append(pad)
         buffer.extend(parts)
     return torch.cat(buffer, out=out) if buffer else out
-
-
-def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence[Tensor]) -> dict[GroupKey, GroupIds]:
-    """Sort what arrived, for each lookup group; see `GroupIds`.
-
-    Args:
-        got: per source rank, the sizes of its message.
-        messages: per source rank (words,) int32.
-    """
-    mine = slots.ranks[rank]
-    ids: list[Sequence[Tensor]] = []  # [source][piece]
-    lengths: list[Sequence[Tensor]] = []
-    weights: list[dict[int, Tensor]] = []
-    for sizes, message in zip(got, messages, strict=True):
-        weighted = {i: sizes.ids[i] for i, piece in enumerate(mine.pieces) if piece.weighted}
-        words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
-        a, b, c = message[: sum(words)].split(words)
-        ids.append(a.view(torch.int64).split(list(sizes.ids)))
-        lengths.append(b.split(list(sizes.bags)))
-        weights.append(dict(zip(weighted, c.view(torch.float32).split(list(weighted.values())), strict=True)))
-    groups = {}
-    for group in mine.groups:
-        pieces = [slot.piece for slot in group.slots]
-        if group.key.sequence:
-            groups[group.key] = _sequence_in_place(slots, group, got, ids) if group.key.in_place else _sequence_ids(group, ids)
-            continue
-        if group.key.in_place:
-            rows = [sizes.extents[slots.extents[group.key.collection].start] for sizes in got]
-        else:
-            rows = [mine.matrix_of[group.key].rows(sizes) for sizes in got]
-        groups[group.key] = GroupIds(
-            ids=torch.cat([source[piece] for piece in pieces for source in ids]),
-            offsets=bag_offsets(_padded(lengths, pieces, rows, group.gaps)),
-            weights=torch.cat([source[piece] for piece in pieces for source in weights]) if group.key.weighted else None,
-        )
-    return groups
-
-
-def _padded(lengths: Sequence[Sequence[Tensor]], pieces: Sequence[int], rows: Sequence[int], gaps: Sequence[int]) -> Tensor:
-    """Lengths of the bags of all sources, piece by piece; a piece with fewer bags than its matrix has rows is padded by empty ones.
-
-    Before a piece with a gap there is one of empty bags.
-    """
-    none = lengths[0][pieces[0]].new_zeros(sum(rows))
-    parts: list[Tensor] = []
-    for piece, gap in zip(pieces, gaps, strict=True):
-        if gap:
-            parts.append(none)
-        for source, count in zip(lengths, rows, strict=True):
-            parts.append(source[piece])
-            if source[piece].numel() < count:
-                parts.append(none[source[piece].numel() : count])
-    return torch.cat(parts)
-
-
-def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupIds:
-    bases = offsets_of(len(shard.rows) for shard in group.shards)
-    parts = [source[slot.piece] for source in ids for slot in group.slots]
-    merged = torch.cat(parts)
-    if len(group.shards) > 1:
-        shift = torch.tensor([bases[i] for _ in ids for i in group.slot_shards], device=merged.device)
-        sizes = torch.tensor([part.numel() for part in parts], device=merged.device)
-        merged = merged + shift.repeat_interleave(sizes, output_size=merged.numel())
-    return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
-
-
-def _sequence_in_place(slots: SlotTable, group: LookupGroup, got: Sequence[Sizes], ids: Sequence[Sequence[Tensor]]) -> GroupIds:
-    """Bags of one id for what all ranks look up in the collection, empty where another rank updates. Ids are rows of the memory."""
-    of_use: dict[int, list[tuple[Slot, int]]] = {}
-    for slot, shard in zip(group.slots, group.slot_shards, strict=True):
-        of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
-    extents = slots.extents[group.key.collection]
-    one = torch.ones(max(max(sizes.extents[extents]) for sizes in got), dtype=_WORD, device=ids[0][group.slots[0].piece].device)
-    none, found, lengths = torch.zeros_like(one), [], []
-    for sizes, source in zip(got, ids, strict=True):
-        for use, count in enumerate(sizes.extents[extents]):
-            mine = of_use.get(use, [])
-            if len(mine) == 1 and mine[0][0].whole:
-                found.append(source[mine[0][0].piece] + mine[0][1])
-                lengths.append(one[:count])
-                continue
-            if not mine:
-                lengths.append(none[:count])
-                continue
-            rows = places = source[mine[0][0].piece]
-            here = torch.zeros_like(rows, dtype=torch.bool)
-            for slot, base in mine:
-                first, end = slot.shard.rows.start, slot.shard.rows.stop
-                inside = (rows >= first) & (rows < end)
-                places, here = torch.where(inside, rows + (base - first), places), here | inside
-            found.append(places[here])
-            lengths.append(here.to(_WORD))
-    return GroupIds(torch.cat(found), bag_offsets(torch.cat(lengths)), None)
-
-
-def bag_offsets(lengths: Tensor) -> Tensor:
-    """(N + 1,) int64 of (N,) lengths."""
-    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, dtype=torch.int64, out=offsets[1:])
-    return offsets
 
 
 def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange, track: bool = False) -> RoutedIds:

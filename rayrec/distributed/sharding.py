@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from rayrec.checkpoint import ShardState
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
-from rayrec.distributed.engine import EngineOptions, ShardedEmbeddings
-from rayrec.distributed.slots import CollectionSpec
+from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.groups import CollectionSpec
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection

@@ -9,10 +9,11 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.compile import uses_of
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.groups import CollectionSpec, GroupKey, LookupGroup
 from rayrec.distributed.home_lookup import Home, HomeLookup, HomeSequence
 from rayrec.distributed.in_place import InPlaceStep, SharedGradients
 from rayrec.distributed.route import RoutedIds
-from rayrec.distributed.slots import CollectionSpec, GroupKey, LookupGroup, SlotTable
+from rayrec.distributed.slots import SlotTable
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.timing import StepTimer
 from rayrec.distributed.workers import Workers

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from rayrec.distributed.gather import BlockGather
-from rayrec.distributed.slots import LookupGroup, SlotTable, Use
+from rayrec.distributed.groups import LookupGroup, Use
+from rayrec.distributed.slots import SlotTable
 from rayrec.sparse.ops import offsets_of
 
 

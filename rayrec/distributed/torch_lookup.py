@@ -25,10 +25,10 @@ from torch import Tensor
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, put_rows, shift, slot_rows
 from rayrec.distributed.cpu_lookup import take_rows
+from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Share, cut_rows, ids_per_slot
-from rayrec.distributed.route import GroupIds
 from rayrec.distributed.row_update import update_rows
-from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Task, Workers
 from rayrec.errors import ConfigError
 from rayrec.optim import SparseOptimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 
@@ -13,6 +14,7 @@ from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.dense import start_sum
 from rayrec.comm.exchange import Exchange
 from rayrec.comm.joined import JoinedExchange
+from rayrec.comm.pages import make_huge
 from rayrec.comm.process_group import ProcessGroupExchange
 from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.errors import CommError, ShapeError
@@ -87,6 +89,61 @@ def test_messages_arrive(ranks: RankPool, kind: str, world: int) -> None:
 
 def test_messages_arrive_between_and_inside_hosts(ranks: RankPool) -> None:
     assert set(ranks.run(4, carry, "joined")) == {"ProcessGroupExchange"}  # ranks 0, 2 and 1, 3 are on different hosts
+
+
+def write_and_read(rank: int, world: int) -> int:
+    """Every rank writes its part of a common memory and reads the others'; how many bytes it maps afterwards."""
+    exchange = open_exchange("shared_memory", rank)
+    for step, size in enumerate((1000, 5, 3 << 20, 4 << 20)):
+        memory = exchange.share(size * world)
+        assert memory is not None and memory.shape == (size * world,) and not memory.any()
+        make_huge(memory)
+        exchange.meet()  # nobody finds what another has written meanwhile
+        for turn in range(5):
+            memory[rank * size : (rank + 1) * size] = 10 * turn + rank + step
+            exchange.meet()
+            assert all((memory[r * size : (r + 1) * size] == 10 * turn + r + step).all() for r in range(world))
+            got = exchange.all_gather(torch.full((3,), rank), [3] * world).wait()  # the wait that lets all write again
+            assert [part.tolist() for part in got] == [[r] * 3 for r in range(world)]
+        view = memory[5:]
+        del memory
+        assert view[0] >= 0  # the memory is there as long as any tensor shows it
+    del view
+    gc.collect()
+    return sum(
+        "memfd" in line and int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16) >= 1 << 22
+        for line in open("/proc/self/maps")
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_share_memory_that_ends_with_its_tensors(ranks: RankPool, world: int) -> None:
+    assert ranks.run(world, write_and_read) == [0] * world
+
+
+def test_other_exchanges_share_no_memory(ranks: RankPool) -> None:
+    assert ranks.run(2, share_nothing) == [True, True]
+
+
+def share_nothing(rank: int, world: int) -> bool:
+    exchange = open_exchange("process_group", rank)
+    exchange.meet()
+    return exchange.share(8) is None
+
+
+def meet_the_dead(rank: int, world: int) -> float:
+    exchange = open_exchange("shared_memory", rank)
+    if rank == 0:
+        exchange.close()
+        return 0.0
+    start = time.perf_counter()
+    with pytest.raises(CommError, match="rank 0 is gone"):
+        exchange.meet()
+    return time.perf_counter() - start
+
+
+def test_nobody_waits_to_meet_a_rank_that_has_left(ranks: RankPool) -> None:
+    assert max(ranks.run(2, meet_the_dead)) < 5
 
 
 def disagree(rank: int, world: int) -> None:

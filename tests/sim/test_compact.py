@@ -11,7 +11,7 @@ import torch
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.distributed import bucketize, compile, shard_embeddings
-from rayrec.distributed.engine import EngineOptions
+from rayrec.distributed.engine_options import EngineOptions
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, even_cuts, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad

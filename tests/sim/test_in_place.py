@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.engine import EngineOptions
+from rayrec.distributed.engine_options import EngineOptions
 from rayrec.layout import EmbeddingBagConfig, Replicated, ShardingPlan, TableLayout, TablePlacement, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import RowWiseAdagrad

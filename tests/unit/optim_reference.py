@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.groups import GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.unpack import GroupIds
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 

@@ -12,10 +12,10 @@ import torch
 
 from rayrec.distributed import parts
 from rayrec.distributed.group_lookup import GroupLookup
+from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.lookup import FusedLookup, make_lookup
 from rayrec.distributed.parts import cut_bags, cut_rows
-from rayrec.distributed.route import GroupIds
-from rayrec.distributed.slots import LookupGroup
+from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType
 from rayrec.optim import SPARSE_OPTIMIZERS, RowWiseAdagrad

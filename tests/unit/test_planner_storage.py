@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rayrec.distributed.compile import compile_slots
-from rayrec.distributed.slots import CollectionSpec
+from rayrec.distributed.groups import CollectionSpec
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, Shard, ShardingPlan, Storage, TableLayout, TablePlacement, Topology
 from rayrec.layout.html import render_page

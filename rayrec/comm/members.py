@@ -1,0 +1,33 @@
+"""Some ranks of an exchange, as what shared memory needs to be opened among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from rayrec.comm.exchange import Pending
+
+
+class Gathers(Protocol):
+    """What `SharedMemoryExchange.open` needs of the ranks that shall share memory."""
+
+    rank: int
+    world_size: int
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Exchange.all_gather`."""
+        ...
+
+
+class Members:
+    """Some ranks of an exchange as `Gathers`; all ranks of the exchange call together, and each takes what concerns it."""
+
+    def __init__(self, whole: Gathers, ranks: Sequence[int]) -> None:
+        self._whole, self._ranks = whole, ranks
+        self.rank, self.world_size = ranks.index(whole.rank), len(ranks)
+
+    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        pending = self._whole.all_gather(send, [sizes[0]] * self._whole.world_size)
+        return Pending(lambda: [pending.wait()[rank] for rank in self._ranks])

@@ -1,0 +1,24 @@
+"""How the exchange of sharded embeddings runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rayrec.comm.codec import Codecs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the exchange runs.
+
+    Attributes:
+        check_ids: check every id against its tables before it is sent; costs one pass over the ids.
+        codecs: what pooled rows and gradients look like on the wire.
+        dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
+        share_tables: ranks that share memory read each other's rows in place, where they can; see `in_place`.
+    """
+
+    check_ids: bool = True
+    codecs: Codecs = field(default_factory=Codecs)
+    dedup_sequences: bool = False
+    share_tables: bool = True
