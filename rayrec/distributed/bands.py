@@ -17,6 +17,7 @@ from rayrec.comm.pages import private_memory
 from rayrec.distributed.cpu_lookup import SlotRows
 from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Share, take_share
+from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType, Shard
 from rayrec.optim import SparseOptimizer
@@ -92,27 +93,36 @@ class Bags:
         return replace(self, rows_N=rows_N, offsets=offsets, weights_N=weights_N, spans=(), slots=share.slots)
 
 
-def bands_of(group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> tuple[Tensor, list[Band]]:
-    """All rows in one flat buffer, and the bands that share it."""
+def bands_of(
+    group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, space: TableSpace | None = None
+) -> tuple[Tensor, list[Band]]:
+    """All rows in one flat buffer, and the bands that share it.
+
+    Of rows that lie in a `space`, a band has all of that width, and state for all: memory that nobody touches is none.
+    """
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
     dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[group.key.data_type]
-    flat = _zeros(sum(shard.shape[0] * shard.shape[1] for shard in group.shards), dtype, device)
+    flat = space.rows if space is not None else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device)
     bands: list[Band] = []
     used = 0
     for width in dict.fromkeys(widths):
         shards, rows = {}, 0
         for shard in group.shards:
             if shard.shape[1] == width:
-                shards[shard] = rows
+                shards[shard] = rows if space is None else space.starts[shard] // width
                 rows += shard.shape[0]
+        rows = rows if space is None else space.as_table(width).shape[0]
         slots = tuple(i for i, w in enumerate(widths) if w == width)
         first_rows = [shards[group.slots[i].shard] for i in slots]
         state = {
-            name: _zeros(rows * width, torch.float32, device).view(rows, width) if per == "element" else torch.zeros(rows, device=device)
+            name: _zeros(rows * width, torch.float32, device).view(rows, width) if per == "element" else _zeros(rows, torch.float32, device)
             for name, per in optimizer.state_widths.items()
         }
-        weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
+        if space is None:
+            weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
+        else:
+            weight = space.as_table(width)
         bands.append(Band(weight, state, shards, slots, tuple(columns[i] for i in slots), torch.tensor(first_rows, device=device)))
     return flat, bands
 
@@ -133,8 +143,8 @@ def slot_rows(group: LookupGroup, rows: Tensor, bands: Sequence[Band], workers: 
 def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
     """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin, and the end."""
     rows = ids.to(band.index_type)
-    if band.first_rows.numel() == 1 or not ids.numel():
-        return rows  # the first shard of a band begins at row 0
+    if not ids.numel() or (band.first_rows.numel() == 1 and not next(iter(band.shards.values()))):
+        return rows
     return rows + band.first_rows.to(band.index_type).repeat_interleave(bounds.diff(), output_size=ids.numel())
 
 

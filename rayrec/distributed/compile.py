@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import gcd
 
+from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.groups import CollectionSpec, GroupKey, LookupGroup, Piece, Slot, Use
 from rayrec.distributed.slots import RankSlots, SlotTable
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
@@ -112,14 +113,15 @@ class _RankBuilder:
 
 
 def _chains(key: GroupKey, slots: Sequence[Slot]) -> dict[GroupKey, list[Slot]]:
-    """Slots whose columns ascend, shard by shard; apart those of shards whose columns are no run, or whose gradients are to be clipped."""
+    """Slots whose columns ascend, shard by shard. Apart those whose gradients are gathered: no run of columns, or their kernel needs it."""
     by_shard: dict[Shard, list[Slot]] = {}
     for slot in sorted(slots, key=lambda s: s.column):
         by_shard.setdefault(slot.shard, []).append(slot)
+    gathered = key.optimizer.max_gradient is not None or not RowWiseAdagradLookup.trains(key.optimizer, key.data_type)
     chains: list[list[Slot]] = []
     found: dict[GroupKey, list[Slot]] = {}
     for run in by_shard.values():
-        if key.optimizer.max_gradient is not None or any(a.column + a.width != b.column for a, b in pairwise(run)):
+        if gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
             found.setdefault(key, []).extend(run)
             continue
         chain = next((c for c in chains if c[-1].column + c[-1].width <= run[0].column), None)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.groups import LookupGroup, Slot
 from rayrec.distributed.lookup import make_lookup
 from rayrec.distributed.table_space import TableSpace
@@ -47,7 +46,6 @@ class GroupLookup:
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
         """Update rows that every rank reads in place; `grad` is that of the collection's output, (rows of all ranks, D)."""
-        assert isinstance(self.kernel, RowWiseAdagradLookup)
         self.kernel.update_in_place(grad, routed)
 
     @property

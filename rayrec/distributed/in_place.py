@@ -6,7 +6,7 @@ there, with the ids that it was sent in the input exchange. So all plans cost th
 table whatever cuts its rows, and a step waits twice: for ids, when all have updated the rows of the step before, and for gradients, when
 all have read those of this one.
 
-For CPU ranks of one host and for float32 tables with row-wise Adagrad; see `EngineOptions.share_tables`.
+For CPU ranks of one host; see `EngineOptions.share_tables`.
 """
 
 # B rows of the home batch, D columns of a collection

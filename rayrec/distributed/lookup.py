@@ -73,6 +73,10 @@ class Lookup(Protocol):
         """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward updates the rows."""
         ...
 
+    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
+        """Update rows that every rank reads in place with the gradient of all ranks' outputs of the collection, (rows of all ranks, D)."""
+        ...
+
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the updates to come."""
         ...
@@ -96,14 +100,14 @@ def make_lookup(
         optimizer: the update that the backward pass applies.
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
-        space: where the rows of a group lie that is read in place; see `reads_in_place`.
+        space: where the rows of a group lie that is read in place, on CPU.
     Raises:
         ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
     """
     if device.type == "cpu":
         if isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, optimizer, workers, space)
-        return TorchLookup(group, optimizer, device, workers)
+        return TorchLookup(group, optimizer, device, workers, space)
     return (FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup)(group, optimizer, device)
 
 
@@ -176,6 +180,10 @@ class FusedLookup:
         if not torch.is_grad_enabled():
             self.iteration = before  # the kernel counts every forward, and evaluation is no step
         return pooled
+
+    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
+        """A GPU's rows are read by no other rank."""
+        raise AssertionError("FusedLookup is not made for groups that are read in place")
 
     @property
     def iteration(self) -> int:

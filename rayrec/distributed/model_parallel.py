@@ -59,8 +59,8 @@ class DistributedModelParallel(nn.Module):
             of steps between two averages of the replicas.
         transport: "auto" exchanges through shared memory between CPU ranks of one host and through the process group otherwise;
             "process_group" and "shared_memory" insist.
-        share_tables: CPU ranks that share memory read each other's rows where they lie, instead of exchanging them, where tables are
-            pooled, float32 and trained by plain row-wise Adagrad; not with qcomms, sharding groups or hosts of several ranks in the plan.
+        share_tables: CPU ranks that share memory read each other's rows where they lie, instead of exchanging them; not with qcomms,
+            sharding groups, or tables that take two hops.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.compile import uses_of
-from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.groups import CollectionSpec, GroupKey, LookupGroup
 from rayrec.distributed.home_lookup import Home, HomeLookup, HomeSequence
@@ -24,15 +23,13 @@ from rayrec.optim import SparseOptimizer
 def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, optimizers: Mapping[str, SparseOptimizer]) -> bool:
     """Whether ranks that share memory read the tables of a collection where they lie.
 
-    These are float32 tables with plain row-wise Adagrad, the update that FBGEMM vectorizes on CPU, of a plan for one host.
+    Their rows have one type, no sequence's gradient is clipped, and the plan is for one host.
     """
-    for table in spec.tables:
-        optimizer, layout = optimizers[table.name], plan.tables[table.name].layout
-        if not RowWiseAdagradLookup.trains(optimizer, table.data_type):
-            return False
-        if optimizer.max_gradient is not None if spec.sequence else takes_two_hops(layout, plan.hosts):
-            return False
-    return True
+    if len({table.data_type for table in spec.tables}) > 1:
+        return False
+    if spec.sequence:
+        return all(optimizers[table.name].max_gradient is None for table in spec.tables)
+    return not any(takes_two_hops(plan.tables[table.name].layout, plan.hosts) for table in spec.tables)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.comm.pages import make_huge
-from rayrec.layout import BaseEmbeddingConfig, Layout, Shard, TableLayout
+from rayrec.layout import BaseEmbeddingConfig, DataType, Layout, Shard, TableLayout
 
-_ALIGNMENT = 16  # float32 of a cache line
+_ALIGNMENT = 32  # values of a cache line or two
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TableSpace:
 
     Attributes:
         layouts: of its tables.
-        rows: all of them, flat float32.
+        rows: all of them, flat, in the tables' type.
         starts: of every shard of every rank, its first value in `rows`.
     """
 
@@ -36,7 +36,7 @@ class TableSpace:
 
     @staticmethod
     def of(tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange) -> TableSpace | None:
-        """Shared memory of zeros for float32 tables, or None where ranks have none; all ranks call it together."""
+        """Shared memory of zeros for tables of one type, or None where ranks have none; all ranks call it together."""
         starts: dict[Shard, int] = {}
         used = 0
         for table in tables:
@@ -49,10 +49,11 @@ class TableSpace:
                     blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))  # a row number tells where it is
                     used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width
-        memory = exchange.share(4 * _round_up(used, _ALIGNMENT))
+        dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[tables[0].data_type]
+        memory = exchange.share(dtype.itemsize * _round_up(used, _ALIGNMENT))
         if memory is None:
             return None
-        space = TableSpace({table.name: layouts[table.name] for table in tables}, memory.view(torch.float32), starts)
+        space = TableSpace({table.name: layouts[table.name] for table in tables}, memory.view(dtype), starts)
         for shard in starts:
             if shard.rank == exchange.rank and exchange.world_size > 1:
                 make_huge(space.rows_of(shard))

@@ -28,6 +28,7 @@ from rayrec.distributed.cpu_lookup import take_rows
 from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Share, cut_rows, ids_per_slot
 from rayrec.distributed.row_update import update_rows
+from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Task, Workers
 from rayrec.errors import ConfigError
@@ -45,13 +46,21 @@ class TorchLookup:
         optimizer: the update that the backward pass applies.
         device: where rows live.
         workers: share the work on CPU; see `parts`.
+        space: where the rows lie, where all ranks share them; memory of its own when None.
     Attributes:
         iteration: updates so far; Adam and its kin correct their bias by it.
     Raises:
         ConfigError: the rows shall live outside of a GPU's memory, which only FBGEMM's kernels can do.
     """
 
-    def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, workers: Workers | None = None) -> None:
+    def __init__(
+        self,
+        group: LookupGroup,
+        optimizer: SparseOptimizer,
+        device: torch.device,
+        workers: Workers | None = None,
+        space: TableSpace | None = None,
+    ) -> None:
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             raise ConfigError(
@@ -60,7 +69,7 @@ class TorchLookup:
             )
         self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
-        rows, self._bands = bands_of(group, optimizer, device)
+        rows, self._bands = bands_of(group, optimizer, device, space)
         self._slots = slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
 
@@ -98,6 +107,26 @@ class TorchLookup:
             for i, column in enumerate(band.columns):
                 pooled[:, column : column + band.width] = part[i]
         return pooled
+
+    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
+        """Update the rows with the gradient of all ranks' outputs of the collection, (rows of all ranks, D)."""
+        with self.workers.alone():
+            if self.group.key.sequence:
+                first = self.group.key.chain or 0
+                grad = grad[:, first : first + self.group.width].contiguous()
+            else:
+                grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
+            self._update_all(self._split(routed.ids, routed.offsets, routed.weights), self._by_band(grad))
+
+    def _update_all(self, bags: Sequence[Bags], by_band: Sequence[Tensor]) -> None:
+        self.iteration += 1
+        parts = zip(self._bands, bags, by_band, strict=True)
+        self.workers.run([task for band, b, grad_of_bags in parts for task in self._updates(band, b, grad_of_bags)])
+
+    def _by_band(self, grad: Tensor) -> list[Tensor]:
+        limit = self.optimizer.max_gradient
+        grad = grad if limit is None else grad.clamp(-limit, limit)
+        return [self._grad_of_bags(band, grad) for band in self._bands]
 
     def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
         """(S * B, D): the gradients of one band's bags, in the order that `Bags.grad_row_N` knows."""
@@ -193,12 +222,7 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lookup: TorchLookup = ctx.lookup
         with lookup.workers.alone():
-            grad = grads[0].contiguous()
-            if lookup.optimizer.max_gradient is not None:
-                grad = grad.clamp(-lookup.optimizer.max_gradient, lookup.optimizer.max_gradient)
-            by_band = [lookup._grad_of_bags(band, grad) for band in lookup._bands]
+            by_band = lookup._by_band(grads[0].contiguous())
             grad_of_weights = lookup._grad_of_weights(ctx.bags, by_band, ctx.weights) if ctx.needs_input_grad[4] else None
-            lookup.iteration += 1
-            parts = zip(lookup._bands, ctx.bags, by_band, strict=True)
-            lookup.workers.run([task for band, bags, grad_of_bags in parts for task in lookup._updates(band, bags, grad_of_bags)])
+            lookup._update_all(ctx.bags, by_band)
         return None, None, None, None, grad_of_weights

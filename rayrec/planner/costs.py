@@ -155,7 +155,7 @@ class CostModel:
         Args:
             total: with all owners together. slots: rectangles, of all owners. blocks: row blocks.
         """
-        sorted_items = work.ids + work.bags * blocks if blocks > 1 else 0.0
+        sorted_items = work.ids + work.bags * blocks if blocks > 1 and (work.pooled or not work.in_place) else 0.0
         pieces = slots * work.features
         if work.in_place:
             return self._read_in_place(work, total, 1 if replicated else slots // blocks, pieces, sorted_items)
@@ -173,7 +173,7 @@ class CostModel:
 
     def _read_in_place(self, work: TableWork, total: Traffic, column_blocks: int, pieces: int, sorted_items: float) -> StepAmounts:
         """Each rank looks up its own bags, and writes the gradient of its output once."""
-        ids, output = work.ids * column_blocks, work.bags * work.dim * ROW_ELEMENT_BYTES
+        ids, output = work.ids * column_blocks, (work.bags if work.pooled else work.ids) * work.dim * ROW_ELEMENT_BYTES
         read = ids * _lines(-(-work.dim // column_blocks) * work.element_bytes)
         touched = work.distinct_at_home * _lines(work.dim * work.element_bytes)
         return StepAmounts(

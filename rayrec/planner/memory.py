@@ -92,7 +92,7 @@ def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
     Args:
         total: with all owners together. row_blocks: ids are sorted into that many blocks before they leave.
     """
-    sorted_ids = work.ids * ID_BYTES if row_blocks > 1 else 0
+    sorted_ids = work.ids * ID_BYTES if row_blocks > 1 and (work.pooled or not work.in_place) else 0
     rows = work.bags if work.pooled else work.ids
     coded = total.row_bytes * sum(coding.copies for coding in work.wire)
     return math.ceil(2 * total.id_bytes + sorted_ids + 3 * rows * work.dim * ROW_ELEMENT_BYTES + coded)

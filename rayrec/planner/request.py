@@ -32,7 +32,7 @@ class PlanRequest:
         sparse_optimizer: name of the fused optimizer.
         kinds: the sharding kinds any table may use.
         qcomms_forward, qcomms_backward: what rows and their gradients travel as; names of `CommType`.
-        share_tables: as in `DistributedModelParallel`: CPU ranks of one host read float32 tables with row-wise Adagrad in place.
+        share_tables: as in `DistributedModelParallel`: CPU ranks of one host read rows in place.
     Raises:
         ConfigError: a number, kind, name or optimizer that makes no sense.
     """
@@ -58,8 +58,7 @@ class PlanRequest:
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""
         wire = Wire.of(self.qcomms_forward, self.qcomms_backward)
-        one_host = self.topology.device == "cpu" and len(self.topology.hosts) == 1
-        shared = self.share_tables and one_host and self.sparse_optimizer == "rowwise_adagrad" and wire == FLOAT32
+        shared = self.share_tables and self.topology.device == "cpu" and len(self.topology.hosts) == 1 and wire == FLOAT32
         return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared)
 
     def items(self) -> list[Item]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rayrec.layout.geometry import Shard
 from rayrec.layout.kinds import COMPACT_BELOW, COMPACT_COLUMNS
 from rayrec.layout.plan import Storage
-from rayrec.layout.tables import BaseEmbeddingConfig, DataType, PoolingType
+from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.wire import FLOAT32, Wire
@@ -107,7 +107,7 @@ def table_work(
     """The work of one table for `batch_size` rows per rank, where its constraints let it lie first unless `storage` is given.
 
     Args:
-        share_tables: pooled float32 tables are read in place.
+        share_tables: rows are read in place.
     """
     pooled = getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE
     return TableWork(
@@ -124,7 +124,7 @@ def table_work(
         gpu=device == "cuda",
         skew=constraints.skew,
         wire=wire if world_size > 1 else FLOAT32,
-        in_place=share_tables and pooled and table.data_type is DataType.FP32,
+        in_place=share_tables,
     )
 
 
@@ -175,6 +175,8 @@ def shard_traffic(work: TableWork, shards: Sequence[Shard], summed: int = 1) -> 
     fraction = sum(stop - start for start, stop in blocks) / work.rows
     per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
     lengths = sum(returned_rows(work, shard, summed) for shard in blocks.values()) * LENGTH_BYTES if work.pooled else 0
+    if work.in_place and not work.pooled:
+        fraction = len(blocks)  # owners pick their ids themselves
     return Traffic(
         id_bytes=work.ids * fraction * per_id + len(blocks) * work.features * HEADER_BYTES + lengths,
         row_bytes=sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards) * ROW_ELEMENT_BYTES,

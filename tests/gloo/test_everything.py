@@ -22,7 +22,11 @@ def train_draw(rank: int, world_size: int, drawn: Draw, meta: bool):
     targets = targets_of(world, batches)
     torch.manual_seed(world.seed)
     model = DistributedModelParallel(
-        build_collections(world, "meta" if meta else "cpu"), plan=world.plan, sparse_optimizer=drawn.optimizers, seed=world.seed
+        build_collections(world, "meta" if meta else "cpu"),
+        plan=world.plan,
+        sparse_optimizer=drawn.optimizers,
+        seed=world.seed,
+        share_tables=world.seed % 2 == 0,
     )
     outputs = []
     for step in range(STEPS):

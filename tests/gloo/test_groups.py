@@ -26,7 +26,7 @@ from rayrec.layout import (
     table_wise,
 )
 from rayrec.modules import EmbeddingCollection
-from rayrec.optim import SGD, RowWiseAdagrad
+from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.ranks import RankPool
 from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
@@ -84,8 +84,8 @@ def train_world(rank: int, world_size: int, world: World, meta: bool, transport:
     return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
 
 
-def check_world(ranks: RankPool, world: World, meta: bool = True) -> None:
-    results = ranks.run(world.world_size, train_world, world, meta)
+def check_world(ranks: RankPool, world: World, meta: bool = True, share_tables: bool = True) -> None:
+    results = ranks.run(world.world_size, train_world, world, meta, "auto", share_tables)
     batches, reference = batches_of(world, STEPS), Reference(world)
     targets = targets_of(world, batches)
     for step in range(STEPS):
@@ -106,14 +106,14 @@ def check_world(ranks: RankPool, world: World, meta: bool = True) -> None:
     "kind", ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel"]
 )
 def test_every_kind_equals_unsharded_over_gloo(ranks: RankPool, kind: str, world_size: int, optimizer) -> None:
-    check_world(ranks, world_of_kind(kind, world_size, optimizer))
+    check_world(ranks, world_of_kind(kind, world_size, optimizer), share_tables=world_size != 3)
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("hosts", [((0, 1),), ((0, 1, 2),), ((0, 1), (2, 3))], ids=["2", "3", "2x2"])
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
     world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
-    check_world(ranks, world, meta=seed % 2 == 0)
+    check_world(ranks, world, meta=seed % 2 == 0, share_tables=seed % 4 < 2)
 
 
 def _where(state) -> tuple[str, int, int]:
@@ -140,16 +140,19 @@ def test_every_transport_trains_alike_bit_for_bit(ranks: RankPool, seed: int) ->
     check_alike(ranks.run(4, train_world, world, False, "auto", True), wanted, exact=not cut)
 
 
+@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(lr=0.1, eps=1e-6), Adam(lr=0.01)], ids=lambda o: o.name)
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise", "table_column_wise", "data_parallel"])
-def test_tables_read_in_place_equal_those_whose_rows_travel(ranks: RankPool, kind: str) -> None:
-    world = world_of_kind(kind, 2, RowWiseAdagrad(lr=0.1, eps=1e-6))
+def test_tables_read_in_place_equal_those_whose_rows_travel(ranks: RankPool, kind: str, optimizer) -> None:
+    world = world_of_kind(kind, 2, optimizer)
     wanted = ranks.run(2, train_world, world, False, "process_group")
     check_alike(ranks.run(2, train_world, world, False, "auto", True), wanted, exact=kind != "row_wise")
 
 
-def count_waits(rank: int, world_size: int, world: World) -> list[int]:
+def count_waits(rank: int, world_size: int, world: World, share_tables: bool) -> list[int]:
     batches, targets = batches_of(world, STEPS), targets_of(world, batches_of(world, STEPS))
-    model = DistributedModelParallel(build_collections(world, "meta"), plan=world.plan, sparse_optimizer=world.optimizer, seed=world.seed)
+    model = DistributedModelParallel(
+        build_collections(world, "meta"), plan=world.plan, sparse_optimizer=world.optimizer, seed=world.seed, share_tables=share_tables
+    )
     exchange = model._engine.exchange
     assert isinstance(exchange, SharedMemoryExchange)
     counts = []
@@ -163,9 +166,9 @@ def count_waits(rank: int, world_size: int, world: World) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "grid_shard", "data_parallel"])
 def test_a_step_waits_twice_or_three_times(ranks: RankPool, kind: str) -> None:
-    for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, SGD(lr=0.1))):
+    for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, SGD(lr=0.1)), False):
         assert counts == [3] * STEPS  # ids with their header, rows, gradients
-    for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, RowWiseAdagrad(lr=0.1))):
+    for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, SGD(lr=0.1)), True):
         assert counts[1:] == [2] * (STEPS - 1)  # ids with their header, gradients; rows are read in place
 
 

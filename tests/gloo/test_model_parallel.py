@@ -57,7 +57,9 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
 
 def train(rank: int, world_size: int, kind: str, optimizer: str):
     """Loss sums by step and the final parameters: dense by name, tables as rectangles."""
-    model = DistributedModelParallel(build(), plan=make_plan(kind, world_size), sparse_optimizer=sparse_optimizer(optimizer, 0.05))
+    model = DistributedModelParallel(
+        build(), plan=make_plan(kind, world_size), sparse_optimizer=sparse_optimizer(optimizer, 0.05), share_tables=kind == "auto"
+    )
     names = [name for name, _ in model.named_parameters()]
     dense = torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)
     losses = [float(train_step(model, dense, parts(step, rank, world_size), world_size).loss_sum) for step in range(STEPS)]

@@ -45,7 +45,13 @@ def train_resharding(rank: int, world_size: int, drawn: Draw, plans: list[Shardi
     world = drawn.world
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
-    model = DistributedModelParallel(build_collections(world, "meta"), plan=plans[0], sparse_optimizer=drawn.optimizers, seed=world.seed)
+    model = DistributedModelParallel(
+        build_collections(world, "meta"),
+        plan=plans[0],
+        sparse_optimizer=drawn.optimizers,
+        seed=world.seed,
+        share_tables=world.seed % 2 == 0,
+    )
     sent = 0
     for step in range(STEPS):
         if plans[step] is not model.plan:

@@ -12,12 +12,12 @@ from torch import Tensor
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine_options import EngineOptions
-from rayrec.layout import EmbeddingBagConfig, Replicated, ShardingPlan, TableLayout, TablePlacement, table_wise
+from rayrec.layout import DataType, EmbeddingBagConfig, Replicated, ShardingPlan, TableLayout, TablePlacement, table_wise
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.optim import RowWiseAdagrad
+from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.sim.test_runtime import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
-from tests.worlds import World, build_collections, output_of, random_world
+from tests.worlds import OPTIMIZERS, World, build_collections, output_of, random_world
 
 IN_PLACE = EngineOptions(share_tables=True)
 OPTIMIZER = RowWiseAdagrad(lr=0.1, eps=1e-6)
@@ -33,14 +33,46 @@ def shares(world: World) -> bool:
     return all(SimulatedWorld(world.world_size).run(rank_main))
 
 
-@pytest.mark.parametrize("seed", range(10_000, 10_150))
+@pytest.mark.parametrize("seed", range(10_000, 10_180))
 def test_tables_read_in_place_equal_unsharded(seed: int) -> None:
-    world = random_world(seed, optimizer=OPTIMIZER, sequences=seed % 3 == 0, varying=seed % 5 == 0)
+    world = random_world(seed, optimizer=OPTIMIZERS[seed % 3], sequences=seed % 4 == 0, varying=seed % 5 == 0)
     check_equals_unsharded(world, meta=seed % 2 == 0, options=IN_PLACE)
 
 
 def test_most_of_those_worlds_share_tables() -> None:
     assert sum(shares(random_world(seed, optimizer=OPTIMIZER)) for seed in range(10_000, 10_040)) > 25
+
+
+def _half(world: World) -> World:
+    tables = [tuple(replace(t, data_type=DataType.FP16) for t in ts) for ts in world.collections]
+    return replace(world, collections=tables)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Adam(lr=0.01), PartialRowWiseAdam(lr=0.01), LarsSGD(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.1)]
+)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("seed", range(10_500, 10_505))
+def test_every_optimizer_trains_rows_in_place_as_it_trains_those_that_travel(seed: int, half: bool, optimizer: SparseOptimizer) -> None:
+    """Bags of one id, whose rows are the same sums whatever cuts them."""
+    world = random_world(seed, hosts=((0, 1, 2),), optimizer=optimizer, sequences=seed % 2 == 0)
+    world = _half(world) if half else world
+    batches = [[_one_id(kjt) for kjt in step] for step in batches_of(world, 3)]
+    targets = targets_of(world, batches)
+    assert shares(world)
+    check_same(
+        run_sharded(world, batches, targets, True, IN_PLACE), run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
+    )
+
+
+def check_same(found: tuple, wanted: tuple) -> None:
+    for a, b in zip(_flat(found[0]), _flat(wanted[0]), strict=True):
+        assert torch.equal(a, b)
+    for (shard, weight, state), (want_shard, want, want_state) in zip(
+        sorted(found[1], key=_where), sorted(wanted[1], key=_where), strict=True
+    ):
+        assert shard == want_shard and torch.equal(weight, want) and state.keys() == want_state.keys()
+        assert all(torch.equal(state[name], want_state[name]) for name in state)
 
 
 @pytest.mark.parametrize("seed", range(10_160, 10_190))
@@ -70,12 +102,9 @@ def test_clipped_gradients_are_those_of_exchanged_rows(seed: int) -> None:
     batches = [[_one_id(kjt) for kjt in step] for step in batches_of(world, 3)]
     targets = targets_of(world, batches)
     assert shares(world)
-    outputs, states, _ = run_sharded(world, batches, targets, True, IN_PLACE)
-    wanted, want_states, _ = run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
-    for a, b in zip(_flat(outputs), _flat(wanted), strict=True):
-        assert torch.equal(a, b)
-    for (shard, weight, _), (want_shard, want, _) in zip(sorted(states, key=_where), sorted(want_states, key=_where), strict=True):
-        assert shard == want_shard and torch.equal(weight, want)
+    check_same(
+        run_sharded(world, batches, targets, True, IN_PLACE), run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
+    )
 
 
 def _one_id(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -10,6 +10,7 @@ import torch
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
+from rayrec.distributed.engine_options import EngineOptions
 from rayrec.errors import PlanError
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
 from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
@@ -45,7 +46,13 @@ def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
     def rank_main(exchange):
         torch.set_num_threads(1)
         modules, engine = shard_embeddings(
-            build_collections(world, "meta"), plans[0], exchange, world.optimizer, torch.device("cpu"), world.seed
+            build_collections(world, "meta"),
+            plans[0],
+            exchange,
+            world.optimizer,
+            torch.device("cpu"),
+            world.seed,
+            EngineOptions(share_tables=world.seed % 2 == 0),
         )
         engine.set_learning_rate(0.07)
         for step in range(STEPS):

@@ -121,7 +121,7 @@ def test_distinct_ids_cross_once() -> None:
         world = SimulatedWorld(2)
 
         def rank_main(exchange, dedup=dedup):
-            options = EngineOptions(dedup_sequences=dedup)
+            options = EngineOptions(dedup_sequences=dedup, share_tables=False)
             model, _ = shard_embeddings(
                 EmbeddingCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
             )
@@ -141,7 +141,7 @@ def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
         world = SimulatedWorld(2)
 
         def rank_main(exchange, precision=precision):
-            options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+            options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)), share_tables=False)
             model, _ = shard_embeddings(
                 EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
             )
@@ -164,7 +164,8 @@ def test_ids_of_a_feature_cross_once_however_many_column_blocks_read_them() -> N
         world = SimulatedWorld(2)
 
         def rank_main(exchange, plan=plan):
-            model, _ = shard_embeddings(EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+            collection, options = EmbeddingBagCollection([table], device="meta"), EngineOptions(share_tables=False)
+            model, _ = shard_embeddings(collection, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options)
             model(KeyedJaggedTensor(["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)))
 
         world.run(rank_main)

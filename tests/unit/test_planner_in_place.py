@@ -48,10 +48,10 @@ def request(**changes) -> PlanRequest:
         ({"topology": Topology.local(4, memory_bytes=1 << 32, device="cuda")}, False),
         ({"topology": Topology.uniform(2, 2, 1 << 32)}, False),
         ({"topology": Topology.local(1, memory_bytes=1 << 32)}, True),
-        ({"sparse_optimizer": "adam"}, False),
+        ({"sparse_optimizer": "adam"}, True),
         ({"qcomms_backward": "fp16"}, False),
-        ({"tables": [replace(TABLE, data_type=DataType.FP16)]}, False),
-        ({"tables": [EmbeddingConfig(100, 64, name="t", feature_names=["f"])]}, False),
+        ({"tables": [replace(TABLE, data_type=DataType.FP16)]}, True),
+        ({"tables": [EmbeddingConfig(100, 64, name="t", feature_names=["f"])]}, True),
     ],
 )
 def test_what_is_read_in_place(changes, shared: bool) -> None:
@@ -87,3 +87,13 @@ def test_the_planner_can_be_told_that_rows_travel() -> None:
     shared, exchanged = (EmbeddingShardingPlanner(HOST, 2048, share_tables=share).plan(tables).estimates for share in (True, False))
     assert shared is not None and exchanged is not None and shared.step_s < exchanged.step_s
     assert all(rank.output_s == 0 for rank in shared.ranks) and all(rank.output_s > 0 for rank in exchanged.ranks)
+
+
+def test_owners_of_sequences_cut_by_rows_are_sent_all_ids() -> None:
+    table = EmbeddingConfig(1000, 64, name="t", feature_names=["f"])
+    work = table_work(table, ParameterConstraints(pooling_factor=5), 512, 4, share_tables=True)
+    model, layout = CostModel(HOST), row_wise(table, range(4))
+    whole = model.layout_home_amounts(work, table_wise(table, 0))
+    cut = model.layout_home_amounts(work, layout)
+    assert cut.input.stream > 3.9 * whole.input.stream and cut.lookup == whole.lookup and cut.gradient == whole.gradient
+    assert whole.gradient.stream == 2 * 4 * 512 * 5 * 64
