@@ -7,6 +7,7 @@ MADV_COLLAPSE (Linux 6.1) makes them all the same, where the address of the memo
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import sys
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 HUGE_PAGE = 2 << 20
 _COLLAPSE = 25  # MADV_COLLAPSE
+_BUSY = (errno.EAGAIN, errno.EBUSY)  # of this page alone
 _READ_WRITE, _NONE = 3, 0
 _SHARED_FIXED, _PRIVATE_ANONYMOUS = 0x11, 0x22  # Linux, all architectures with 2 MiB pages
 
@@ -69,5 +71,5 @@ def make_huge(memory: Tensor) -> None:
     last = -(-(memory.data_ptr() + memory.numel() * memory.element_size()) // HUGE_PAGE) * HUGE_PAGE
     for page in range(first, last, HUGE_PAGE):
         _ = ctypes.c_char.from_address(page).value  # a page of the file comes into being, else there is nothing to collapse
-        if _libc.madvise(page, HUGE_PAGE, _COLLAPSE):
+        if _libc.madvise(page, HUGE_PAGE, _COLLAPSE) and ctypes.get_errno() not in _BUSY:
             return

@@ -2,8 +2,8 @@
 
 Owners group the ids they receive, sort them for the update, and hold the rows and the gradients of all W*B bags, and what of both is under
 way to other ranks; the exchange keeps two of its largest messages. Every rank, as home of its own batch, sends ids, joins the rows that
-return, and holds that output and its gradient; where rows are read in place, it looks up its output itself and holds the gradient twice,
-once for all to read. Rows and gradients that are coded on the wire have two copies more at
+return, and holds that output and its gradient; where rows are read in place, it looks up its output itself and holds the gradient once
+more, for all to read. Rows and gradients that are coded on the wire have two copies more at
 either end. Buffers of all tables live at once, as the collections share one exchange; what is freed
 in between is kept for the next step, so all of them count (`python -m benchmarks.memory` compares with real ranks). Integers, so that
 adding and removing tables is exact. Leaves out: the dense model, batches that wait, what the process takes without any table.
@@ -24,6 +24,7 @@ CACHE_SET = 32  # rows of a cache come in sets of so many
 CACHE_ROW_BYTES = 16  # per row of a cache: whose it is, and when it was used last
 CACHED_ROW_BYTES = 4  # per row of a table with a cache: its table
 CACHE_ID_BYTES = 20  # per id of a step: its row in the cache, and what finds the distinct ones
+IN_PLACE_ROWS = 5  # times an output read in place: itself and its gradient, holes that malloc leaves beside them, what all ranks read
 OFFSET_BYTES = 12  # per bag: an offset, and the length it was made from
 
 
@@ -93,9 +94,9 @@ def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
         total: with all owners together. row_blocks: ids are sorted into that many blocks before they leave.
     """
     sorted_ids = work.ids * ID_BYTES if row_blocks > 1 and (work.pooled or not work.in_place) else 0
-    rows = work.bags if work.pooled else work.ids
+    rows = (work.bags if work.pooled else work.ids) * (IN_PLACE_ROWS if work.in_place else 3)
     coded = total.row_bytes * sum(coding.copies for coding in work.wire)
-    return math.ceil(2 * total.id_bytes + sorted_ids + 3 * rows * work.dim * ROW_ELEMENT_BYTES + coded)
+    return math.ceil(2 * total.id_bytes + sorted_ids + rows * work.dim * ROW_ELEMENT_BYTES + coded)
 
 
 def layout_memory_parts(

@@ -78,8 +78,8 @@ def test_buffers_of_rows_are_saved(layout: Layout) -> None:
     shared, exchanged = (layout_memory(w, layout, "rowwise_adagrad") for w in (work, replace(work, in_place=False)))
     for a, b in zip(shared, exchanged, strict=True):
         assert (a.weight_bytes, a.optimizer_bytes) == (b.weight_bytes, b.optimizer_bytes)
-        assert a.buffer_bytes <= b.buffer_bytes
-    assert sum(a.buffer_bytes for a in shared) < 0.8 * sum(b.buffer_bytes for b in exchanged)
+    assert max(a.buffer_bytes for a in shared) < 0.85 * max(b.buffer_bytes for b in exchanged)
+    assert sum(a.buffer_bytes for a in shared) < 0.85 * sum(b.buffer_bytes for b in exchanged)
 
 
 def test_the_planner_can_be_told_that_rows_travel() -> None:
