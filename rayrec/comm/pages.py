@@ -48,8 +48,12 @@ def map_file(fd: int, size: int) -> Tensor:
     whole = size + HUGE_PAGE
     base = _libc.mmap(None, whole, _NONE, _PRIVATE_ANONYMOUS, -1, 0)  # addresses to choose from
     start = -(-base // HUGE_PAGE) * HUGE_PAGE
-    if base == ctypes.c_void_p(-1).value or _libc.mmap(start, size, _READ_WRITE, _SHARED_FIXED, fd, 0) != start:
-        raise OSError(ctypes.get_errno(), f"cannot map {size} bytes of shared memory")
+    if base == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"no addresses for {size} bytes of shared memory")
+    if _libc.mmap(start, size, _READ_WRITE, _SHARED_FIXED, fd, 0) != start:
+        number = ctypes.get_errno()
+        _libc.munmap(base, whole)
+        raise OSError(number, f"cannot map {size} bytes of shared memory")
     mapping: Any = type("Mapping", (_Mapping, ctypes.c_char * size), {"whole": (base, whole)})
     return torch.frombuffer(mapping.from_address(start), dtype=torch.uint8)
 

@@ -118,11 +118,14 @@ class SharedMemoryExchange(FlatExchange):
 
     def share(self, size: int) -> Tensor | None:
         """See `Exchange.share`; rank 0 makes the memory."""
-        made = unnamed_file(size) if self.rank == 0 else -1
+        made = -1
         try:
+            made = unnamed_file(size) if self.rank == 0 else -1
             fd = int(self.all_gather(torch.tensor([made]), [1] * self.world_size).wait()[0])
             memory = map_file(made, size) if self.rank == 0 else self.peers.map(0, fd, size)
             self.meet()  # all have mapped it
+        except OSError as error:
+            raise CommError(f"rank {self.rank}: {error}. Give ranks more memory, or let rows travel with share_tables=False.") from error
         finally:
             if made >= 0:
                 os.close(made)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import gcd
 
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
-from rayrec.distributed.groups import CollectionSpec, GroupKey, LookupGroup, Piece, Slot, Use
+from rayrec.distributed.groups import GATHERED, CollectionSpec, GroupKey, LookupGroup, Piece, Slot, Use
 from rayrec.distributed.slots import RankSlots, SlotTable
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.layout.kinds import COMPACT_COLUMNS
@@ -84,7 +84,7 @@ def compile_slots(
                 width=len(shard.cols) if spec.sequence or placement.storage.kind == "cached" else 0,
                 two_hop=two_hop,
                 compact=compact,
-                chain=(shard.cols.start if spec.sequence else -1) if near else None,
+                chain=(shard.cols.start if spec.sequence else GATHERED) if near else None,
             )
             block = layout.row_block(shard.rows.start) if cuts is not None and isinstance(layout, TableLayout) else 0
             piece = Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact)

@@ -130,13 +130,16 @@ class _Lanes:
         self.bounds: list[int] = []
         self.widths: list[int] = []
         number = used = 0
-        for slot, shard, gap, new in zip(group.slots, group.slot_shards, group.gaps, _changes(group.slot_shards), strict=True):
+        before = None
+        for slot, shard, gap in zip(group.slots, group.slot_shards, group.gaps, strict=True):
+            rows = group.shards[shard].shape[0]
             if gap:
                 self._add(None, number, used, gap)
                 number, used = number + 1, used + 1
-            if new:
-                number, used = number + 1, used + group.shards[shard].shape[0]
-            self._add(shard, number - 1, used - group.shards[shard].shape[0], slot.width)
+            if shard != before:
+                number, used = number + 1, used + rows
+            self._add(shard, number - 1, used - rows, slot.width)
+            before = shard
         self.bounds.append(used)
 
     def _add(self, shard: int | None, number: int, rows: int, width: int) -> None:
@@ -144,10 +147,6 @@ class _Lanes:
         self.numbers.append(number)
         self.bounds.append(rows)
         self.widths.append(width)
-
-
-def _changes(numbers: Sequence[int]) -> list[bool]:
-    return [i == 0 or number != numbers[i - 1] for i, number in enumerate(numbers)]
 
 
 class RowWiseAdagradLookup:
@@ -174,10 +173,7 @@ class RowWiseAdagradLookup:
         lanes = _Lanes(group)
         self._shards = lanes.numbers
         starts = [0 if shard is None else self._starts[shard] for shard in lanes.shards]
-        column = 0
-        if group.key.chain is not None and group.key.chain >= 0:
-            column = group.key.chain if group.key.sequence else group.slots[0].column
-        self._slots = SlotRows(self.rows, starts, lanes.bounds, lanes.widths, self.workers, column)
+        self._slots = SlotRows(self.rows, starts, lanes.bounds, lanes.widths, self.workers, group.first_column)
         self._widest = max(lanes.widths)
         self._sum_offsets = torch.tensor([0 if shard is None else self._row_bounds[shard] for shard in lanes.shards])
         self._bits = max(1, lanes.bounds[-1].bit_length())
@@ -202,10 +198,7 @@ class RowWiseAdagradLookup:
         return self._slots.look_up(ids, offsets, weights)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """Update the rows with the gradient of all ranks' outputs of the collection, (rows of all ranks, D)."""
-        assert self.group.key.chain is not None
-        if self.group.key.chain < 0:
-            grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
+        """See `GroupLookup.update_in_place`; `grad` has the group's columns alone where they are gathered."""
         with self.workers.alone():
             self.update(self._clipped(grad), routed.ids, routed.offsets, routed.weights)
 

@@ -9,14 +9,13 @@ Slot tables, send plans and combine plans are compiled once per set of collectio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.compile import compile_slots
@@ -33,12 +32,13 @@ from rayrec.distributed.reshard import Moving, move_tables
 from rayrec.distributed.route import RoutedIds, route
 from rayrec.distributed.routes_ahead import RoutesAhead
 from rayrec.distributed.shared_tables import SharedTables
+from rayrec.distributed.slots import by_collection
 from rayrec.distributed.timing import StepTimer, span
 from rayrec.distributed.two_hop import Hops
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan, takes_two_hops
+from rayrec.layout import ShardingPlan
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor, check_ids
 
@@ -77,13 +77,10 @@ class ShardedEmbeddings:
         self.optimizers, self.options = dict(optimizers), options or EngineOptions()
         plan.check([table for c in collections for table in c.tables], exchange.world_size)
         self._compiled: dict[frozenset[int], Compiled] = {}
-        self._hops = self._split(plan)
+        self._hops = Hops.for_plan(self.exchange, plan)
         self._workers = Workers.of(device)
         self._shared = self._lay_out(plan, SharedTables())
-        self.lookups: dict[GroupKey, GroupLookup] = {}
-        for index in range(len(collections)):
-            for group in self._compile(frozenset([index])).slots.ranks[exchange.rank].groups:
-                self.lookups[group.key] = GroupLookup(group, device, self._workers, self._shared.space_of(group))
+        self.lookups = self._make_lookups([self._compile(frozenset([i])) for i in range(len(collections))], self._shared, {})
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._inbox = Inbox(len(collections))
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -120,34 +117,24 @@ class ShardedEmbeddings:
         if self._ahead is not None:
             self._ahead.wait()  # made for the old plan: every rank has it, and routes again
             self._ahead.forget()
-        iteration = self._common_iteration()  # a rank may have had no shard until now
+        box = torch.tensor([self.iteration], device=self.device)  # a rank may have had no shard until now
+        iteration = max(int(one) for one in self.exchange.all_gather(box, [1] * self.exchange.world_size).wait())
         old_plan, old = self.plan, self.shard_states()
         shared = self._lay_out(plan, self._shared)
         compiled = {frozenset([i]): self._compile_for(plan, frozenset([i]), shared) for i in range(len(self.collections))}
-        groups = [g for c in compiled.values() for g in c.slots.ranks[self.exchange.rank].groups]
-        lookups: dict[GroupKey, GroupLookup] = {}
-        for group in groups:
-            kept, space = self.lookups.get(group.key), shared.space_of(group)
-            if kept is None or kept.group != group or space is not self._shared.spaces.get(group.key.collection):
-                kept = GroupLookup(group, self.device, self._workers, space)
-            lookups[group.key] = kept
+        lookups = self._make_lookups(compiled.values(), shared, self.lookups)
         new = [state for lookup in lookups.values() for state in lookup.shard_states()]
-        widths = {t.name: {WEIGHT: False} | {n: per == "row" for n, per in self.optimizers[t.name].state_widths.items()} for t in tables}
-        moving = [Moving(n, old_plan.tables[n].layout, plan.tables[n].layout, columns) for n, columns in widths.items()]
+        moving = [Moving.of(table.name, old_plan, plan, self.optimizers[table.name]) for table in tables]
         sent = move_tables(moving, old, new, self.exchange, self.device)
         for lookup in lookups.values():
             lookup.iteration = iteration
             if self._lr is not None:
                 lookup.set_learning_rate(self._lr)
         if plan.hosts != old_plan.hosts or self._hops is None:
-            self._hops = self._split(plan)
+            self._hops = Hops.for_plan(self.exchange, plan)
         self.plan, self.lookups, self._compiled, self._shared = plan, lookups, compiled, shared
         self._inbox.clear()
         return sent
-
-    def _common_iteration(self) -> int:
-        box = torch.tensor([self.iteration], device=self.device)
-        return max(int(one) for one in self.exchange.all_gather(box, [1] * self.exchange.world_size).wait())
 
     @property
     def iteration(self) -> int:
@@ -242,28 +229,27 @@ class ShardedEmbeddings:
             ahead = self._ahead.take(kjt, collections, self.timer) if self._ahead is not None else None
         routed = ahead or self._route(collections, kjt, self.exchange, learned)
         bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True)) if kjt.variable_stride_per_key() else {}
-        hops = self._hops if compiled.slots.two_hop else None
+        exchange, found = self.watched(self.exchange), {}
+        if compiled.slots.in_place:
+            if ahead is not None:
+                exchange.meet()  # all have updated the rows of the step before; else they have said so by sending ids
+            near = self._shared.step(compiled.slots, self.lookups, tuple(kjt.keys()), routed, bags, exchange, self.timer)
+            found = by_collection(ReadInPlace.apply(near, self._anchor, weights if learned else None), near.counts)
+        if not compiled.slots.exchanged:
+            return found
         with span(self.timer, "output"):
             places = compiled.compact_plan(kjt).places(routed)
         step = Step(
             compiled.combine,
             compiled.send_plan(kjt),
             routed,
-            self.watched(self.exchange),
+            exchange,
             self.options.codecs,
             bags,
-            hops,
+            self._hops if compiled.slots.two_hop else None,
             1 if self.peers is None else self.peers.world_size,
             places,
         )
-        found = {}
-        if compiled.slots.in_place:
-            if ahead is not None:
-                step.exchange.meet()  # all have updated the rows of the step before; else they have said so by sending ids
-            near = self._shared.step(compiled.slots, self.lookups, tuple(kjt.keys()), routed, bags, step.exchange, self.timer)
-            found = near.by_collection(ReadInPlace.apply(near, self._anchor, weights if learned else None))
-        if not compiled.slots.exchanged:
-            return found
         groups, anchor = dict(routed.groups), self._anchor
         if learned:
             assert weights is not None
@@ -278,10 +264,18 @@ class ShardedEmbeddings:
             for part, made in (("gradient", joined[:1]), ("update", rows)):
                 for tensor in made:
                     self.timer.follow(part, tensor)
-        outputs = iter(joined)
-        for c in compiled.slots.exchanged:
-            count = len(compiled.slots.uses[c]) if step.by_use(c) else 1
-            found[c] = tuple(next(outputs) for _ in range(count))
+        return found | by_collection(joined, compiled.slots.outputs(compiled.slots.exchanged, bool(bags)))
+
+    def _make_lookups(
+        self, compiled: Iterable[Compiled], shared: SharedTables, before: Mapping[GroupKey, GroupLookup]
+    ) -> dict[GroupKey, GroupLookup]:
+        """Of all groups of this rank; those that stay what and where they were are kept."""
+        found = {}
+        for group in (g for c in compiled for g in c.slots.ranks[self.exchange.rank].groups):
+            kept, space = before.get(group.key), shared.space_of(group)
+            if kept is None or kept.group != group or space is not kept.space:
+                kept = GroupLookup(group, self.device, self._workers, space)
+            found[group.key] = kept
         return found
 
     def _look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
@@ -294,12 +288,6 @@ class ShardedEmbeddings:
             self._compiled[collections] = self._compile_for(self.plan, collections, self._shared)
         return self._compiled[collections]
 
-    def _split(self, plan: ShardingPlan) -> Hops | None:
-        """The exchanges of the two-hop route, where any table of the plan takes it; all ranks decide alike."""
-        if any(takes_two_hops(placement.layout, plan.hosts) for placement in plan.tables.values()):
-            return Hops.of(self.exchange, plan.hosts)
-        return None
-
     def _compile_for(self, plan: ShardingPlan, collections: frozenset[int], shared: SharedTables) -> Compiled:
         specs = {c: self.collections[c] for c in collections}
         in_place = {c: shared.spaces[c].starts for c in shared.spaces.keys() & collections}
@@ -307,7 +295,6 @@ class ShardedEmbeddings:
         return Compiled.of(slots, self.exchange.rank, self.device)
 
     def _lay_out(self, plan: ShardingPlan, before: SharedTables) -> SharedTables:
-        options = self.options
-        if not options.share_tables or self.device.type != "cpu" or self.peers is not None or options.codecs != Codecs():
+        if not self.options.share_tables or self.device.type != "cpu" or self.peers is not None or self.options.codecs != Codecs():
             return SharedTables()
         return before.laid_out(self.collections, plan, self.optimizers, self.exchange, self._workers)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.groups import LookupGroup, Slot
-from rayrec.distributed.lookup import make_lookup
+from rayrec.distributed.groups import GATHERED, LookupGroup, Slot
+from rayrec.distributed.lookup import FusedLookup, make_lookup
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
@@ -29,10 +29,12 @@ class GroupLookup:
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
         space: where the rows of a group lie that is read in place.
+    Attributes:
+        group, space: as given.
     """
 
     def __init__(self, group: LookupGroup, device: torch.device, workers: Workers | None = None, space: TableSpace | None = None) -> None:
-        self.group = group
+        self.group, self.space = group, space
         self._bases = group.bases or tuple(offsets_of(len(shard.rows) for shard in group.shards)[:-1])
         if group.key.sequence:
             rows = sum(len(shard.rows) for shard in group.shards) if space is None else space.as_table(group.key.width).shape[0]
@@ -46,6 +48,9 @@ class GroupLookup:
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
         """Update rows that every rank reads in place; `grad` is that of the collection's output, (rows of all ranks, D)."""
+        assert not isinstance(self.kernel, FusedLookup), "a GPU's rows are read by no other rank"
+        if self.group.key.chain == GATHERED:
+            grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
         self.kernel.update_in_place(grad, routed)
 
     @property

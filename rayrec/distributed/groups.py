@@ -21,6 +21,8 @@ from itertools import pairwise
 from rayrec.layout import BaseEmbeddingConfig, DataType, Shard, Storage
 from rayrec.optim import SparseOptimizer
 
+GATHERED = -1  # in place of a chain
+
 
 @dataclass(frozen=True)
 class CollectionSpec:
@@ -72,7 +74,7 @@ class GroupKey:
         two_hop: rows are summed inside the host before they go home; see `two_hop`.
         compact: row blocks, whose bags without ids may stay at home; see `compact`.
         chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns ascend have one chain, so that a kernel
-            reads their gradients where they lie; -1 where these must be gathered first. Of sequences the first column. None for other
+            reads their gradients where they lie; GATHERED where these must be gathered first. Of sequences the first column. None for other
             tables.
     """
 
@@ -147,9 +149,16 @@ class LookupGroup:
         """Columns of all slots side by side."""
         return sum(slot.width for slot in self.slots)
 
+    @property
+    def first_column(self) -> int:
+        """Where the columns of this group begin in the gradients that its kernel is given."""
+        if self.key.chain is None or self.key.chain == GATHERED:
+            return 0
+        return self.key.chain if self.key.sequence else self.slots[0].column
+
     @cached_property
     def gaps(self) -> tuple[int, ...]:
         """Per slot, output columns between the one before and it, where gradients are read in place; else 0."""
-        if self.key.chain is None or self.key.chain < 0 or self.key.sequence:
+        if self.key.chain in (None, GATHERED) or self.key.sequence:
             return (0,) * len(self.slots)
         return 0, *(b.column - a.column - a.width for a, b in pairwise(self.slots))

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ from rayrec.sparse.ops import gather_segments, offsets_of
 Keys = tuple[str, ...]
 
 
+class Wanted(NamedTuple):
+    """What is to be looked up: bags, and of a sequence the ids of each use."""
+
+    ids: GroupIds
+    counts: list[int]
+
+
 class Home(Protocol):
     """One collection, for all its uses.
 
@@ -33,11 +40,11 @@ class Home(Protocol):
     width: int
     weighted: bool
 
-    def ids(self, rows: SourceRows, keys: Keys) -> GroupIds:
+    def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
         """What is to be looked up of a batch with these keys."""
         ...
 
-    def look_up(self, ids: GroupIds, bags: Mapping[str, int]) -> list[Tensor]:
+    def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
         """The outputs; see `ReadInPlace`."""
         ...
 
@@ -45,7 +52,7 @@ class Home(Protocol):
         """Gradients of the outputs as parts of one matrix of D columns: first row, first column and values."""
         ...
 
-    def grad_of_weights(self, grads: Sequence[Tensor], ids: GroupIds, rows: SourceRows, keys: Keys, total: Tensor) -> None:
+    def grad_of_weights(self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor) -> None:
         """Add the gradient of the KJT's weights."""
         ...
 
@@ -82,7 +89,7 @@ class HomeLookup:
         self._slots = SlotRows(space.rows, [start for _, start, _ in blocks], bounds, [width for _, _, width in blocks], workers)
         self._features = _Features([use.feature for use, _, _ in blocks])
 
-    def ids(self, rows: SourceRows, keys: Keys) -> GroupIds:
+    def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
         """The bags of every slot one after the other, those of keys with fewer bags than others padded by empty ones."""
         order, part, most = self._features.order(keys), rows.parts[0], rows.most_bags
         if len(set(part.bags)) > 1:
@@ -90,19 +97,19 @@ class HomeLookup:
             bags = part.lengths.split(part.bags)
             lengths = torch.cat([piece for key in order for piece in (bags[key], none[part.bags[key] :])])
         elif order == tuple(range(len(keys))):
-            return GroupIds(part.ids, bag_offsets(part.lengths), part.weights if self.weighted else None)
+            return Wanted(GroupIds(part.ids, bag_offsets(part.lengths), part.weights if self.weighted else None), [])
         else:
             lengths = gather_segments(part.lengths, offsets_of(part.bags), order)
         weights = None
         if self.weighted:
             assert part.weights is not None
             weights = gather_segments(part.weights, rows.kjt_offsets, order)
-        return GroupIds(gather_segments(part.ids, rows.kjt_offsets, order), bag_offsets(lengths), weights)
+        return Wanted(GroupIds(gather_segments(part.ids, rows.kjt_offsets, order), bag_offsets(lengths), weights), [])
 
-    def look_up(self, ids: GroupIds, bags: Mapping[str, int]) -> list[Tensor]:
+    def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
         """(B, D), or per use (bags, width) where keys have different numbers of bags."""
         with self._slots.workers.alone():
-            output = self._slots.look_up(ids.ids, ids.offsets, ids.weights)
+            output = self._slots.look_up(wanted.ids.ids, wanted.ids.offsets, wanted.ids.weights)
         if not bags:
             return [output]
         return [output[: bags[use.feature], use.column : use.column + use.width].clone() for use in self.uses]
@@ -118,11 +125,11 @@ class HomeLookup:
                 parts.append((grad.shape[0], use.column, grad.new_zeros(most_bags - grad.shape[0], use.width)))
         return parts
 
-    def grad_of_weights(self, grads: Sequence[Tensor], ids: GroupIds, rows: SourceRows, keys: Keys, total: Tensor) -> None:
+    def grad_of_weights(self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor) -> None:
         """See `Home.grad_of_weights`."""
         grad, bounds = total.new_empty(rows.most_bags, self.width, dtype=torch.float32), rows.kjt_offsets
         fill(grad, self.joined(grads, rows.most_bags), 1.0)
-        part, at = self._slots.weight_grad(grad, ids.ids, ids.offsets), 0
+        part, at = self._slots.weight_grad(grad, wanted.ids.ids, wanted.ids.offsets), 0
         for key in self._features.order(keys):
             count = bounds[key + 1] - bounds[key]
             total[bounds[key] : bounds[key + 1]] += part[at : at + count]
@@ -144,24 +151,24 @@ class HomeSequence:
         table = space.as_table(self.width)
         self._whole = SlotRows(table.view(-1), [0], [0, table.shape[0]], [self.width], workers)
 
-    def ids(self, rows: SourceRows, keys: Keys) -> GroupIds:
-        """The ids of every use one after the other, as rows of the memory where no table is cut by columns; offsets are those of uses."""
+    def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
+        """The ids of every use one after the other, as rows of the memory where no table is cut by columns."""
         order, part = self._features.order(keys), rows.parts[0]
-        ids, bounds = gather_segments(part.ids, rows.kjt_offsets, order), offsets_of(part.counts[key] for key in order)
-        if self._uncut and ids.numel():
-            ids = ids + self._firsts.repeat_interleave(torch.tensor(bounds).diff(), output_size=ids.numel())
-        return GroupIds(ids, torch.tensor(bounds), None)
+        ids, counts = gather_segments(part.ids, rows.kjt_offsets, order), [part.counts[key] for key in order]
+        if self._uncut:
+            ids = ids + self._firsts.repeat_interleave(torch.tensor(counts), output_size=ids.numel())
+        return Wanted(GroupIds(ids, torch.arange(ids.numel() + 1), None), counts)
 
-    def look_up(self, ids: GroupIds, bags: Mapping[str, int]) -> list[Tensor]:
+    def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
         """Per use (ids, D)."""
-        counts: list[int] = ids.offsets.diff().tolist()
+        ids, counts = wanted.ids, wanted.counts
         with self._workers.alone():
             if not self._uncut:
                 return [self._columns(blocks, part) for blocks, part in zip(self._blocks, ids.ids.split(counts), strict=True)]
             if self._workers.threads > 1:  # a gather can write in place, FBGEMM's kernel is quicker alone
                 found = take_rows(self._space.as_table(self.width), ids.ids, self._workers)
             else:
-                found = self._whole.look_up(ids.ids, torch.arange(ids.ids.numel() + 1), None)
+                found = self._whole.look_up(ids.ids, ids.offsets, None)
         return list(found.split(counts))
 
     def _columns(self, blocks: Sequence[tuple[int, int]], ids: Tensor) -> Tensor:
@@ -173,7 +180,7 @@ class HomeSequence:
         firsts = offsets_of(grad.shape[0] for grad in grads)
         return [(first, 0, grad) for first, grad in zip(firsts, grads, strict=False)]
 
-    def grad_of_weights(self, grads: Sequence[Tensor], ids: GroupIds, rows: SourceRows, keys: Keys, total: Tensor) -> None:
+    def grad_of_weights(self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor) -> None:
         """There are none."""
 
 

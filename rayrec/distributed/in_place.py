@@ -25,7 +25,7 @@ from rayrec.comm.pages import make_huge
 from rayrec.distributed.group_lookup import GroupLookup
 from rayrec.distributed.home_lookup import Home, fill
 from rayrec.distributed.route import RoutedIds
-from rayrec.distributed.slots import Sizes, SlotTable
+from rayrec.distributed.slots import Sizes, SlotTable, by_collection
 from rayrec.distributed.timing import StepTimer, span
 
 _LEAST_BYTES = 1 << 20
@@ -52,18 +52,14 @@ class InPlaceStep:
     gradients: SharedGradients
     timer: StepTimer | None
 
-    def outputs_of(self, collection: int) -> int:
-        """How many tensors a collection gives."""
-        return len(self.homes[collection].uses) if self.bags or self.slots.collections[collection].sequence else 1
+    @property
+    def counts(self) -> dict[int, int]:
+        """Tensors that each collection gives."""
+        return self.slots.outputs(self.homes, bool(self.bags))
 
     def rows_of(self, collection: int, sizes: Sizes) -> int:
         """Rows of the gradient of a collection that one rank hands over."""
         return sum(sizes.extents[self.slots.extents[collection]])
-
-    def by_collection(self, outputs: Sequence[Tensor]) -> dict[int, tuple[Tensor, ...]]:
-        """The outputs of `ReadInPlace`, collection by collection."""
-        flow = iter(outputs)
-        return {c: tuple(next(flow) for _ in range(self.outputs_of(c))) for c in self.homes}
 
 
 class SharedGradients:
@@ -83,7 +79,8 @@ class SharedGradients:
         if self._memory.numel() < sum(sizes):
             memory = exchange.share(max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length()))
             assert memory is not None, "tables are shared"
-            make_huge(memory)
+            if exchange.rank == 0:
+                make_huge(memory)
             self._memory = memory.view(torch.float32)
         return [part.view(shape) for part, shape in zip(self._memory[: sum(sizes)].split(sizes), shapes, strict=True)]
 
@@ -99,16 +96,16 @@ class ReadInPlace(torch.autograd.Function):
         outputs: list[Tensor] = []
         for collection, home in step.homes.items():
             with span(step.timer, "input"):
-                ids = ctx.found[collection] = home.ids(step.routed.source, step.keys)
+                wanted = ctx.found[collection] = home.wanted(step.routed.source, step.keys)
             with span(step.timer, "lookup"):
-                outputs += home.look_up(ids, step.bags)
+                outputs += home.look_up(wanted, step.bags)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Hand over the gradients of this rank's outputs and update its rows with those of all ranks."""
         step: InPlaceStep = ctx.step
-        mine, of_weights = step.by_collection(grads), None
+        mine, of_weights = by_collection(grads, step.counts), None
         with span(step.timer, "gradient"):
             if ctx.needs_input_grad[2]:  # before any row changes
                 of_weights = torch.zeros_like(ctx.like)
@@ -119,7 +116,7 @@ class ReadInPlace(torch.autograd.Function):
         with span(step.timer, "update"):
             for lookup in step.updates:
                 lookup.update_in_place(whole[lookup.group.key.collection], step.routed.groups[lookup.group.key])
-        step.gradients.free = step.exchange.world_size == 1
+        step.gradients.free = False
         return None, grads[0].new_empty(0), of_weights
 
 

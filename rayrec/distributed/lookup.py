@@ -73,10 +73,6 @@ class Lookup(Protocol):
         """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward updates the rows."""
         ...
 
-    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """Update rows that every rank reads in place with the gradient of all ranks' outputs of the collection, (rows of all ranks, D)."""
-        ...
-
     def set_learning_rate(self, lr: float) -> None:
         """Learning rate of the updates to come."""
         ...
@@ -92,7 +88,7 @@ def make_lookup(
     device: torch.device,
     workers: Workers | None = None,
     space: TableSpace | None = None,
-) -> Lookup:
+) -> FusedLookup | RowWiseAdagradLookup | TorchLookup:
     """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with its update in torch.
 
     Args:
@@ -180,10 +176,6 @@ class FusedLookup:
         if not torch.is_grad_enabled():
             self.iteration = before  # the kernel counts every forward, and evaluation is no step
         return pooled
-
-    def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """A GPU's rows are read by no other rank."""
-        raise AssertionError("FusedLookup is not made for groups that are read in place")
 
     @property
     def iteration(self) -> int:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import Placer, ShardState
+from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.exchange import Exchange
-from rayrec.layout import Layout, Replicated, Shard
+from rayrec.layout import Layout, Replicated, Shard, ShardingPlan
+from rayrec.optim import SparseOptimizer
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ class Moving:
     old: Layout
     new: Layout
     columns: Mapping[str, bool]
+
+    @staticmethod
+    def of(table: str, old: ShardingPlan, new: ShardingPlan, optimizer: SparseOptimizer) -> Moving:
+        """A table with its optimizer's state, from one plan to another."""
+        columns = {WEIGHT: False} | {name: per == "row" for name, per in optimizer.state_widths.items()}
+        return Moving(table, old.tables[table].layout, new.tables[table].layout, columns)
 
 
 def move_tables(

@@ -26,12 +26,10 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.bucketize import Bucketing, SourceRows, bucketize
 from rayrec.distributed.groups import GroupKey, Piece
 from rayrec.distributed.slots import Sizes, SlotTable
-from rayrec.distributed.unpack import GroupIds, unpack
+from rayrec.distributed.unpack import WORD, GroupIds, unpack
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of, runs
-
-_WORD = torch.int32
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
 
 def pack_payload(rows: SourceRows, send: SendPlan, out: Tensor) -> Tensor:
     """Fill `out`, (words,) int32, with each destination rank's ids, lengths, weights and padding, in one copy."""
-    pad = torch.zeros(1, dtype=_WORD, device=rows.parts[0].ids.device)
+    pad = torch.zeros(1, dtype=WORD, device=rows.parts[0].ids.device)
     first_rows = offsets_of(len(part.counts) for part in rows.parts)
     id_bounds = [offsets_of(part.counts) for part in rows.parts]
     bag_bounds = [offsets_of(part.bags) for part in rows.parts]
@@ -147,7 +145,7 @@ def pack_payload(rows: SourceRows, send: SendPlan, out: Tensor) -> Tensor:
             for part, first, bound in zip(rows.parts, first_rows, bounds, strict=False):
                 start, stop = max(run.start - first, 0), min(run.stop - first, len(part.counts))
                 if start < stop:
-                    found.append(getattr(part, what)[bound[start] : bound[stop]].view(_WORD))
+                    found.append(getattr(part, what)[bound[start] : bound[stop]].view(WORD))
         return found
 
     buffer: list[Tensor] = []

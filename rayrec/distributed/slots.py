@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+
+from torch import Tensor
 
 from rayrec.distributed.groups import CollectionSpec, GroupKey, LookupGroup, Piece, Use
 
@@ -176,6 +178,10 @@ class SlotTable:
         """Collections whose rows travel."""
         return tuple(c for c in self.collections if c not in self.in_place)
 
+    def outputs(self, collections: Iterable[int], varying: bool) -> dict[int, int]:
+        """Tensors that each collection gives: one per use of sequences and where keys have different numbers of bags, else one matrix."""
+        return {c: len(self.uses[c]) if varying or self.collections[c].sequence else 1 for c in collections}
+
     @property
     def two_hop(self) -> bool:
         """Whether any table takes the two-hop route."""
@@ -190,3 +196,9 @@ class SlotTable:
     def weighted(self) -> bool:
         """Whether any collection reads weights."""
         return any(spec.weighted for spec in self.collections.values())
+
+
+def by_collection(outputs: Iterable[Tensor], counts: Mapping[int, int]) -> dict[int, tuple[Tensor, ...]]:
+    """Outputs one after the other, so many of each collection, sorted by it."""
+    flow = iter(outputs)
+    return {c: tuple(next(flow) for _ in range(count)) for c, count in counts.items()}

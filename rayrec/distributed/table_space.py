@@ -1,7 +1,7 @@
 """Tables in memory that all ranks share: where every rank finds the rows of every shard.
 
 A column block of a table lies there in one piece, whoever owns which of its row blocks, so that a lookup of any row is that of an uncut
-table. A replicated table is there once per rank. Its owner alone writes a row, and puts it on huge pages of its own choice.
+table. A replicated table is there once per rank. Only its owner writes a row, and is the first to touch its memory.
 """
 
 from __future__ import annotations

@@ -109,13 +109,10 @@ class TorchLookup:
         return pooled
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """Update the rows with the gradient of all ranks' outputs of the collection, (rows of all ranks, D)."""
+        """See `GroupLookup.update_in_place`; of pooled groups `grad` has the group's columns alone."""
         with self.workers.alone():
             if self.group.key.sequence:
-                first = self.group.key.chain or 0
-                grad = grad[:, first : first + self.group.width].contiguous()
-            else:
-                grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
+                grad = grad[:, self.group.first_column : self.group.first_column + self.group.width].contiguous()
             self._update_all(self._split(routed.ids, routed.offsets, routed.weights), self._by_band(grad))
 
     def _update_all(self, bags: Sequence[Bags], by_band: Sequence[Tensor]) -> None:

@@ -20,6 +20,7 @@ from rayrec.comm.codec import Codec, coded_all_to_all
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.route import RoutedIds
 from rayrec.distributed.slots import SlotTable
+from rayrec.layout import ShardingPlan, takes_two_hops
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Hops:
     def of(exchange: Exchange, hosts: Sequence[Sequence[int]]) -> Hops:
         """Split all ranks both ways; every rank calls it."""
         return Hops(exchange.split(hosts), exchange.split([tuple(ranks) for ranks in zip(*hosts, strict=True)]))
+
+    @staticmethod
+    def for_plan(exchange: Exchange, plan: ShardingPlan) -> Hops | None:
+        """Where any table of the plan takes two hops; all ranks decide alike."""
+        takes = any(takes_two_hops(placement.layout, plan.hosts) for placement in plan.tables.values())
+        return Hops.of(exchange, plan.hosts) if takes else None
 
 
 @dataclass(frozen=True)

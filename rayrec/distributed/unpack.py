@@ -14,7 +14,7 @@ from rayrec.distributed.groups import GroupKey, LookupGroup, Slot
 from rayrec.distributed.slots import Sizes, SlotTable
 from rayrec.sparse.ops import offsets_of
 
-_WORD = torch.int32
+WORD = torch.int32  # of messages
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _sequence_in_place(slots: SlotTable, group: LookupGroup, got: Sequence[Sizes
     for slot, shard in zip(group.slots, group.slot_shards, strict=True):
         of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
     extents = slots.extents[group.key.collection]
-    one = torch.ones(max(max(sizes.extents[extents]) for sizes in got), dtype=_WORD, device=ids[0][group.slots[0].piece].device)
+    one = torch.ones(max(max(sizes.extents[extents]) for sizes in got), dtype=WORD, device=ids[0][group.slots[0].piece].device)
     none, found, lengths = torch.zeros_like(one), [], []
     for sizes, source in zip(got, ids, strict=True):
         for use, count in enumerate(sizes.extents[extents]):
@@ -123,7 +123,7 @@ def _sequence_in_place(slots: SlotTable, group: LookupGroup, got: Sequence[Sizes
                 inside = (rows >= first) & (rows < end)
                 places, here = torch.where(inside, rows + (base - first), places), here | inside
             found.append(places[here])
-            lengths.append(here.to(_WORD))
+            lengths.append(here.to(WORD))
     return GroupIds(torch.cat(found), bag_offsets(torch.cat(lengths)), None)
 
 
