@@ -232,7 +232,8 @@ class ShardedEmbeddings:
         exchange, found = self.watched(self.exchange), {}
         if compiled.slots.in_place:
             if ahead is not None:
-                exchange.meet()  # all have updated the rows of the step before; else they have said so by sending ids
+                with span(self.timer, "input"):
+                    exchange.meet()  # all have updated the rows of the step before; else they have said so by sending ids
             near = self._shared.step(compiled.slots, self.lookups, tuple(kjt.keys()), routed, bags, exchange, self.timer)
             found = by_collection(ReadInPlace.apply(near, self._anchor, weights if learned else None), near.counts)
         if not compiled.slots.exchanged:

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
@@ -19,9 +20,9 @@ from tests.ranks import RankPool
 WORLD = 2
 
 
-def train(rank: int, world_size: int, folder: Path) -> Profile:
+def train(rank: int, world_size: int, folder: Path, share_tables: bool) -> Profile:
     """13 steps with checkpoints within the profile of steps 3 to 10, and without either."""
-    plain = spec_of(folder, world_size)
+    plain = replace(spec_of(folder, world_size), share_tables=share_tables)
     with RankTrainer(plain) as trainer:
         trainer.run()
         wanted, timer = numbers(trainer.model), trainer.model.timer
@@ -40,17 +41,19 @@ def train(rank: int, world_size: int, folder: Path) -> Profile:
     return trainer.profile
 
 
-def test_two_ranks_are_profiled_and_train_as_without(ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share_tables", [True, False], ids=["in-place", "exchanged"])
+def test_two_ranks_are_profiled_and_train_as_without(ranks: RankPool, tmp_path: Path, share_tables: bool) -> None:
     config = SyntheticConfig(rows_train=1003, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
     write_synthetic(tmp_path, config)
-    profile, other = ranks.run(WORLD, train, tmp_path)
+    profile, other = ranks.run(WORLD, train, tmp_path, share_tables)
+    passed = [part for part in STEP_PARTS if not share_tables or part != "output"]  # rows read in place need no way home
     assert profile == other and (profile.first_step, profile.steps, len(profile.ranks)) == (3, 4, WORLD)
     for times in profile.ranks:
         assert set(times.parts) == set(STEP_PARTS) and times.ahead
         assert all(0 <= part.waited <= part.seconds and 0 <= part.ahead_waited <= part.ahead for part in times.parts.values())
-        assert all(times.parts[part].seconds > 0 for part in STEP_PARTS)
+        assert [part for part in STEP_PARTS if times.parts[part].seconds > 0] == passed
         assert 0 < times.rest_s < times.step_s  # parts never overlap, so that what they leave of the step is never negative
-        assert times.waits == 4  # prefetched ids, rows, gradients of rows, dense gradients
+        assert times.waits == 4  # prefetched ids, rows home or the meeting before they are read, gradients of rows, dense gradients
         assert times.cpu_s > 0
     assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["step-00000005", "step-00000010"]
 
@@ -63,6 +66,6 @@ def test_two_ranks_are_profiled_and_train_as_without(ranks: RankPool, tmp_path: 
     for rank in range(WORLD):
         events = json.loads(gzip.decompress((folder / f"rank{rank}.trace.json.gz").read_bytes()))["traceEvents"]
         count = {name: sum(event.get("name") == name and event.get("ph") == "X" for event in events) for name in [*inside, "rayrec::wait"]}
-        assert all(count[f"rayrec::{part}"] >= profile.steps for part in STEP_PARTS) and count["rayrec::dense"] == profile.steps
+        assert all(count[f"rayrec::{part}"] >= profile.steps for part in passed) and count["rayrec::dense"] == profile.steps
         assert count["rayrec::wait"] >= 4 * profile.steps
         assert any(event.get("name") == "rayrec::input ahead" for event in events)
