@@ -72,10 +72,11 @@ class RankActor:
         self._stop.clear()
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
-    def poll(self, seen: int = 0) -> RankPoll:
-        """State now, with the reports and notes after the first `seen` of them."""
-        state = self._state  # before the rest: a final state must not outrun what came before it
+    def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
+        """State with the reports and notes after the first `seen` of them: as soon as there are any or the task ends, else in `wait_s`."""
         log = self._log
+        log.wait(seen, wait_s)
+        state = self._state  # before the rest: a final state must not outrun what came before it
         ended = state in ("done", "failed")
         return RankPoll(
             state=state,
@@ -110,6 +111,8 @@ class RankActor:
         except BaseException as error:  # the thread ends here; whoever polls learns why
             self._error = RankError.of(error, self._log.step)
             self._state = "failed"
+        finally:
+            self._log.end()
 
 
 def interface_of(address: str) -> str:

@@ -23,7 +23,8 @@ from rayrec.errors import TrainingFailed
 from rayrec.train.progress import Event, Milestone
 from rayrec.train.seat import RankTask
 
-POLL_S = 0.1
+POLL_S = 0.2
+ANSWER_S = 0.5
 SILENT_S = 10.0
 
 
@@ -136,7 +137,7 @@ class Controller:
     def _poll(self) -> State:
         assert self._group is not None
         self._ask_to_stop(self._group)
-        ranks = self._group.observe(POLL_S)
+        ranks = self._group.observe(POLL_S, ANSWER_S)
         for event in self._group.events[self._shown :]:
             self._on_event(event)
         self._shown = len(self._group.events)
@@ -154,7 +155,6 @@ class Controller:
             cause = RemoteTraceback(failure.traceback) if failure.traceback else None
             message = failure.message(self._group.world_size)
             raise TrainingFailed(message, failure.rank, failure.host, failure.cause, failure.traceback) from cause
-        time.sleep(POLL_S)
         return State.RUNNING
 
     def _ask_to_stop(self, group: RankGroup) -> None:

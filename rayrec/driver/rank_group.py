@@ -92,16 +92,22 @@ class RankGroup:
         ]
         self._answers(starts, "start", setup_timeout_s)
 
-    def observe(self, timeout_s: float) -> tuple[Observation, ...]:
-        """Ask all ranks that have not ended how they are; waits at most `timeout_s` for their answers."""
+    def observe(self, timeout_s: float, answer_s: float) -> tuple[Observation, ...]:
+        """Ask all ranks that have not ended how they are, unless they still owe an answer, and wait for one that does answer.
+
+        Args:
+            timeout_s: bound on this call.
+            answer_s: ranks answer when they have news, or after so many seconds: what runs beside a rank holds up all of them.
+        """
         import ray
 
         asked = set(self._pending.values())
         for rank, actor in enumerate(self._actors):
             if rank not in asked and not self._ended(rank):
-                self._pending[actor.poll.remote(self._seen if rank == 0 else 0)] = rank
-        ready, _ = ray.wait(list(self._pending), num_returns=max(1, len(self._pending)), timeout=timeout_s) if self._pending else ([], [])
-        for reference in ready:
+                self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
+        if not self._pending:
+            time.sleep(timeout_s)
+        for reference in ray.wait(list(self._pending), timeout=timeout_s)[0] if self._pending else ():
             self._take(self._pending.pop(reference), reference)
         now = time.monotonic()
         return tuple(

@@ -7,6 +7,7 @@ rank dies, all others fail in a collective a moment later; such an error is a sy
 from __future__ import annotations
 
 import re
+import threading
 import time
 import traceback as traceback_module
 from dataclasses import dataclass, field
@@ -102,10 +103,29 @@ class RankPoll:
 
 @dataclass(kw_only=True, slots=True)
 class ProgressLog:
-    """Collects what a rank's thread reports until the driver asks; appended by one thread, read by another."""
+    """Collects what a rank's thread reports until the driver asks; written by one thread, read and waited for by others."""
 
     step: int = 0
     events: list[Event] = field(default_factory=list)
+    _over: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def add(self, event: Event) -> None:
+        """Append an event and wake who waits for one."""
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def wait(self, seen: int, timeout_s: float) -> None:
+        """Until there are more than `seen` events or the end, at most `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or len(self.events) > seen, timeout_s)
 
 
 def is_collateral(error: BaseException) -> bool:

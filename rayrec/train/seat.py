@@ -60,17 +60,17 @@ class RankContext:
     def report(self, report: ProgressReport) -> None:
         """Make a report known; only rank 0's reach the user, since they are merged already."""
         if self.seat.rank == 0:
-            self.log.events.append(report)
+            self.log.add(report)
 
     def note(self, text: str) -> None:
         """Say a line to the user; of rank 0 only."""
         if self.seat.rank == 0:
-            self.log.events.append(text)
+            self.log.add(text)
 
     def mark(self, name: str) -> None:
         """Note that a part of the start-up is over; of rank 0 only."""
         if self.seat.rank == 0:
-            self.log.events.append(Milestone(name))
+            self.log.add(Milestone(name))
 
     def at_step(self, step: int) -> None:
         """Remember how far this rank is."""
