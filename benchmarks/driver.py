@@ -4,7 +4,9 @@
 
 Both sides run `RankTrainer` with the same spec on planted-truth data: one in Ray actors started by `Driver.fit`, the other in plain
 processes over the same gloo rendezvous. Compared are the rows per second of training alone, without evaluation and start-up, of which the
-first steps are a part: the first batch is read, kernels load, and Ray is still busy with its own start.
+first steps are a part: the first batch is read, kernels load, and Ray is still busy with its own start. Beside them stand the cores that
+the ranks got, since Ray's own processes run on the same, and what of the mean step rank 0 worked and waited for others: who is pushed off
+its core holds up all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import report
 from benchmarks.ranks import join
@@ -43,6 +45,21 @@ def spec_of(folder: str, args: argparse.Namespace, plan: Any) -> Any:
     )
 
 
+class Run(NamedTuple):
+    """Rows per second, the cores that all ranks used together, and what rank 0 worked and waited in a step, in ms."""
+
+    rows_per_s: float
+    cores: float
+    worked_ms: float
+    waited_ms: float
+
+    @staticmethod
+    def of(reports: Sequence[ProgressReport], times: Sequence[Any]) -> Run:
+        """From the reports of a run and the mean step of its ranks."""
+        cores, parts = sum(rank.cpu_s / rank.step_s for rank in times), times[0].parts.values()
+        return Run(steady(reports), cores, 1e3 * sum(part.seconds - part.waited for part in parts), 1e3 * times[0].waited_s)
+
+
 def steady(reports: Sequence[ProgressReport]) -> float:
     """Rows per second of all windows but those of the first steps."""
     rows = seconds = 0.0
@@ -64,29 +81,36 @@ def bare_rank(rank: int, port: Any, folder: str, args: argparse.Namespace, plan:
 
     join(rank, args.ranks, lambda found: [port.put(found) for _ in range(args.ranks - 1)], port.get)
     reports: list[ProgressReport] = []
-    RankTrainer(spec_of(folder, args, plan)).run(on_report=reports.append)
-    queue.put(steady(reports))
+    trainer = RankTrainer(spec_of(folder, args, plan))
+    trainer.run(on_report=reports.append)
+    queue.put(Run.of(reports, trainer.times()))
     destroy_process_group()
 
 
-def bare(folder: str, args: argparse.Namespace, plan: Any) -> float:
-    """Rows per second of the loop in plain processes."""
+def through_ray(driver: Any) -> Run:
+    """The loop in actors."""
+    result = driver.fit()
+    return Run.of(result.reports, result.hindsight.measured)
+
+
+def bare(folder: str, args: argparse.Namespace, plan: Any) -> Run:
+    """The loop in plain processes."""
     context = mp.get_context("spawn")
     port, queue = context.Queue(), context.Queue()
     ranks = [context.Process(target=bare_rank, args=(r, port, folder, args, plan, queue)) for r in range(args.ranks)]
     for process in ranks:
         process.start()
-    rates = [queue.get(timeout=600) for _ in ranks]
+    runs: list[Run] = [queue.get(timeout=600) for _ in ranks]
     for process in ranks:
         process.join(30)
-    return min(rates)
+    return min(runs)
 
 
 def main() -> None:
     """Run both sides in turns, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--rows", type=int, default=800_000)
     parser.add_argument("--batch", type=int, default=4096)
     args = parser.parse_args()
@@ -94,7 +118,7 @@ def main() -> None:
     from rayrec.data.synthetic import SyntheticConfig, write_synthetic
     from rayrec.driver import Driver, RunConfig, ScalingConfig
 
-    rates: dict[str, list[float]] = {"through Ray": [], "without Ray": []}
+    runs: dict[str, list[Run]] = {"through Ray": [], "without Ray": []}
     with tempfile.TemporaryDirectory() as folder:
         write_synthetic(folder, SyntheticConfig(rows_train=args.rows, rows_eval=1000))
         spec = spec_of(folder, args, None)
@@ -107,17 +131,21 @@ def main() -> None:
         )
         driver = Driver(spec.model, spec.data, ScalingConfig(num_workers=args.ranks), run)
         plan = driver.plan()
-        sides = {"through Ray": lambda: steady(driver.fit().reports), "without Ray": lambda: bare(folder, args, plan)}
+        sides = {"through Ray": lambda: through_ray(driver), "without Ray": lambda: bare(folder, args, plan)}
         for i in range(args.rounds):
             for side in sorted(sides, reverse=i % 2 == 1):  # the first of a round starts on a machine that has just rested
-                rates[side].append(sides[side]())
+                runs[side].append(sides[side]())
+    rates, cores, worked, waited = ({side: [run[i] for run in found] for side, found in runs.items()} for i in range(len(Run._fields)))
     ratio = quartiles([a / b for a, b in zip(rates["through Ray"], rates["without Ray"], strict=True)])
-    lines = ["| loop | rows/s, median (min to max) |", "|---|---|"]
+    lines = ["| loop | rows/s, median (min to max) | cores of the ranks | worked, ms a step | waited |", "|---|---|---|---|---|"]
     for name, values in rates.items():
         q = quartiles(values)
-        lines.append(f"| {name} | {q['median']:,.0f} ({q['min']:,.0f} to {q['max']:,.0f}) |")
+        used, work, wait = (quartiles(found[name])["median"] for found in (cores, worked, waited))
+        rate = f"{q['median']:,.0f} ({q['min']:,.0f} to {q['max']:,.0f})"
+        lines.append(f"| {name} | {rate} | {used:.2f} of {os.cpu_count()} | {work:.2f} | {wait:.2f} |")
     lines.append(f"\nRay / bare, round by round: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f}), {args.rounds} rounds.")
-    report.show("driver", {"rates": rates, "ratio": ratio}, lines)
+    label = None if args.ranks == 2 else f"driver-ranks{args.ranks}"
+    report.show("driver", {"rates": rates, "cores": cores, "worked_ms": worked, "waited_ms": waited, "ratio": ratio}, lines, label)
 
 
 if __name__ == "__main__":

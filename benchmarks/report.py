@@ -54,11 +54,11 @@ def profiles_of(args: argparse.Namespace, case: str) -> Path | None:
     return None if args.profile is None else args.profile / re.sub(r"[^a-z0-9]+", "-", case.lower())
 
 
-def show(name: str, results: dict[str, Any], lines: Sequence[str]) -> None:
+def show(name: str, results: dict[str, Any], lines: Sequence[str], label: str | None = None) -> None:
     """Print a table and write it with its results."""
     text = "\n".join(lines)
     print(text)
-    print("written:", write(name, results, text))
+    print("written:", write(name, results, text, label))
 
 
 def write(name: str, results: dict[str, Any], table: str, label: str | None = None) -> Path:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -77,12 +79,13 @@ class SourceRows:
     """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x features, block by block.
 
     Attributes:
-        kjt_offsets: of the KJT's keys.
+        kjt_offsets: of the KJT's keys. bag_offsets: of its bags.
         filled: where bags without ids stay at home.
     """
 
     parts: tuple[SourcePart, ...]
     kjt_offsets: list[int] = field(repr=False)
+    bag_offsets: Tensor = field(repr=False)
     filled: FilledBags | None = None
 
     @property
@@ -104,6 +107,15 @@ class SourceRows:
     def bags(self) -> list[int]:
         """Bags of every row."""
         return [bags for part in self.parts for bags in part.bags]
+
+    @cached_property
+    def places(self) -> list[tuple[int, slice, slice]]:
+        """Of every row its part, its ids within that, and its bags."""
+        found = []
+        for i, part in enumerate(self.parts):
+            ids, bags = offsets_of(part.counts), offsets_of(part.bags)
+            found += [(i, slice(*span), slice(*bag_span)) for span, bag_span in zip(pairwise(ids), pairwise(bags), strict=True)]
+        return found
 
 
 def block_bucketize(
@@ -214,7 +226,7 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
     filled = None
     if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(parts[i].lengths.numel() for i in counted):
         filled = _leave_out(parts, counted)
-    return SourceRows(tuple(parts), bounds, filled)
+    return SourceRows(tuple(parts), bounds, kjt.offsets(), filled)
 
 
 class _Filled(NamedTuple):

@@ -97,7 +97,7 @@ class HomeLookup:
             bags = part.lengths.split(part.bags)
             lengths = torch.cat([piece for key in order for piece in (bags[key], none[part.bags[key] :])])
         elif order == tuple(range(len(keys))):
-            return Wanted(GroupIds(part.ids, bag_offsets(part.lengths), part.weights if self.weighted else None), [])
+            return Wanted(GroupIds(part.ids, rows.bag_offsets.to(torch.int64), part.weights if self.weighted else None), [])
         else:
             lengths = gather_segments(part.lengths, offsets_of(part.bags), order)
         weights = None

@@ -5,8 +5,8 @@
 `pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size:
 extents of what is read in place, and per piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step
 to step, and one host sync per step reads them all. The payload carries ids, lengths and weights of one destination side by side, in words
-of 32 bits, so that one collective moves them. Costs one copy of the ids on either side; a feature with one row block is not even
-bucketized.
+of 32 bits, so that one collective moves them. What a rank looks up itself takes part in neither. Costs one copy of the ids on either
+side; a feature with one row block is not even bucketized.
 
 Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags without ids stayed at home), those
 with fewer are padded by empty bags on arrival; nothing but their pooled rows is sent back for the padding.
@@ -26,7 +26,7 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.bucketize import Bucketing, SourceRows, bucketize
 from rayrec.distributed.groups import GroupKey, Piece
 from rayrec.distributed.slots import Sizes, SlotTable
-from rayrec.distributed.unpack import WORD, GroupIds, unpack
+from rayrec.distributed.unpack import WORD, Arrived, GroupIds, unpack
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of, runs
@@ -132,8 +132,8 @@ def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
     return words + words % 2
 
 
-def pack_payload(rows: SourceRows, send: SendPlan, out: Tensor) -> Tensor:
-    """Fill `out`, (words,) int32, with each destination rank's ids, lengths, weights and padding, in one copy."""
+def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Tensor:
+    """Fill `out`, (words,) int32, with ids, lengths, weights and padding of each destination but this rank, in one copy."""
     pad = torch.zeros(1, dtype=WORD, device=rows.parts[0].ids.device)
     first_rows = offsets_of(len(part.counts) for part in rows.parts)
     id_bounds = [offsets_of(part.counts) for part in rows.parts]
@@ -149,13 +149,27 @@ def pack_payload(rows: SourceRows, send: SendPlan, out: Tensor) -> Tensor:
         return found
 
     buffer: list[Tensor] = []
-    for message in send.messages:
+    for message in (message for destination, message in enumerate(send.messages) if destination != rank):
         parts = views(message.ids, "ids", id_bounds) + views(message.lengths, "lengths", bag_bounds)
         parts += views(message.weights, "weights", id_bounds)
         if sum(part.numel() for part in parts) % 2:
             parts.append(pad)
         buffer.extend(parts)
     return torch.cat(buffer, out=out) if buffer else out
+
+
+def own_pieces(rows: SourceRows, wanted: Sequence[int], pieces: Sequence[Piece]) -> Arrived:
+    """What this rank looks up of its own batch, where it lies; `wanted` are the source rows of its pieces."""
+    ids, lengths, weights = [], [], {}
+    for i, (row, piece) in enumerate(zip(wanted, pieces, strict=True)):
+        at, id_span, bag_span = rows.places[row]
+        part = rows.parts[at]
+        ids.append(part.ids[id_span])
+        lengths.append(part.lengths[:0] if piece.sequence else part.lengths[bag_span])
+        if piece.weighted:
+            assert part.weights is not None
+            weights[i] = part.weights[id_span]
+    return Arrived(ids, lengths, weights)
 
 
 def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange, track: bool = False) -> RoutedIds:
@@ -169,19 +183,23 @@ def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Ex
         CommError: a peer is gone.
     """
     rows = bucketize(kjt, send.bucketings, slots.weighted, track)
-    pieces = [rank.pieces for rank in slots.ranks]
-    mine = pieces[exchange.rank]
+    pieces, me = [rank.pieces for rank in slots.ranks], exchange.rank
+    mine = pieces[me]
     headers = pack_header(rows, slots, send)
     extents = len(send.extents)
     sent = tuple(Sizes.of(h, extents) for h in headers)
-    words_out = [payload_words(p, s) for p, s in zip(pieces, sent, strict=True)]
+    words_out = [0 if rank == me else payload_words(pieces[rank], sizes) for rank, sizes in enumerate(sent)]
 
     def words_in(received: list[list[int]]) -> list[int]:
         if any(value < 0 for h in received for value in h):
-            raise ShapeError(f"rank {exchange.rank} received a negative count in a header: the ranks do not share one plan.")
-        return [payload_words(mine, Sizes.of(h, extents)) for h in received]
+            raise ShapeError(f"rank {me} received a negative count in a header: the ranks do not share one plan.")
+        return [0 if rank == me else payload_words(mine, Sizes.of(h, extents)) for rank, h in enumerate(received)]
 
-    payload = pack_payload(rows, send, exchange.buffer(sum(words_out), rows.parts[0].lengths))
+    payload = pack_payload(rows, send, me, exchange.buffer(sum(words_out), rows.parts[0].lengths))
     received, messages = exchange.headed(headers, payload, words_out, extents + 2 * len(mine), words_in).wait()
     got = tuple(Sizes.of(h, extents) for h in received)
-    return RoutedIds(unpack(slots, exchange.rank, got, messages), sent, got, rows)
+    arrived = [
+        own_pieces(rows, send.messages[me].rows, mine) if rank == me else Arrived.of(message, sizes, mine)
+        for rank, (message, sizes) in enumerate(zip(messages, got, strict=True))
+    ]
+    return RoutedIds(unpack(slots, me, got, arrived), sent, got, rows)

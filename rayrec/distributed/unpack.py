@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rayrec.distributed.groups import GroupKey, LookupGroup, Slot
+from rayrec.distributed.groups import GroupKey, LookupGroup, Piece, Slot
 from rayrec.distributed.slots import Sizes, SlotTable
-from rayrec.sparse.ops import offsets_of
+from rayrec.sparse.ops import complete_cumsum, offsets_of
 
 WORD = torch.int32  # of messages
 
@@ -34,24 +35,34 @@ class GroupIds:
     weights: Tensor | None
 
 
-def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], messages: Sequence[Tensor]) -> dict[GroupKey, GroupIds]:
+class Arrived(NamedTuple):
+    """What one source has for this rank, by piece: (N,) int64 ids, (bags,) int32 lengths of pooled pieces, weights of weighted ones."""
+
+    ids: Sequence[Tensor]
+    lengths: Sequence[Tensor]
+    weights: Mapping[int, Tensor]
+
+    @staticmethod
+    def of(message: Tensor, sizes: Sizes, pieces: Sequence[Piece]) -> Arrived:
+        """From a message, (words,) int32."""
+        weighted = {i: sizes.ids[i] for i, piece in enumerate(pieces) if piece.weighted}
+        words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
+        ids, lengths, weights = message[: sum(words)].split(words)
+        return Arrived(
+            ids.view(torch.int64).split(list(sizes.ids)),
+            lengths.split(list(sizes.bags)),
+            dict(zip(weighted, weights.view(torch.float32).split(list(weighted.values())), strict=True)),
+        )
+
+
+def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
     """Sort what arrived, for each lookup group; see `GroupIds`.
 
     Args:
-        got: per source rank, the sizes of its message.
-        messages: per source rank (words,) int32.
+        got, arrived: per source rank.
     """
     mine = slots.ranks[rank]
-    ids: list[Sequence[Tensor]] = []  # [source][piece]
-    lengths: list[Sequence[Tensor]] = []
-    weights: list[dict[int, Tensor]] = []
-    for sizes, message in zip(got, messages, strict=True):
-        weighted = {i: sizes.ids[i] for i, piece in enumerate(mine.pieces) if piece.weighted}
-        words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
-        a, b, c = message[: sum(words)].split(words)
-        ids.append(a.view(torch.int64).split(list(sizes.ids)))
-        lengths.append(b.split(list(sizes.bags)))
-        weights.append(dict(zip(weighted, c.view(torch.float32).split(list(weighted.values())), strict=True)))
+    ids, lengths, weights = zip(*arrived, strict=True)  # [source][piece]
     groups = {}
     for group in mine.groups:
         pieces = [slot.piece for slot in group.slots]
@@ -129,6 +140,4 @@ def _sequence_in_place(slots: SlotTable, group: LookupGroup, got: Sequence[Sizes
 
 def bag_offsets(lengths: Tensor) -> Tensor:
     """(N + 1,) int64 of (N,) lengths."""
-    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, dtype=torch.int64, out=offsets[1:])
-    return offsets
+    return complete_cumsum(lengths).to(torch.int64)
