@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
+
+from benchmarks.plots import draw_bars
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -64,7 +64,7 @@ def show(name: str, results: dict[str, Any], lines: Sequence[str], label: str | 
 def write(name: str, results: dict[str, Any], table: str, label: str | None = None) -> Path:
     """Write `<label or name>-<hardware>-<date>.{json,md}`; returns the path of the Markdown file.
 
-    Results with a "ratio" of quartiles also become an SVG plot of the ratios by case.
+    Results with a "ratio" of quartiles also become a plot of the ratios by case, a PNG, where matplotlib is installed.
     """
     RESULTS.mkdir(exist_ok=True)
     command = "python -m benchmarks." + name + " " + " ".join(sys.argv[1:])
@@ -77,30 +77,11 @@ def write(name: str, results: dict[str, Any], table: str, label: str | None = No
     ratios = {case: found["ratio"] for case, found in results.items() if isinstance(found, dict) and isinstance(found.get("ratio"), dict)}
     picture = ""
     if len(ratios) > 1:
-        (RESULTS / f"{stem}.svg").write_text(bars(f"{name}: time against the reference, quartiles", ratios))
-        picture = f"![ratios]({stem}.svg)\n\n"
+        try:
+            draw_bars(RESULTS / f"{stem}.png", f"{name}: time against the reference, quartiles", ratios)
+            picture = f"![ratios]({stem}.png)\n\n"
+        except ImportError as error:
+            print(f"no plot ({error}); pip install matplotlib draws one")
     path = RESULTS / f"{stem}.md"
     path.write_text("\n".join(lines) + "\n\n" + picture + table.strip() + "\n")
     return path
-
-
-def bars(title: str, ratios: Mapping[str, Mapping[str, float]]) -> str:
-    """An SVG of one bar per case, as long as its median ratio on a logarithmic axis, with a whisker over the quartiles and a line at 1."""
-    low = min(0.5, *(q["p25"] for q in ratios.values())) * 0.9
-    high = max(2.0, *(q["p75"] for q in ratios.values())) * 1.1
-
-    def x(ratio: float) -> float:
-        return 330 + 420 * math.log(max(ratio, 1e-9) / low) / math.log(high / low)
-
-    drawn = [f'<text x="10" y="18" font-weight="bold">{escape(title)}</text>']
-    for i, (case, q) in enumerate(ratios.items()):
-        y = 30 + 20 * i
-        left, right = sorted((x(1.0), x(q["median"])))
-        drawn.append(f'<text x="320" y="{y + 13}" text-anchor="end">{escape(case)}</text>')
-        drawn.append(f'<rect x="{left:.1f}" y="{y + 3}" width="{right - left:.1f}" height="13" fill="#7a9cc6"/>')
-        drawn.append(f'<line x1="{x(q["p25"]):.1f}" y1="{y + 9.5}" x2="{x(q["p75"]):.1f}" y2="{y + 9.5}" stroke="#223" stroke-width="2"/>')
-        drawn.append(f'<text x="760" y="{y + 13}">{q["median"]:.2f}x</text>')
-    height = 40 + 20 * len(ratios)
-    drawn.append(f'<line x1="{x(1.0):.1f}" y1="28" x2="{x(1.0):.1f}" y2="{height - 8}" stroke="#223"/>')
-    style = 'font-family="sans-serif" font-size="12"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="820" height="{height}" {style}>\n' + "\n".join(drawn) + "\n</svg>\n"
