@@ -1,11 +1,13 @@
 """Systems under test in rank processes of their own, which take turns: a round runs a few steps of each, so that a drift hits all alike.
 
 Each system has its own processes, one torch thread per rank, and its own malloc: "shipped", or "tuned" as rayrec's ranks set it for
-themselves. While one system steps, the others wait on a pipe and cost nothing. A step is timed on every rank; the slowest rank counts.
+themselves. While one system steps, the others wait on a pipe and cost nothing. A step is timed on every rank; the slowest rank counts. A
+turn is long enough that the first steps, which find the caches full of what others left, do not decide.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import re
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 Step = Callable[[int], object]
 TIMEOUT_S = 300
+_MOST_STEPS = 100
 PRELOAD = ["benchmarks.systems", "rayrec.distributed", "rayrec.train", "rayrec.optim", "rayrec.modules"]
 PRELOAD += ["torchrec.distributed.embedding", "torchrec.distributed.embeddingbag", "torchrec.distributed.planner", "torchrec.models.dlrm"]
 
@@ -55,11 +58,16 @@ class System(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """How long to measure: `rounds` of `steps` steps, after `warmup` steps of each system."""
+    """How long to measure: `rounds` of `steps` steps, after `warmup` steps of each system; more, where so many take less than `least_s`."""
 
     rounds: int
     steps: int
     warmup: int
+    least_s: float = 0.25
+
+    def steps_of(self, warmed_up: np.ndarray) -> int:
+        """Steps of a turn of a system, from the seconds (ranks, steps) of its warm-up."""
+        return max(self.steps, min(_MOST_STEPS, math.ceil(self.least_s / float(np.median(warmed_up.max(0))))))
 
 
 def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | None = None) -> dict[str, dict[str, Any]]:
@@ -68,8 +76,8 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
     Args:
         profiles: afterwards profile those whose step is a `ModelStep`, into a folder of their name below this one, and print their pages.
     Returns:
-        By system: "seconds" (rounds, steps) of the slowest rank; "faults" and "cpu_ms" per step, the mean over ranks; and "waits", how
-        often a step stops for other ranks, None where the system cannot tell.
+        By system: "seconds" (rounds, steps of a turn) of the slowest rank; "faults" and "cpu_ms" per step, the mean over ranks; and
+        "waits", how often a step stops for other ranks, None where the system cannot tell.
     Raises:
         RuntimeError: a rank ended or did not answer in time.
     """
@@ -77,14 +85,14 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
     groups = {name: _Ranks(name, system) for name, system in systems.items()}
     try:
         found: dict[str, list[np.ndarray]] = {name: [] for name in groups}
-        for group in groups.values():
-            group.turn(0, turns.warmup)
+        steps = {name: turns.steps_of(group.turn(0, turns.warmup)[:, :-2]) for name, group in groups.items()}
         for round_ in range(turns.rounds):
             for name, group in groups.items():
-                found[name].append(group.turn(turns.warmup + round_ * turns.steps, turns.steps))
-        waits = {name: group.waits(turns.warmup + turns.rounds * turns.steps) for name, group in groups.items()}
-        for group in groups.values() if profiles is not None else ():
-            group.profile(turns.warmup + turns.rounds * turns.steps, profiles)
+                found[name].append(group.turn(turns.warmup + round_ * steps[name], steps[name]))
+        after = {name: turns.warmup + turns.rounds * count for name, count in steps.items()}
+        waits = {name: group.waits(after[name]) for name, group in groups.items()}
+        for name, group in groups.items() if profiles is not None else ():
+            group.profile(after[name], profiles)
     finally:
         for group in groups.values():
             group.close()
@@ -92,8 +100,8 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
     return {
         name: {
             "seconds": a[:, :, :-2].max(1),
-            "faults": a[:, :, -2].mean() / turns.steps,
-            "cpu_ms": a[:, :, -1].mean() / turns.steps * 1e3,
+            "faults": a[:, :, -2].mean() / steps[name],
+            "cpu_ms": a[:, :, -1].mean() / steps[name] * 1e3,
             "waits": waits[name],
         }
         for name, a in merged.items()

@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", help="only these of every case")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=6, help="steps of each system per round")
+    parser.add_argument("--steps", type=int, default=6, help="steps of each system per round, or as many as take a quarter of a second")
     parser.add_argument("--warmup", type=int, default=6)
     parser.add_argument("--together", type=int, default=12, help="systems that take turns with the references; each holds its own tables")
     parser.add_argument("--label", help="name of the results files; step, or step-part where not all cases and systems take part")

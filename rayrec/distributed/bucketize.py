@@ -11,11 +11,10 @@ Of a bag with few ids most row blocks get none. Where that leaves enough bags em
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -109,13 +108,19 @@ class SourceRows:
         return [bags for part in self.parts for bags in part.bags]
 
     @cached_property
-    def places(self) -> list[tuple[int, slice, slice]]:
-        """Of every row its part, its ids within that, and its bags."""
-        found = []
-        for i, part in enumerate(self.parts):
-            ids, bags = offsets_of(part.counts), offsets_of(part.bags)
-            found += [(i, slice(*span), slice(*bag_span)) for span, bag_span in zip(pairwise(ids), pairwise(bags), strict=True)]
-        return found
+    def _bounds(self) -> list[tuple[list[int], list[int]]]:
+        return [(offsets_of(part.counts), offsets_of(part.bags)) for part in self.parts]
+
+    def runs_of(self, what: Literal["ids", "lengths", "weights"], wanted: Sequence[range]) -> Iterator[tuple[Tensor, list[int]]]:
+        """Runs of rows, cut where a part ends: the values of each, one row after the other, and how many every row has."""
+        for run in wanted:
+            first = 0
+            for part, (id_bounds, bag_bounds) in zip(self.parts, self._bounds, strict=True):
+                start, stop = max(run.start - first, 0), min(run.stop - first, len(part.counts))
+                first += len(part.counts)
+                if start < stop:
+                    sizes, bounds = (part.bags, bag_bounds) if what == "lengths" else (part.counts, id_bounds)
+                    yield getattr(part, what)[bounds[start] : bounds[stop]], sizes[start:stop]
 
 
 def block_bucketize(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from rayrec.distributed.slots import Sizes, SlotTable
 from rayrec.distributed.unpack import WORD, Arrived, GroupIds, unpack
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.sparse.ops import offsets_of, runs
+from rayrec.sparse.ops import runs
 
 
 @dataclass(frozen=True)
@@ -135,41 +136,27 @@ def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
 def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Tensor:
     """Fill `out`, (words,) int32, with ids, lengths, weights and padding of each destination but this rank, in one copy."""
     pad = torch.zeros(1, dtype=WORD, device=rows.parts[0].ids.device)
-    first_rows = offsets_of(len(part.counts) for part in rows.parts)
-    id_bounds = [offsets_of(part.counts) for part in rows.parts]
-    bag_bounds = [offsets_of(part.bags) for part in rows.parts]
-
-    def views(wanted: tuple[range, ...], what: str, bounds: list[list[int]]) -> list[Tensor]:
-        found = []
-        for run in wanted:
-            for part, first, bound in zip(rows.parts, first_rows, bounds, strict=False):
-                start, stop = max(run.start - first, 0), min(run.stop - first, len(part.counts))
-                if start < stop:
-                    found.append(getattr(part, what)[bound[start] : bound[stop]].view(WORD))
-        return found
-
     buffer: list[Tensor] = []
     for message in (message for destination, message in enumerate(send.messages) if destination != rank):
-        parts = views(message.ids, "ids", id_bounds) + views(message.lengths, "lengths", bag_bounds)
-        parts += views(message.weights, "weights", id_bounds)
+        found = chain(rows.runs_of("ids", message.ids), rows.runs_of("lengths", message.lengths), rows.runs_of("weights", message.weights))
+        parts = [values.view(WORD) for values, _ in found]
         if sum(part.numel() for part in parts) % 2:
             parts.append(pad)
         buffer.extend(parts)
     return torch.cat(buffer, out=out) if buffer else out
 
 
-def own_pieces(rows: SourceRows, wanted: Sequence[int], pieces: Sequence[Piece]) -> Arrived:
-    """What this rank looks up of its own batch, where it lies; `wanted` are the source rows of its pieces."""
-    ids, lengths, weights = [], [], {}
-    for i, (row, piece) in enumerate(zip(wanted, pieces, strict=True)):
-        at, id_span, bag_span = rows.places[row]
-        part = rows.parts[at]
-        ids.append(part.ids[id_span])
-        lengths.append(part.lengths[:0] if piece.sequence else part.lengths[bag_span])
-        if piece.weighted:
-            assert part.weights is not None
-            weights[i] = part.weights[id_span]
-    return Arrived(ids, lengths, weights)
+def own_pieces(rows: SourceRows, message: Message, pieces: Sequence[Piece]) -> Arrived:
+    """What this rank would send itself, where it lies."""
+    ids = [one for values, sizes in rows.runs_of("ids", message.ids) for one in values.split(sizes)]
+    lengths = (one for values, sizes in rows.runs_of("lengths", message.lengths) for one in values.split(sizes))
+    weights = (one for values, sizes in rows.runs_of("weights", message.weights) for one in values.split(sizes))
+    none = rows.parts[0].lengths[:0]
+    return Arrived(
+        ids,
+        [none if piece.sequence else next(lengths) for piece in pieces],
+        {i: next(weights) for i, piece in enumerate(pieces) if piece.weighted},
+    )
 
 
 def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange, track: bool = False) -> RoutedIds:
@@ -199,7 +186,7 @@ def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Ex
     received, messages = exchange.headed(headers, payload, words_out, extents + 2 * len(mine), words_in).wait()
     got = tuple(Sizes.of(h, extents) for h in received)
     arrived = [
-        own_pieces(rows, send.messages[me].rows, mine) if rank == me else Arrived.of(message, sizes, mine)
+        own_pieces(rows, send.messages[me], mine) if rank == me else Arrived.of(message, sizes, mine)
         for rank, (message, sizes) in enumerate(zip(messages, got, strict=True))
     ]
     return RoutedIds(unpack(slots, me, got, arrived), sent, got, rows)
