@@ -70,6 +70,14 @@ class Turns(NamedTuple):
         return max(self.steps, min(_MOST_STEPS, math.ceil(self.least_s / float(np.median(warmed_up.max(0))))))
 
 
+class RankEndedError(RuntimeError):
+    """A rank of `system` ended."""
+
+    def __init__(self, system: str, rank: int) -> None:
+        super().__init__(f"rank {rank} of {system!r} ended; its own error is above.")
+        self.system = system
+
+
 def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | None = None) -> dict[str, dict[str, Any]]:
     """Run all systems in turns.
 
@@ -79,7 +87,7 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
         By system: "seconds" (rounds, steps of a turn) of the slowest rank; "faults" and "cpu_ms" per step, the mean over ranks; and
         "waits", how often a step stops for other ranks, None where the system cannot tell.
     Raises:
-        RuntimeError: a rank ended or did not answer in time.
+        RankEndedError: a rank ended. RuntimeError: it did not answer in time.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     groups = {name: _Ranks(name, system) for name, system in systems.items()}
@@ -167,7 +175,7 @@ class _Ranks:
                 raise RuntimeError(f"rank {rank} of {self.name!r} did not answer within {TIMEOUT_S} s.")
             return self.pipes[rank].recv()
         except (EOFError, OSError):
-            raise RuntimeError(f"rank {rank} of {self.name!r} ended; its own error is above.") from None
+            raise RankEndedError(self.name, rank) from None
 
     def turn(self, first: int, count: int) -> np.ndarray:
         """(ranks, count + 2): seconds of each step, then page faults and CPU seconds of all of them."""

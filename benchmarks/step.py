@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import report
-from benchmarks.ranks import Step, System, Turns, compare, time_in_turns
+from benchmarks.ranks import RankEndedError, Step, System, Turns, compare, time_in_turns
 from benchmarks.systems import available, build
 from benchmarks.workload import Workload, bytes_floor
 
@@ -71,7 +71,14 @@ def run_case(title: str, names: Sequence[str], args: argparse.Namespace) -> dict
         for name in chunk:
             plain = name.removesuffix(SHIPPED).removesuffix(ALONE)
             systems[name] = System(step_of, (plain, case.work), not name.endswith(SHIPPED), 1 if name.endswith(ALONE) else args.ranks)
-        measured = compare(time_in_turns(systems, turns, profiles), references[0])
+        try:
+            times = time_in_turns(systems, turns, profiles)
+        except RankEndedError as error:  # gradients of torch's sparse tables, summed by gloo, end a process now and then
+            if error.system != "plain":
+                raise
+            print(f"{error} It is left out.")
+            times = time_in_turns({name: system for name, system in systems.items() if name != "plain"}, turns, profiles)
+        measured = compare(times, references[0])
         tuned = compare_to(measured, references)
         found = {**measured, **found} if not found else {**found, **{k: v for k, v in measured.items() if k not in references}}
         for name, speed in tuned.items():
