@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw_bars(path: Path, title: str, ratios: Mapping[str, Mapping[str, float]]) -> None:
-    """A PNG of one bar per case, from 1 to its median ratio on a logarithmic axis, with a whisker over the quartiles.
+    """Write `bars` as a PNG.
 
     Raises:
         ImportError: matplotlib is not installed.
+    """
+    bars(title, ratios).savefig(path, dpi=120)
+
+
+def bars(title: str, ratios: Mapping[str, Mapping[str, float]]) -> Figure:
+    """One bar per case, from 1 to its median ratio on a logarithmic axis, with a whisker over the quartiles.
+
+    Args:
+        ratios: case -> "p25", "median" and "p75".
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
@@ -36,4 +49,4 @@ def draw_bars(path: Path, title: str, ratios: Mapping[str, Mapping[str, float]])
     axes.set_title(title, fontsize=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=120)
+    return figure

@@ -240,17 +240,9 @@ class ShardedEmbeddings:
             return found
         with span(self.timer, "output"):
             places = compiled.compact_plan(kjt).places(routed)
-        step = Step(
-            compiled.combine,
-            compiled.send_plan(kjt),
-            routed,
-            exchange,
-            self.options.codecs,
-            bags,
-            self._hops if compiled.slots.two_hop else None,
-            1 if self.peers is None else self.peers.world_size,
-            places,
-        )
+        hops = self._hops if compiled.slots.two_hop else None
+        peers = 1 if self.peers is None else self.peers.world_size
+        step = Step(compiled.combine, compiled.send_plan(kjt), routed, exchange, self.options.codecs, bags, hops, peers, places)
         groups, anchor = dict(routed.groups), self._anchor
         if learned:
             assert weights is not None

@@ -23,8 +23,8 @@ from rayrec.errors import TrainingFailed
 from rayrec.train.progress import Event, Milestone
 from rayrec.train.seat import RankTask
 
-POLL_S = 0.2
-ANSWER_S = 0.5
+POLL_S = 0.2  # between two looks at the ranks
+ANSWER_S = 0.5  # after which a rank without news says so
 SILENT_S = 10.0
 
 

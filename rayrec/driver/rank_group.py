@@ -93,10 +93,10 @@ class RankGroup:
         self._answers(starts, "start", setup_timeout_s)
 
     def observe(self, timeout_s: float, answer_s: float) -> tuple[Observation, ...]:
-        """Ask all ranks that have not ended how they are, unless they still owe an answer, and wait for one that does answer.
+        """Ask all ranks that have not ended how they are, unless they still owe an answer.
 
         Args:
-            timeout_s: bound on this call.
+            timeout_s: wait at most so long for answers of all that owe one.
             answer_s: ranks answer when they have news, or after so many seconds: what runs beside a rank holds up all of them.
         """
         import ray
@@ -105,10 +105,11 @@ class RankGroup:
         for rank, actor in enumerate(self._actors):
             if rank not in asked and not self._ended(rank):
                 self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
-        if not self._pending:
+        if self._pending:
+            for reference in ray.wait(list(self._pending), num_returns=len(self._pending), timeout=timeout_s)[0]:
+                self._take(self._pending.pop(reference), reference)
+        else:
             time.sleep(timeout_s)
-        for reference in ray.wait(list(self._pending), timeout=timeout_s)[0] if self._pending else ():
-            self._take(self._pending.pop(reference), reference)
         now = time.monotonic()
         return tuple(
             Observation(
