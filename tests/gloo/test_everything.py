@@ -36,7 +36,7 @@ def train_draw(rank: int, world_size: int, drawn: Draw, meta: bool):
     return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_everything_at_once_equals_unsharded_over_gloo(ranks: RankPool, seed: int) -> None:
     drawn = draw(10_000 + seed, TWO_BY_TWO)
     results = ranks.run(4, train_draw, drawn, seed % 2 == 0)

@@ -72,7 +72,7 @@ def whole_tables(world: World, results) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.seeds(range(2))
 def test_resharding_in_mid_training_changes_nothing_over_gloo(ranks: RankPool, name: str, seed: int) -> None:
     rng = random.Random(f"reshard {name} {seed}")
     world = random_world(rng.randrange(10_000), hosts=TWO_BY_TWO, sequences=True, varying=seed % 2 == 1)

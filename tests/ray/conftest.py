@@ -19,10 +19,11 @@ CLUSTER_CPUS = 6
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs Ray."""
+    """Everything in this folder needs Ray, and one worker process of pytest-xdist runs all of it: there is one cluster."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def table_of(name: str, sequence_width: int, names: list[str], rng: random.Rando
     return EmbeddingBagConfig(rows, rng.choice(WIDTHS), name=name, feature_names=features, pooling=pooling)
 
 
-@pytest.mark.parametrize("seed", range(DRAWS))
+@pytest.mark.seeds(range(DRAWS))
 def test_everything_at_once_equals_unsharded(seed: int) -> None:
     drawn = draw(seed)
     check(drawn.world, drawn.optimizers, meta=seed % 2 == 0)

@@ -83,7 +83,7 @@ def check(world: World, optimizers: dict[str, SparseOptimizer], meta: bool) -> N
             torch.testing.assert_close(tensor.double(), block.tensor(name)[rows], **TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_sharded_equals_unsharded(name: str, seed: int) -> None:
     rng = random.Random(f"{name}{seed}")
@@ -92,7 +92,7 @@ def test_sharded_equals_unsharded(name: str, seed: int) -> None:
     check(world, {t.name: optimizer for t in world.tables}, meta=seed % 2 == 0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_tables_train_with_optimizers_of_their_own(seed: int) -> None:
     rng = random.Random(seed)
     world = random_world(seed, sequences=True)

@@ -110,13 +110,13 @@ def check_equals_unsharded(world: World, meta: bool, options: EngineOptions | No
     assert all((c > 0).all() for c in covered.values())
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.seeds(range(200))
 def test_mixed_plan_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed), meta=seed % 2 == 0)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-@pytest.mark.parametrize("seed", range(9000, 9030))
+@pytest.mark.seeds(range(9000, 9030))
 def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)
     world = random_world(seed, sequences=seed % 2 == 0, varying=seed % 3 == 0)
@@ -131,7 +131,7 @@ def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: p
         assert all(torch.equal(state[name], their_state[name]) for name in state)
 
 
-@pytest.mark.parametrize("seed", range(200, 230))
+@pytest.mark.seeds(range(200, 230))
 def test_cpu_ranks_train_rows_of_any_storage_alike(seed: int) -> None:
     """They have one memory; tables of different storages, or of caches of different sizes, only share no kernel."""
     world, rng = random_world(seed, sequences=seed % 2 == 0), random.Random(seed)
@@ -141,17 +141,17 @@ def test_cpu_ranks_train_rows_of_any_storage_alike(seed: int) -> None:
     check_equals_unsharded(world, meta=True)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2150))
+@pytest.mark.seeds(range(2000, 2150))
 def test_mixed_plan_with_sequences_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed, sequences=True), meta=seed % 2 == 0)
 
 
-@pytest.mark.parametrize("seed", range(3000, 3150))
+@pytest.mark.seeds(range(3000, 3150))
 def test_mixed_plan_with_a_variable_batch_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed, sequences=seed % 3 == 0, varying=True), meta=seed % 2 == 0)
 
 
-@pytest.mark.parametrize("seed", range(4000, 4040))
+@pytest.mark.seeds(range(4000, 4040))
 def test_sequence_forward_equals_unsharded_bit_for_bit(seed: int) -> None:
     world = random_world(seed, sequences=True)
     batches = batches_of(world, 1)
@@ -164,7 +164,7 @@ def test_sequence_forward_equals_unsharded_bit_for_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("precision", list(CommType))
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_replicas_stay_equal_bit_for_bit(seed: int, precision: CommType) -> None:
     world = random_world(seed, hosts=[[0, 1, 2]], sequences=seed % 2 == 0, varying=seed % 3 == 0)
     layouts = {t.name: data_parallel(t, range(3)) if i % 3 < 2 else table_wise(t, i % 2) for i, t in enumerate(world.tables)}
@@ -232,7 +232,7 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
 
 
-@pytest.mark.parametrize("seed", range(5000, 5040))
+@pytest.mark.seeds(range(5000, 5040))
 def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
     world = random_world(seed, optimizer=SGD(lr=0.1))
     world.weighted = [True] * len(world.collections)
@@ -264,7 +264,7 @@ def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
         torch.testing.assert_close(got[rank], grad_of(kjt), **TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(6000, 6020))
+@pytest.mark.seeds(range(6000, 6020))
 def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
     world = random_world(seed, sequences=True)
     for table in world.tables:
@@ -278,7 +278,7 @@ def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
             torch.testing.assert_close(outputs[0][rank][i], output_of(module, batches[0][rank]).detach(), **TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(6100, 6140))
+@pytest.mark.seeds(range(6100, 6140))
 def test_half_precision_tables_train_as_unsharded(seed: int) -> None:
     world = random_world(seed, sequences=True, varying=seed % 3 == 0, unit=4)
     for table in world.tables:

@@ -22,7 +22,7 @@ def rows(seed: int) -> list[torch.Tensor]:
     return [torch.rand(4, *shape, generator=generator, dtype=torch.float64) for shape in ((3,), (2, 3), (1, 3))]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_the_factorization_machine_sums_products_of_all_pairs(seed):
     inputs = rows(seed)
     columns = torch.cat([r.flatten(1) for r in inputs], 1).unbind(1)

@@ -57,7 +57,7 @@ def test_a_death_comes_before_an_error_and_still_tells_it() -> None:
     assert "rank 1 failed with ValueError: x" in failure.message(3)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.seeds(range(50))
 def test_the_earliest_own_error_wins_whatever_the_symptoms_say(seed: int) -> None:
     draw = random.Random(seed)
     ranks = [failed(rank, "CommError: reset", draw.random(), collateral=True) for rank in range(draw.randint(2, 9))]

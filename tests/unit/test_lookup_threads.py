@@ -33,7 +33,7 @@ def threads_of_torch() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_parts_cover_everything_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)
@@ -76,7 +76,7 @@ def sequence_batch(work: Work, count: int) -> GroupIds:
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequence"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(range(6))
 @pytest.mark.parametrize("name", ["plain rowwise_adagrad", *sorted(SPARSE_OPTIMIZERS)])
 def test_lookup_and_update_are_equal_bit_for_bit(name: str, seed: int, sequence: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)

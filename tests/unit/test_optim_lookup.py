@@ -42,7 +42,7 @@ def random_optimizer(name: str, rng: random.Random) -> SparseOptimizer:
     return SPARSE_OPTIMIZERS[name](**options)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.seeds(range(15))
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_lookup_and_update_equal_the_formula(name: str, seed: int) -> None:
     optimizer = random_optimizer(name, random.Random(f"{name}{seed}"))
@@ -101,7 +101,7 @@ def test_equals_the_dense_optimizer_when_every_row_is_touched(case: str) -> None
         torch.testing.assert_close(state.weight, want.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
     optimizer = Adam(0.1, eps=1e-12)  # SparseAdam adds eps before the bias correction, so a small one
     work = random_work(seed, optimizer, weighted=False)
@@ -123,7 +123,7 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
 
 
 @pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
     rng = random.Random(seed)
     optimizer = [SGD, Adagrad, RowWiseAdagrad][seed % 3](lr=0.1, max_gradient=rng.choice([None, 0.3]))
@@ -145,7 +145,7 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(range(6))
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
     options = {"weight_decay": 0.1} if seed % 2 and name not in ("sgd", "adagrad") else {}
@@ -193,7 +193,7 @@ def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: f
                 torch.testing.assert_close(tensor.cpu(), lookups[1].shard_states()[0].tensors()[name_].cpu(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(range(8))
 def test_learned_weights_get_the_gradient_that_fbgemm_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
     work = random_work(seed, optimizer, weighted=True)
