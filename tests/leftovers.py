@@ -44,6 +44,19 @@ def processes_of(mark: str) -> dict[int, str]:
     return found
 
 
+def processes_with(mark: str) -> list[int]:
+    """Process ids whose environment has `mark`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
 def shared_memory() -> set[str]:
     """Names in /dev/shm that belong to this user."""
     names = set()

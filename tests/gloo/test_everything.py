@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from rayrec.distributed import DistributedModelParallel
+from tests.draws import STEPS, TOLERANCE, Draw, RowReference, draw
 from tests.ranks import RankPool
-from tests.sim.test_everything import Draw, draw
-from tests.sim.test_optimizers import STEPS, TOLERANCE, RowReference
-from tests.sim.test_runtime import batches_of, targets_of
+from tests.simulation import batches_of, targets_of
 from tests.worlds import build_collections, output_of
 
 TWO_BY_TWO = ((0, 1), (2, 3))

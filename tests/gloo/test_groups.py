@@ -29,7 +29,7 @@ from rayrec.modules import EmbeddingCollection
 from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.ranks import RankPool
-from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
+from tests.simulation import TOLERANCE, batches_of, targets_of
 from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
 
 STEPS = 3

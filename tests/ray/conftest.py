@@ -6,7 +6,6 @@ end every Ray process of the user; leaving the fixture ends just this cluster. C
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
-
-CLUSTER_CPUS = 6
+from tests.ray.worlds import CLUSTER_CPUS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,16 +57,3 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
 def mark() -> Iterator[str]:
     """A value for the environment of a subprocess, by which all of its descendants can be found afterwards."""
     yield f"RAYREC_TEST_MARK={uuid.uuid4().hex}"
-
-
-def processes_with(mark: str) -> list[int]:
-    """Process ids whose environment has `mark`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found

@@ -16,7 +16,7 @@ from rayrec.layout import DataType, EmbeddingBagConfig, Replicated, ShardingPlan
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
-from tests.sim.test_runtime import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
 from tests.worlds import OPTIMIZERS, World, build_collections, output_of, random_world
 
 IN_PLACE = EngineOptions(share_tables=True)

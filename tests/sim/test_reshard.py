@@ -14,7 +14,7 @@ from rayrec.distributed.engine_options import EngineOptions
 from rayrec.errors import PlanError
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
 from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
-from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
+from tests.simulation import TOLERANCE, batches_of, targets_of
 from tests.worlds import World, build_collections, output_of, random_layout, random_world
 
 STEPS = 4

@@ -25,7 +25,7 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.sim.test_runtime import batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import batches_of, check_equals_unsharded, run_sharded, targets_of
 from tests.worlds import World, random_world
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec.errors import ConfigError
 from rayrec.models import DeepFM, DeepFMTrain, FactorizationMachine, FMInteractionArch, SimpleDeepFMNN
-from tests.unit.test_models_dlrm import COLUMNS, DIM, FEATURES, batch, tables
+from tests.unit.click_task import COLUMNS, DIM, FEATURES, batch, tables
 
 
 def model(columns: int = COLUMNS, per_column: bool = False) -> DeepFMTrain:

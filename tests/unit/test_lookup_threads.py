@@ -19,8 +19,7 @@ from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType
 from rayrec.optim import SPARSE_OPTIMIZERS, RowWiseAdagrad
-from tests.unit.optim_reference import Work, random_work
-from tests.unit.test_optim_lookup import random_optimizer
+from tests.optim_reference import Work, random_optimizer, random_work
 
 CPU = torch.device("cpu")
 
