@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rayrec.data.batch import Batch
 from rayrec.data.columns import Columns, id_problem, is_list, missing, number_problem, read_columns
+from rayrec.data.origin import join_origins
 from rayrec.data.schema import FeatureSchema
 from rayrec.errors import InputError
 from rayrec.sparse import KeyedJaggedTensor
@@ -71,11 +72,13 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
     if parts:
         np.concatenate([columns.dense[start:stop] for columns, start, stop in parts], out=dense.numpy())
         np.concatenate([columns.labels[start:stop] for columns, start, stop in parts], out=labels.numpy())
+    origins = [columns.origin.slice(start, stop) for columns, start, stop in parts if columns.origin is not None]
     return Batch(
         dense_features=dense,
         sparse_features=KeyedJaggedTensor(keys=list(schema.feature_names()), values=values, weights=weights, lengths=lengths, stride=rows),
         labels=labels,
         global_rows=global_rows,
+        origin=join_origins(origins) if origins else None,
     )
 
 
