@@ -79,6 +79,7 @@ class RunFolder:
         self._filesystem, self._root = resolve(path)
         self._id = uuid.uuid4().hex
         self.token = f".rayrec-token-{self._id}"
+        self._made = False
         self._end = threading.Event()
         self._lost: Owner | None = None
         self._thread = threading.Thread(target=self._beat, name="rayrec-lock", daemon=True)
@@ -102,6 +103,7 @@ class RunFolder:
             ConfigError: the folder cannot be written to, or another driver holds it.
         """
         try:
+            self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
             self._filesystem.create_dir(self._root, recursive=True)
             self._write(self.token, b"rayrec")
         except (OSError, pa.ArrowException) as error:
@@ -124,7 +126,7 @@ class RunFolder:
         self._thread.start()
 
     def close(self) -> None:
-        """Give the folder back: no token, no lock, and no empty folder."""
+        """Give the folder back: no token, no lock, and no folder that was made for nothing."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(BEAT_S)
@@ -134,7 +136,7 @@ class RunFolder:
             owner = self._owner()
             if owner is not None and owner.token == self._id:
                 self._filesystem.delete_file(f"{self._root}/{LOCK}")
-        if isinstance(self._filesystem, fs.LocalFileSystem):
+        if self._made and isinstance(self._filesystem, fs.LocalFileSystem):
             with suppress(OSError):
                 os.rmdir(self._root)  # only an empty folder goes
 
