@@ -1,20 +1,26 @@
 """Real ranks for tests: a pool of processes that joins a fresh gloo group for every task.
 
-Importing torch costs more than a second per process, so the processes are started once per test session and reused; a task of W ranks
-uses the first W of them, with a store and a process group of its own. Every wait is bounded. A task that fails or hangs costs the pool
-its processes, and the next task starts new ones.
+Importing torch costs more than two seconds, so the processes are forked from one that has imported
+it (multiprocessing's fork server, which has no threads), once per test session, and reused. A task
+of W ranks uses the first W of them, with a process group of its own. All meet in one store, which
+rank 0 keeps and everyone opens once: torch looks up the name of who connects, and a name server may
+take seconds to answer. Every wait is bounded. A task that fails or hangs costs the pool its
+processes, and the next task starts new ones.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 START_S, TASK_S = 120.0, 120.0
+PRELOADED = ["pytest", "rayrec.distributed", "rayrec.models", "rayrec.planner", "rayrec.train.pipeline"]
 
 
 class RankFailed(AssertionError):
@@ -41,10 +47,8 @@ class RankPool:
             self._start()
         self.generation += 1
         pipes = self.pipes[:world_size]
-        pipes[0].send(("store", None, None))
-        port = self._receive(pipes[0], START_S)
         for rank, pipe in enumerate(pipes):
-            pipe.send(("task", (rank, world_size, port, self.generation), (fn, args)))
+            pipe.send(((rank, world_size, self.generation), (fn, args)))
         results: dict[int, Any] = {}
         while len(results) < world_size:
             waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
@@ -76,7 +80,8 @@ class RankPool:
         self.processes, self.pipes = [], []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         for _ in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -84,14 +89,13 @@ class RankPool:
             theirs.close()
             self.processes.append(process)
             self.pipes.append(ours)
-
-    def _receive(self, pipe: Connection, timeout_s: float) -> Any:
-        if not pipe.poll(timeout_s):
+        self.pipes[0].send(None)
+        if not self.pipes[0].poll(START_S):
             self.close()
-            raise RankFailed(f"a rank process did not start in {timeout_s:.0f} s")
-        ok, value = pipe.recv()
-        assert ok, value
-        return value
+            raise RankFailed(f"a rank process did not start in {START_S:.0f} s")
+        port = self.pipes[0].recv()
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
 
 
 def _serve(pipe: Connection) -> None:
@@ -101,23 +105,25 @@ def _serve(pipe: Connection) -> None:
     from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
 
     torch.set_num_threads(1)
-    own_store = None
+    port, modules = pipe.recv(), 0
+    store = create_store("127.0.0.1") if port is None else connect_store("127.0.0.1", port)
+    if port is None:
+        pipe.send(store.port)
     while True:
         try:
-            kind, where, work = pipe.recv()
+            where, (fn, args) = pipe.recv()
         except EOFError:
             return
         try:
-            if kind == "store":
-                own_store = create_store("127.0.0.1")
-                pipe.send((True, own_store.port))
-                continue
-            rank, world_size, port, generation = where
-            store = own_store if rank == 0 else connect_store("127.0.0.1", port)
-            assert store is not None
+            if len(sys.modules) > modules:
+                # A task ends with two full collections (destroy_process_group), which took 0.15 s
+                # while they walked what imports had made.
+                gc.collect()
+                gc.freeze()
+                modules = len(sys.modules)
+            rank, world_size, generation = where
             init_process_group(store, rank, world_size, timeout_s=60, generation=generation)
             try:
-                fn, args = work
                 pipe.send((True, fn(rank, world_size, *args)))
             finally:
                 destroy_process_group()

@@ -70,7 +70,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.seeds(range(4))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_every_column_type_equals_reading_row_by_row(leaf, shape, seed):

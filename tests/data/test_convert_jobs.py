@@ -101,7 +101,7 @@ def test_criteo_refuses_what_it_cannot_read(tmp_path):
         convert_criteo([bad(0, "1")], tmp_path / "out", num_buckets=0)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_hex_strings_read_as_their_values_also_when_sliced(seed):
     rng = random.Random(seed)
     words = [f"{rng.getrandbits(rng.choice((4, 32, 60))):{rng.choice('xX')}}" for _ in range(rng.randint(0, 40))]

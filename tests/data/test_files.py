@@ -24,7 +24,7 @@ KINDS: dict[str, type[FileDataset]] = {"parquet": ParquetDataset, "arrow": Arrow
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(range(6))
 def test_every_world_reads_the_same_global_batches(tmp_path, kind, seed):
     """Rows, values and order equal the definition in `order`, applied to the whole table, for 1 to 7 ranks and any first batch."""
     rng = random.Random(seed)

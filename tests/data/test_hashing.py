@@ -26,7 +26,7 @@ def scalar_hash(text: bytes) -> int:
     return h
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_strings_hash_by_the_definition_wherever_they_lie(seed):
     rng = random.Random(seed)
     longest = rng.choice((0, 3, 8, 9, 40))

@@ -44,7 +44,7 @@ thread.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(range(3))
 def test_held_batches_never_change_and_freed_memory_is_used_again(seed):
     """As in a rank: a loader's thread converts batches of about 1.4 MB, 350 pages each, and up to five are held for random times."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(seed)], capture_output=True, text=True, timeout=120)

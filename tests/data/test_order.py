@@ -37,7 +37,7 @@ def stream_as_list(order: SampleOrder, s: int) -> list[int]:
     return out
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_global_batches_are_the_defined_positions_and_ranks_cut_them_evenly(seed):
     rng = random.Random(seed)
     order = random_order(rng, shuffle=rng.random() < 0.8)
@@ -57,7 +57,7 @@ def test_global_batches_are_the_defined_positions_and_ranks_cut_them_evenly(seed
     assert sorted(seen) == list(range(n)), "an epoch holds every row once"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_block_chunks_find_the_rows_of_every_block(seed):
     order = random_order(random.Random(seed))
     first = [sum(order.chunk_rows[:c]) for c in range(len(order.chunk_rows))]

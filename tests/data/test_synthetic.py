@@ -56,7 +56,7 @@ def test_equal_configs_write_equal_rows_and_other_seeds_do_not(tmp_path):
     assert not table("a", SMALL).equals(table("c", replace(SMALL, seed=1)))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(range(3))
 def test_labels_follow_the_planted_probabilities(seed):
     """In each tenth of the rows by true probability, clicks are within 5 sigma of what the probabilities sum to."""
     rows = Planted(replace(SMALL, seed=seed)).chunk(0, 3, 65_536)

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from rayrec.distributed import DistributedModelParallel
+from tests.draws import STEPS, TOLERANCE, Draw, RowReference, draw
 from tests.ranks import RankPool
-from tests.sim.test_everything import Draw, draw
-from tests.sim.test_optimizers import STEPS, TOLERANCE, RowReference
-from tests.sim.test_runtime import batches_of, targets_of
+from tests.simulation import batches_of, targets_of
 from tests.worlds import build_collections, output_of
 
 TWO_BY_TWO = ((0, 1), (2, 3))
@@ -36,7 +35,7 @@ def train_draw(rank: int, world_size: int, drawn: Draw, meta: bool):
     return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_everything_at_once_equals_unsharded_over_gloo(ranks: RankPool, seed: int) -> None:
     drawn = draw(10_000 + seed, TWO_BY_TWO)
     results = ranks.run(4, train_draw, drawn, seed % 2 == 0)

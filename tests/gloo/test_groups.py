@@ -29,7 +29,7 @@ from rayrec.modules import EmbeddingCollection
 from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.ranks import RankPool
-from tests.sim.test_runtime import TOLERANCE, batches_of, targets_of
+from tests.simulation import TOLERANCE, batches_of, targets_of
 from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
 
 STEPS = 3
@@ -109,7 +109,7 @@ def test_every_kind_equals_unsharded_over_gloo(ranks: RankPool, kind: str, world
     check_world(ranks, world_of_kind(kind, world_size, optimizer), share_tables=world_size != 3)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 @pytest.mark.parametrize("hosts", [((0, 1),), ((0, 1, 2),), ((0, 1), (2, 3))], ids=["2", "3", "2x2"])
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
     world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
@@ -129,7 +129,7 @@ def check_alike(results, wanted, exact: bool) -> None:
             assert shard == want_shard and (torch.equal(got, want) if exact else torch.allclose(got, want, **TOLERANCE))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_every_transport_trains_alike_bit_for_bit(ranks: RankPool, seed: int) -> None:
     """Tables that are read in place sum a bag in the order of its ids, and not row block by row block: bit for bit where nothing is cut."""
     world = random_world(2000 + seed, hosts=((0, 1), (2, 3)), sequences=seed % 3 == 1, varying=seed % 3 == 2)

@@ -13,8 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from rayrec.distributed import DistributedModelParallel, load_table, unsharded_state_dict
 from rayrec.errors import InputError, ShapeError
-from tests.gloo.test_model_parallel import ROWS, build, make_plan
-from tests.gloo.test_two_d import plan_of
+from tests.gloo.small_dlrm import ROWS, build, make_plan, plan_of
 from tests.ranks import RankPool
 
 PATH = "model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"

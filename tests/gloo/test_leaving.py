@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.comm.process_group import destroy_process_group, shutdown_sockets
 from rayrec.errors import ConfigError
-from tests.gloo.test_model_parallel import parts
-from tests.gloo.test_pipeline import dmp
+from tests.gloo.small_dlrm import dmp, parts
 from tests.ranks import RankPool
 
 

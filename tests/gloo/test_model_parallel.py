@@ -7,52 +7,11 @@ import torch
 
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import PlanError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, Topology, column_wise, data_parallel, row_wise, table_wise
-from rayrec.models import DLRM, DLRMTrain
-from rayrec.modules import EmbeddingBagCollection
+from rayrec.layout import ShardingPlan, TablePlacement, column_wise
 from rayrec.optim import SGD, sparse_optimizer
-from rayrec.planner import EmbeddingShardingPlanner
-from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.step import train_step
+from tests.gloo.small_dlrm import STEPS, build, make_plan, parts
 from tests.ranks import RankPool
-
-ROWS, STEPS, GLOBAL = [30, 7, 50, 13], 8, 23  # 23 rows: no number of ranks divides them
-
-
-class Part:
-    """A rank's part of a global batch."""
-
-    def __init__(self, dense, ids, labels, start: int, stop: int) -> None:
-        rows = stop - start
-        self.dense_features, self.labels, self.rows, self.global_rows = dense[start:stop], labels[start:stop], rows, dense.shape[0]
-        keys = [f"f{i}" for i in range(len(ROWS))]
-        lengths = torch.ones(len(keys) * rows, dtype=torch.int32)
-        self.sparse_features = KeyedJaggedTensor(keys, ids[:, start:stop].reshape(-1), lengths=lengths, stride=rows)
-
-
-def parts(step: int, rank: int, world_size: int) -> Part:
-    generator = torch.Generator().manual_seed(step)
-    rows = 1 if step == STEPS - 1 else GLOBAL  # the last batch leaves ranks without rows
-    dense = torch.randn(rows, 5, generator=generator)
-    ids = torch.stack([torch.randint(0, n, (rows,), generator=generator) for n in ROWS])
-    labels = torch.randint(0, 2, (rows,), generator=generator).float()
-    return Part(dense, ids, labels, rank * rows // world_size, (rank + 1) * rows // world_size)
-
-
-def build(device: str = "meta", dense_device: str = "cpu") -> DLRMTrain:
-    torch.manual_seed(3)
-    tables = [EmbeddingBagConfig(n, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i, n in enumerate(ROWS)]
-    return DLRMTrain(DLRM(EmbeddingBagCollection(tables, device=device), 5, [16, 8], [16, 1], dense_device=torch.device(dense_device)))
-
-
-def make_plan(kind: str, world_size: int) -> ShardingPlan:
-    tables = table_configs(build())
-    if kind == "auto":
-        return EmbeddingShardingPlanner(Topology.local(world_size, memory_bytes=1 << 30), batch_size=16).plan(tables)
-    ranks = range(world_size)
-    cycle = [lambda t, i: table_wise(t, i % world_size), lambda t, i: row_wise(t, ranks), lambda t, i: data_parallel(t, ranks)]
-    layouts = {t.name: cycle[i % 3](t, i) for i, t in enumerate(tables)}
-    return ShardingPlan(world_size=world_size, tables={n: TablePlacement(lay) for n, lay in layouts.items()})
 
 
 def train(rank: int, world_size: int, kind: str, optimizer: str):

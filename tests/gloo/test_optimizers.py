@@ -24,7 +24,7 @@ from rayrec.optim import (
     optimizer_of,
 )
 from rayrec.train.step import train_step
-from tests.gloo.test_model_parallel import STEPS, build, make_plan, parts
+from tests.gloo.small_dlrm import STEPS, build, make_plan, parts
 from tests.ranks import RankPool
 
 MIXTURES: dict[str, list[SparseOptimizer]] = {  # of the four tables: table-wise, row-wise, replicated, table-wise

@@ -36,7 +36,7 @@ from rayrec.train.pipeline import (
     TrainPipelineSparseDist,
 )
 from rayrec.train.step import train_step
-from tests.gloo.test_model_parallel import STEPS, build, make_plan, parts
+from tests.gloo.small_dlrm import STEPS, build, dmp, make_plan, parts
 from tests.ranks import RankPool
 
 PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
@@ -48,12 +48,6 @@ class Outcome(NamedTuple):
     outputs: list[torch.Tensor]
     dense: dict[str, torch.Tensor]
     tables: list[torch.Tensor]
-
-
-def dmp(world_size: int, kind: str = "mixed", prefetch: bool = False) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
-    optimizer = sparse_optimizer("rowwise_adagrad", 0.05)
-    model = DistributedModelParallel(build(), plan=make_plan(kind, world_size), sparse_optimizer=optimizer, prefetch=prefetch)
-    return model, torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)
 
 
 def outcome(model: DistributedModelParallel, losses: list[Any], outputs: list[torch.Tensor]) -> Outcome:

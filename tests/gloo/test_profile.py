@@ -14,7 +14,7 @@ from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.layout.times import STEP_PARTS
 from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer
 from rayrec.train.profile_page import Profile
-from tests.gloo.test_rank_trainer import numbers, spec_of
+from tests.gloo.trainers import numbers, spec_of
 from tests.ranks import RankPool
 
 WORLD = 2

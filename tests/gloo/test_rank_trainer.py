@@ -8,28 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.options import open_data
-from jobs.recipe import ModelRecipe
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.distributed import DistributedModelParallel
-from rayrec.driver.planning import find_tables
-from rayrec.layout import Topology
 from rayrec.optim import sparse_optimizer
-from rayrec.planner import manual_plan
-from rayrec.train import RankTrainer, TrainSpec, train_step
+from rayrec.train import RankTrainer, train_step
+from tests.gloo.trainers import numbers, spec_of
 from tests.ranks import RankPool
-
-
-def spec_of(folder: Path, world_size: int) -> TrainSpec:
-    """Eight steps an epoch, the last ragged, and five of the next."""
-    recipe = ModelRecipe(model="dlrm", schema=(folder / "schema.json").read_text(), dense_layers=(8,), over_layers=(8,))
-    plan = manual_plan(find_tables(recipe), "row_wise", Topology.local(world_size))
-    return TrainSpec(model=recipe, data=open_data(str(folder / "train"), recipe.schema), plan=plan, global_batch_size=128, steps=13)
-
-
-def numbers(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
-    found = {f"{s.shard}.{name}": t.clone() for s in model.shard_states() for name, t in s.tensors().items()}
-    return found | {name: p.detach().clone() for name, p in model.dense_parameters()}
 
 
 def both_loops(rank: int, world_size: int, folder: Path) -> None:

@@ -10,10 +10,9 @@ import torch
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
 from rayrec.optim import SPARSE_OPTIMIZERS, SparseOptimizer
+from tests.draws import Draw, options_of
 from tests.ranks import RankPool
-from tests.sim.test_everything import Draw
-from tests.sim.test_optimizers import options_of
-from tests.sim.test_runtime import batches_of, targets_of
+from tests.simulation import batches_of, targets_of
 from tests.worlds import World, build_collections, output_of, random_layout, random_world
 
 TWO_BY_TWO = ((0, 1), (2, 3))
@@ -72,7 +71,7 @@ def whole_tables(world: World, results) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.seeds(range(2))
 def test_resharding_in_mid_training_changes_nothing_over_gloo(ranks: RankPool, name: str, seed: int) -> None:
     rng = random.Random(f"reshard {name} {seed}")
     world = random_world(rng.randrange(10_000), hosts=TWO_BY_TWO, sequences=True, varying=seed % 2 == 1)

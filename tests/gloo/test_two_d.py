@@ -7,12 +7,12 @@ import torch
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise, row_wise, table_wise
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.step import train_step
-from tests.gloo.test_model_parallel import build, parts, table_configs
+from tests.gloo.small_dlrm import build, parts, plan_of
 from tests.ranks import RankPool
 
 STEPS = 5  # all of equal batches on every rank
@@ -31,14 +31,6 @@ class Even:
         self.dense_features, self.labels, self.rows, self.global_rows = part.dense_features[span], part.labels[span], per, rows
         lengths = torch.ones(ids.numel(), dtype=torch.int32)
         self.sparse_features = type(whole.sparse_features)(whole.sparse_features.keys(), ids.reshape(-1), lengths=lengths, stride=per)
-
-
-def plan_of(world_size: int) -> ShardingPlan:
-    ranks = range(world_size)
-    kinds = [lambda t, i: table_wise(t, i % world_size), lambda t, i: row_wise(t, ranks), lambda t, i: column_wise(t, ranks)]
-    return ShardingPlan(
-        world_size=world_size, tables={t.name: TablePlacement(kinds[i % 3](t, i)) for i, t in enumerate(table_configs(build()))}
-    )
 
 
 def train(rank: int, world_size: int, group_size: int | None, every: int, adagrad: bool):

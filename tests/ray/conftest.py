@@ -6,7 +6,6 @@ end every Ray process of the user; leaving the fixture ends just this cluster. C
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
-
-CLUSTER_CPUS = 6
+from tests.ray.worlds import CLUSTER_CPUS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs Ray."""
+    """Everything in this folder needs Ray, and one worker process of pytest-xdist runs all of it: there is one cluster."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(scope="session")
@@ -58,16 +57,3 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
 def mark() -> Iterator[str]:
     """A value for the environment of a subprocess, by which all of its descendants can be found afterwards."""
     yield f"RAYREC_TEST_MARK={uuid.uuid4().hex}"
-
-
-def processes_with(mark: str) -> list[int]:
-    """Process ids whose environment has `mark`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found

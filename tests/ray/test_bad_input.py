@@ -22,7 +22,7 @@ from rayrec.data import FeatureSchema
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
-from tests.ray.conftest import CLUSTER_CPUS
+from tests.ray.worlds import CLUSTER_CPUS
 
 pytestmark = pytest.mark.usefixtures("cluster")
 BAD_ROW = 4321

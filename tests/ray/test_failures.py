@@ -13,7 +13,7 @@ import pytest
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.errors import CheckpointError, ConfigError, InputError, PlanError, TrainingFailed
 from tests.ray import worlds
-from tests.ray.conftest import CLUSTER_CPUS
+from tests.ray.worlds import CLUSTER_CPUS
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

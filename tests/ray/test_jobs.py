@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from tests.ray.conftest import processes_with
+from tests.leftovers import processes_with
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--dense-layers", "16", "--over-layers", "16", "--global-batch", "512"]

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from tests.ray.conftest import processes_with
+from tests.leftovers import processes_with
 
 pytestmark = pytest.mark.slow
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent

@@ -16,6 +16,7 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 
 CPUS_PER_RANK = 1
+CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py
 
 
 def recipe(clicks: SyntheticPaths, model: str = "dlrm") -> ModelRecipe:

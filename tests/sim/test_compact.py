@@ -16,7 +16,7 @@ from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePl
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
-from tests.sim.test_runtime import batches_of, run_sharded, targets_of
+from tests.simulation import batches_of, run_sharded, targets_of
 from tests.worlds import random_world
 
 ALWAYS, NEVER = 2.0, 0.0

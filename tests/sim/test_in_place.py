@@ -16,7 +16,7 @@ from rayrec.layout import DataType, EmbeddingBagConfig, Replicated, ShardingPlan
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
-from tests.sim.test_runtime import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
 from tests.worlds import OPTIMIZERS, World, build_collections, output_of, random_world
 
 IN_PLACE = EngineOptions(share_tables=True)
@@ -33,7 +33,7 @@ def shares(world: World) -> bool:
     return all(SimulatedWorld(world.world_size).run(rank_main))
 
 
-@pytest.mark.parametrize("seed", range(10_000, 10_180))
+@pytest.mark.seeds(range(10_000, 10_180))
 def test_tables_read_in_place_equal_unsharded(seed: int) -> None:
     world = random_world(seed, optimizer=OPTIMIZERS[seed % 3], sequences=seed % 4 == 0, varying=seed % 5 == 0)
     check_equals_unsharded(world, meta=seed % 2 == 0, options=IN_PLACE)
@@ -52,7 +52,7 @@ def _half(world: World) -> World:
     "optimizer", [Adam(lr=0.01), PartialRowWiseAdam(lr=0.01), LarsSGD(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.1)]
 )
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("seed", range(10_500, 10_505))
+@pytest.mark.seeds(range(10_500, 10_505))
 def test_every_optimizer_trains_rows_in_place_as_it_trains_those_that_travel(seed: int, half: bool, optimizer: SparseOptimizer) -> None:
     """Bags of one id, whose rows are the same sums whatever cuts them."""
     world = random_world(seed, hosts=((0, 1, 2),), optimizer=optimizer, sequences=seed % 2 == 0)
@@ -75,7 +75,7 @@ def check_same(found: tuple, wanted: tuple) -> None:
         assert all(torch.equal(state[name], want_state[name]) for name in state)
 
 
-@pytest.mark.parametrize("seed", range(10_160, 10_190))
+@pytest.mark.seeds(range(10_160, 10_190))
 def test_sequences_equal_unsharded_and_those_whose_rows_travel_bit_for_bit(seed: int) -> None:
     world = random_world(seed, hosts=((0, 1, 2),), optimizer=OPTIMIZER, sequences=True)
     batches = batches_of(world, 3)
@@ -95,7 +95,7 @@ def test_sequences_equal_unsharded_and_those_whose_rows_travel_bit_for_bit(seed:
         assert shard == want_shard and torch.equal(weight, want) and torch.equal(state["momentum1"], want_state["momentum1"])
 
 
-@pytest.mark.parametrize("seed", range(10_200, 10_230))
+@pytest.mark.seeds(range(10_200, 10_230))
 def test_clipped_gradients_are_those_of_exchanged_rows(seed: int) -> None:
     """Bags of one id, whose rows are the same sums whatever cuts them."""
     world = random_world(seed, hosts=((0, 1, 2),), optimizer=replace(OPTIMIZER, max_gradient=0.2))
@@ -145,7 +145,7 @@ def on_one_rank(world: World) -> World:
     return replace(world, hosts=((0,),), plan=ShardingPlan(world_size=1, tables=tables))
 
 
-@pytest.mark.parametrize("seed", range(10_300, 10_360))
+@pytest.mark.seeds(range(10_300, 10_360))
 def test_any_plan_on_some_ranks_equals_one_rank_bit_for_bit(seed: int) -> None:
     ranks = random.Random(seed).choice([2, 4])  # gradients are divided by it: exactly
     world = random_world(seed, hosts=(tuple(range(ranks)),), optimizer=OPTIMIZER)
@@ -164,7 +164,7 @@ def test_any_plan_on_some_ranks_equals_one_rank_bit_for_bit(seed: int) -> None:
         assert torch.equal(weight, tables[shard.table, shard.cols.start][shard.rows.start : shard.rows.stop])
 
 
-@pytest.mark.parametrize("seed", range(10_400, 10_430))
+@pytest.mark.seeds(range(10_400, 10_430))
 def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
     world = random_world(seed, optimizer=OPTIMIZER)
     world.weighted = [True] * len(world.collections)

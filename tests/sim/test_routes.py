@@ -25,11 +25,11 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.sim.test_runtime import batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import batches_of, check_equals_unsharded, run_sharded, targets_of
 from tests.worlds import World, random_world
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 @pytest.mark.parametrize("hosts", [((0, 1), (2, 3)), ((0, 1, 2), (3, 4, 5)), ((0, 1), (2, 3), (4, 5))], ids=["2x2", "2x3", "3x2"])
 def test_two_hop_layouts_equal_unsharded(seed: int, hosts) -> None:
     world = random_world(8000 + seed, hosts=hosts, varying=seed % 4 == 3)
@@ -93,7 +93,7 @@ def test_empty_messages_pass_every_codec() -> None:
 
 
 @pytest.mark.parametrize("precision", [CommType.FP16, CommType.BF16, CommType.INT8])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(range(10))
 def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType) -> None:
     world: World = random_world(9000 + seed, hosts=[[0, 1], [2, 3]], optimizer=SGD(lr=0.01))
     batches = batches_of(world, 2)
@@ -107,7 +107,7 @@ def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType)
         torch.testing.assert_close(a, b, rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_sequences_with_distinct_ids_equal_unsharded(seed: int) -> None:
     world = random_world(9500 + seed, sequences=True, varying=seed % 3 == 2)
     check_equals_unsharded(world, meta=True, options=EngineOptions(dedup_sequences=True))

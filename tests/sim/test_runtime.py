@@ -17,7 +17,6 @@ from rayrec.errors import InputError
 from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,
-    EmbeddingConfig,
     ShardingPlan,
     Storage,
     TableLayout,
@@ -29,94 +28,17 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.worlds import Reference, World, build_collections, output_of, random_world
-
-# float32 sums in another order: a bag of four ids over row blocks, and gradients of equal ids over ranks
-TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
-STEPS = 3
+from tests.simulation import STEPS, TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.worlds import Reference, build_collections, output_of, random_world
 
 
-def batches_of(world: World, steps: int) -> list[list[KeyedJaggedTensor]]:
-    """[step][rank], with unequal and empty ranks among them."""
-    rng = random.Random(world.seed + 1)
-    return [[world.batch(rng.choice([0, 1, 3, 5]), rng) for _ in range(world.world_size)] for _ in range(steps)]
-
-
-def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[list[list[torch.Tensor]]]:
-    """Random gradients of every output: [step][rank][collection], shaped as `output_of`."""
-    generator = torch.Generator().manual_seed(world.seed)
-
-    def like(tables, kjt: KeyedJaggedTensor) -> torch.Tensor:
-        if isinstance(tables[0], EmbeddingConfig):
-            ids = sum(kjt[f].values().numel() * t.embedding_dim for t in tables for f in t.feature_names)
-            return torch.randn(ids, generator=generator)
-        inverse = kjt.inverse_indices_or_none()
-        rows = kjt.stride() if inverse is None else inverse[1].shape[1]
-        return torch.randn(rows, sum(t.embedding_dim * len(t.feature_names) for t in tables), generator=generator)
-
-    return [[[like(tables, kjt) for tables in world.collections] for kjt in step] for step in batches]
-
-
-def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptions | None = None, threads: int = 1):
-    """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world.
-
-    Without options, worlds of even seeds read tables in place where they can.
-    """
-    options = options or EngineOptions(share_tables=world.seed % 2 == 0)
-
-    def rank_main(exchange):
-        torch.get_num_threads()  # a thread that is new to torch takes over the number that was set last
-        torch.set_num_threads(threads)
-        modules, engine = shard_embeddings(
-            build_collections(world, "meta" if meta else "cpu"),
-            world.plan,
-            exchange,
-            world.optimizer,
-            torch.device("cpu"),
-            world.seed,
-            options,
-        )
-        outputs = []
-        for step in range(len(batches)):
-            kjt = batches[step][exchange.rank]
-            out = [output_of(module, kjt) for module in modules]
-            sum((o * t).sum() for o, t in zip(out, targets[step][exchange.rank], strict=True)).backward()
-            outputs.append([o.detach().clone() for o in out])
-        return outputs, [(s.shard, s.weight.detach().clone(), dict(s.optimizer)) for s in engine.shard_states()]
-
-    simulated = SimulatedWorld(world.world_size)
-    torch.manual_seed(world.seed)
-    results = simulated.run(rank_main)
-    outputs = [[results[rank][0][step] for rank in range(world.world_size)] for step in range(len(batches))]
-    return outputs, [state for _, states in results for state in states], simulated.collectives
-
-
-def check_equals_unsharded(world: World, meta: bool, options: EngineOptions | None = None) -> None:
-    batches = batches_of(world, STEPS)
-    targets = targets_of(world, batches)
-    reference = Reference(world)
-    outputs, states, _ = run_sharded(world, batches, targets, meta=meta, options=options)
-    for step in range(STEPS):
-        wanted = reference.step(batches[step], targets[step])
-        for rank in range(world.world_size):
-            for got, want in zip(outputs[step][rank], wanted[rank], strict=True):
-                torch.testing.assert_close(got, want, **TOLERANCE)
-    weights = reference.weights()
-    covered = {name: torch.zeros_like(w) for name, w in weights.items()}
-    for shard, weight, _ in states:
-        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
-        torch.testing.assert_close(weight, weights[shard.table].detach()[rows, cols], **TOLERANCE)
-        covered[shard.table][rows, cols] += 1
-    assert all((c > 0).all() for c in covered.values())
-
-
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.seeds(range(200))
 def test_mixed_plan_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed), meta=seed % 2 == 0)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-@pytest.mark.parametrize("seed", range(9000, 9030))
+@pytest.mark.seeds(range(9000, 9030))
 def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)
     world = random_world(seed, sequences=seed % 2 == 0, varying=seed % 3 == 0)
@@ -131,7 +53,7 @@ def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: p
         assert all(torch.equal(state[name], their_state[name]) for name in state)
 
 
-@pytest.mark.parametrize("seed", range(200, 230))
+@pytest.mark.seeds(range(200, 230))
 def test_cpu_ranks_train_rows_of_any_storage_alike(seed: int) -> None:
     """They have one memory; tables of different storages, or of caches of different sizes, only share no kernel."""
     world, rng = random_world(seed, sequences=seed % 2 == 0), random.Random(seed)
@@ -141,17 +63,17 @@ def test_cpu_ranks_train_rows_of_any_storage_alike(seed: int) -> None:
     check_equals_unsharded(world, meta=True)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2150))
+@pytest.mark.seeds(range(2000, 2150))
 def test_mixed_plan_with_sequences_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed, sequences=True), meta=seed % 2 == 0)
 
 
-@pytest.mark.parametrize("seed", range(3000, 3150))
+@pytest.mark.seeds(range(3000, 3150))
 def test_mixed_plan_with_a_variable_batch_equals_unsharded(seed: int) -> None:
     check_equals_unsharded(random_world(seed, sequences=seed % 3 == 0, varying=True), meta=seed % 2 == 0)
 
 
-@pytest.mark.parametrize("seed", range(4000, 4040))
+@pytest.mark.seeds(range(4000, 4040))
 def test_sequence_forward_equals_unsharded_bit_for_bit(seed: int) -> None:
     world = random_world(seed, sequences=True)
     batches = batches_of(world, 1)
@@ -164,7 +86,7 @@ def test_sequence_forward_equals_unsharded_bit_for_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("precision", list(CommType))
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_replicas_stay_equal_bit_for_bit(seed: int, precision: CommType) -> None:
     world = random_world(seed, hosts=[[0, 1, 2]], sequences=seed % 2 == 0, varying=seed % 3 == 0)
     layouts = {t.name: data_parallel(t, range(3)) if i % 3 < 2 else table_wise(t, i % 2) for i, t in enumerate(world.tables)}
@@ -232,7 +154,7 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
 
 
-@pytest.mark.parametrize("seed", range(5000, 5040))
+@pytest.mark.seeds(range(5000, 5040))
 def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
     world = random_world(seed, optimizer=SGD(lr=0.1))
     world.weighted = [True] * len(world.collections)
@@ -264,7 +186,7 @@ def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
         torch.testing.assert_close(got[rank], grad_of(kjt), **TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(6000, 6020))
+@pytest.mark.seeds(range(6000, 6020))
 def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
     world = random_world(seed, sequences=True)
     for table in world.tables:
@@ -278,7 +200,7 @@ def test_half_precision_tables_pool_as_unsharded(seed: int) -> None:
             torch.testing.assert_close(outputs[0][rank][i], output_of(module, batches[0][rank]).detach(), **TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(6100, 6140))
+@pytest.mark.seeds(range(6100, 6140))
 def test_half_precision_tables_train_as_unsharded(seed: int) -> None:
     world = random_world(seed, sequences=True, varying=seed % 3 == 0, unit=4)
     for table in world.tables:

@@ -11,7 +11,7 @@ from rayrec.distributed.bucketize import block_bucketize, block_bucketize_refere
 
 
 @pytest.mark.parametrize("varying", [False, True])
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.seeds(range(50))
 def test_block_bucketize_equals_reference(seed: int, varying: bool) -> None:
     rng = random.Random(seed)
     features, batch, blocks = rng.randint(1, 4), rng.randint(0, 5), rng.randint(2, 5)

@@ -44,7 +44,7 @@ def copy(saved, tmp_path):
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_one_changed_byte_anywhere_that_is_read_is_found(seed, copy):
     rng = random.Random(seed)
     entry = rng.choice([*read_manifest(str(copy)).files, None, None])

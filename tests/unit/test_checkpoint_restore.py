@@ -61,12 +61,12 @@ def test_any_plan_restores_under_any_other_plan(block):
             raise
 
 
-@pytest.mark.parametrize("seed", range(1000, 1010))
+@pytest.mark.seeds(range(1000, 1010))
 def test_any_plan_restores_from_local_disk(seed, tmp_path):
     save_and_restore(random.Random(seed), str(tmp_path / "checkpoint"), None)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(range(3))
 def test_same_plan_restores_bit_for_bit(seed, tmp_path):
     rng = random.Random(seed)
     truths = [make_truth(rng, "a", 40, 24, "row"), make_truth(rng, "b", 30, 12, "element", DataType.FP16)]

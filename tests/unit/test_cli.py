@@ -184,7 +184,7 @@ def parse(text: str) -> Page:
     return page
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_a_page_is_well_formed_and_loads_nothing(seed: int) -> None:
     plan = random_plan(seed)
     text = render_page(plan, title='a <b> & "c"')

@@ -46,7 +46,7 @@ def test_two_sockets_of_four_cores_of_two_threads(tmp_path: Path, allowed, threa
     assert assign_cores(processors(allowed, tmp_path), threads) == wanted
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.seeds(range(50))
 def test_every_rank_gets_cores_of_its_own(seed: int) -> None:
     rng = random.Random(seed)
     smt, cores = rng.choice([1, 2]), rng.randint(1, 12)

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec.errors import ConfigError
 from rayrec.models import DeepFM, DeepFMTrain, FactorizationMachine, FMInteractionArch, SimpleDeepFMNN
-from tests.unit.test_models_dlrm import COLUMNS, DIM, FEATURES, batch, tables
+from tests.unit.click_task import COLUMNS, DIM, FEATURES, batch, tables
 
 
 def model(columns: int = COLUMNS, per_column: bool = False) -> DeepFMTrain:
@@ -22,7 +22,7 @@ def rows(seed: int) -> list[torch.Tensor]:
     return [torch.rand(4, *shape, generator=generator, dtype=torch.float64) for shape in ((3,), (2, 3), (1, 3))]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_the_factorization_machine_sums_products_of_all_pairs(seed):
     inputs = rows(seed)
     columns = torch.cat([r.flatten(1) for r in inputs], 1).unbind(1)

@@ -36,7 +36,7 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.unit.test_readme import ROOT, run
+from tests.unit.documents import ROOT, run
 
 DOCS = ROOT / "docs"
 SHARDING = (DOCS / "sharding.md").read_text()

@@ -91,7 +91,7 @@ def test_what_the_user_did_not_cause_is_a_failed_run(error: Exception) -> None:
     assert type(first_failure([observed]).error(1)) is TrainingFailed
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.seeds(range(50))
 def test_the_earliest_own_error_wins_whatever_the_symptoms_say(seed: int) -> None:
     draw = random.Random(seed)
     ranks = [failed(rank, "CommError: reset", draw.random(), collateral=True) for rank in range(draw.randint(2, 9))]

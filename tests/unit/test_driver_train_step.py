@@ -34,7 +34,7 @@ def part(x: Tensor, labels: Tensor, global_rows: int) -> SimpleNamespace:
     return SimpleNamespace(x=x, labels=labels, rows=len(x), global_rows=global_rows)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_mean_of_the_ranks_gradients_is_that_of_the_whole_batch(seed: int) -> None:
     draw = random.Random(seed)
     world_size, rows = draw.randint(1, 6), draw.randint(1, 40)

@@ -48,7 +48,7 @@ def weights_by_hand(batch: KeyedJaggedTensor, places: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_an_id_weighs_what_its_place_does(seed: int, weighted: bool) -> None:
     batch = random_batch(seed, weighted)
     module = PositionWeightedModuleCollection({"c": PLACES + 2, "a": PLACES})
@@ -65,7 +65,7 @@ def test_an_id_weighs_what_its_place_does(seed: int, weighted: bool) -> None:
             torch.testing.assert_close(grad, torch.zeros_like(grad) if other is None else other)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_one_feature_alone_equals_the_collection(seed: int) -> None:
     batch = random_batch(seed)
     alone, together = PositionWeightedModule(PLACES), PositionWeightedModuleCollection({"b": PLACES})
@@ -88,7 +88,7 @@ def processed(kind: str) -> FeatureProcessedEmbeddingBagCollection:
 
 
 @pytest.mark.parametrize("kind", ["collection", "one per feature"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_bags_are_pooled_with_their_place_weights(seed: int, kind: str) -> None:
     batch, model = random_batch(seed), processed(kind)
     random_places(model._feature_processors, seed)

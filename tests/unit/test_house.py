@@ -80,6 +80,17 @@ def test_what_does_not_belong_here_would_be_found(line):
     assert offences(f"first line\n{line}\n")[0].startswith("2: ")
 
 
+def test_what_tests_share_is_in_no_test_file():
+    """A test file may be moved, cut or marked slow without a look at others."""
+    imports = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in PYTHON
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from|import) (\S+\.)?(test_\w+|conftest)\b", line)
+    ]
+    assert not imports, "\n" + "\n".join(imports)
+
+
 @pytest.mark.parametrize("name", rayrec.__all__)
 def test_every_public_name_exists_and_is_documented(name):
     value = getattr(rayrec, name)

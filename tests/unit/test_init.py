@@ -20,7 +20,7 @@ def random_range(rng: random.Random, size: int) -> range:
     return range(start, stop)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_any_rectangle_equals_that_of_the_whole(seed):
     rng = random.Random(seed)
     table = config(rng.choice([1, 7, 1000]), 4 * rng.randint(1, 9))

@@ -22,7 +22,7 @@ def random_bags(seed: int, width: int | None = None) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 @pytest.mark.parametrize("width", [None, 4])
 def test_bags_survive_the_round_trip(seed, width):
     bags = random_bags(seed, width)
@@ -47,7 +47,7 @@ def test_lengths_and_offsets_derive_each_other(lengths, dtype):
     assert by_lengths.offsets() is by_lengths.offsets()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 @pytest.mark.parametrize("width", [None, 4])
 @pytest.mark.parametrize("desired", [None, 0, 1, 2, 5])
 def test_padded_dense_cuts_and_pads(seed, width, desired):
@@ -127,7 +127,7 @@ def test_complete_cumsum_equals_reference(size, dtype):
     assert torch.equal(got, want) and got.dtype == dtype
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_gathers_of_keys_equal_reference(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     keys, rows = rng.randint(1, 5), rng.randint(1, 4)

@@ -17,7 +17,7 @@ def random_tensors(seed: int, prefix: str, rows: int) -> dict[str, torch.Tensor]
     return {f"{prefix}{i}": torch.rand(rows, rng.randint(1, 5), generator=generator) for i in range(rng.randint(1, 4))}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(range(10))
 @pytest.mark.parametrize("rows", [0, 3])
 def test_keys_give_back_their_tensors(seed, rows):
     tensors = random_tensors(seed, "f", rows)
@@ -36,7 +36,7 @@ def test_keys_may_lie_along_the_first_dimension():
     assert pytree.tree_map(torch.clone, kt).key_dim() == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_regroup_equals_concatenation_and_its_gradient(seed):
     rng = random.Random(seed)
     first, second = random_tensors(seed, "f", 3), random_tensors(seed + 99, "g", 3)

@@ -18,7 +18,7 @@ from .jagged_reference import bags_of, random_batch, weights_of
 SEEDS = range(60)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_every_view_equals_the_lists(seed):
     plain = random_batch(seed)
     kjt = plain.kjt()
@@ -44,7 +44,7 @@ def test_every_view_equals_the_lists(seed):
         assert kjt.stride() == (plain.rows if plain.inverse else max((sum(row) for row in plain.ranks), default=0))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_permute_takes_keys_in_order_with_repeats(seed):
     plain = random_batch(seed)
     keys = list(plain.bags)
@@ -61,7 +61,7 @@ def test_permute_takes_keys_in_order_with_repeats(seed):
         assert names == permuted.keys() and rows.tolist() == [plain.inverse[i] for i in indices]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_split_and_concat_are_inverse(seed):
     plain = random_batch(seed)
     rng, segments = random.Random(seed), []
@@ -87,7 +87,7 @@ def test_split_makes_views_and_all_keys_is_self():
     assert kjt.split([1, 2])[1].values().untyped_storage().data_ptr() == kjt.values().untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_jt_dict_round_trip(seed):
     plain = random_batch(seed)
     if not plain.bags:
@@ -98,7 +98,7 @@ def test_jt_dict_round_trip(seed):
     assert back.variable_stride_per_key() == (len({len(bags) for bags in plain.bags.values()}) > 1)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_copies_and_pytrees_keep_the_batch(seed):
     plain = random_batch(seed)
     kjt = plain.kjt()

@@ -35,7 +35,7 @@ HOSTS = ((0, 1), (2, 3))
 RANKS = (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_every_cell_belongs_to_one_shard(seed: int) -> None:
     rng = random.Random(seed)
     rows, dim = rng.randrange(1, 40), 4 * rng.randrange(1, 8)
@@ -51,7 +51,7 @@ def test_every_cell_belongs_to_one_shard(seed: int) -> None:
     assert set(layout.ranks) == {shard.rank for shard in layout.shards("t")}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_row_block_finds_the_shard_that_holds_a_row(seed: int) -> None:
     rng = random.Random(seed)
     layout = TableLayout((0, 3, 4, 9, 20), (0, 8), ((0,), (1,), (2,), (0,)))
@@ -121,7 +121,7 @@ def test_a_replica_needs_distinct_ranks(ranks: tuple[int, ...]) -> None:
         Replicated(3, 4, ranks)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_intersection_holds_the_cells_of_both(seed: int) -> None:
     rng = random.Random(seed)
 

@@ -15,7 +15,7 @@ from rayrec.planner import EmbeddingShardingPlanner
 from tests.unit.plan_worlds import random_plan
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.seeds(range(100))
 def test_json_gives_the_plan_back(seed: int) -> None:
     plan = random_plan(seed)
     text = plan.to_json()
@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_read_is_a_plan_error(tmp_path: Path) -> None:
             ShardingPlan.load(path)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_damaged_text_is_a_plan_error_or_a_plan(seed: int) -> None:
     rng = random.Random(seed)
     text = planned().to_json()

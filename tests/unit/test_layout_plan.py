@@ -46,7 +46,7 @@ def test_shards_are_those_of_the_tables_in_plan_order() -> None:
     assert plan.hosts == ((0, 1),) and plan.kind("b") == "row_wise"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_a_plan_survives_pickling(seed: int) -> None:
     plan = random_plan(seed)
     assert pickle.loads(pickle.dumps(plan)) == plan
@@ -93,7 +93,7 @@ def test_check_refuses_a_plan_for_another_model_or_world(tables: list[BaseEmbedd
         plan.check(tables, world_size)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_moves_bring_exactly_the_cells_a_rank_did_not_hold(seed: int) -> None:
     rng = random.Random(seed)
     rows, dim = rng.randrange(1, 12), 4 * rng.randrange(1, 4)
@@ -136,7 +136,7 @@ def test_diff_tells_ranks_order_size_and_storage() -> None:
     assert "storage cached 25%: 1 of 1 tables: a" in cached.report() and "storage" not in plan_of(a=a).report()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_a_report_without_estimates_has_every_rank_and_table(seed: int) -> None:
     plan = random_plan(seed)
     lines = plan.report().splitlines()

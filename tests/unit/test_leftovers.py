@@ -49,3 +49,29 @@ def test_shared_memory_counts_when_nobody_holds_it() -> None:
     finally:
         path.unlink()
     assert path.name not in shared_memory()
+
+
+LEAVES = """
+import subprocess, sys
+
+def test_that_leaves_a_process():
+    subprocess.Popen([sys.executable, "-c", "open('pipe').read()"])
+
+def test_beside_it():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_session_that_leaves_a_process_fails(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "test_leaves.py").write_text(LEAVES)
+    os.mkfifo(tmp_path / "pipe")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.leftovers", "--ending", "1", "-n", workers]
+    end = os.open(tmp_path / "pipe", os.O_RDWR)  # the process reads until this is closed
+    try:
+        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+    finally:
+        os.close(end)
+    assert "2 passed" in done.stdout and done.returncode == 1
+    assert "left behind by this session" in done.stdout and "open('pipe')" in done.stdout

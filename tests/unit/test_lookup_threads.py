@@ -19,8 +19,7 @@ from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
 from rayrec.layout import DataType
 from rayrec.optim import SPARSE_OPTIMIZERS, RowWiseAdagrad
-from tests.unit.optim_reference import Work, random_work
-from tests.unit.test_optim_lookup import random_optimizer
+from tests.optim_reference import Work, random_optimizer, random_work
 
 CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ def threads_of_torch() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_parts_cover_everything_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)
@@ -76,7 +75,7 @@ def sequence_batch(work: Work, count: int) -> GroupIds:
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequence"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(range(6))
 @pytest.mark.parametrize("name", ["plain rowwise_adagrad", *sorted(SPARSE_OPTIMIZERS)])
 def test_lookup_and_update_are_equal_bit_for_bit(name: str, seed: int, sequence: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)

@@ -32,7 +32,7 @@ def scores_of(logits: torch.Tensor, labels: torch.Tensor) -> BinaryScores:
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 3.0, 100.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.seeds(range(4))
 def test_scores_equal_the_formulas(seed, scale):
     logits, labels = sample(seed, scale=scale, shift=-scale / 2)
     got = scores_of(logits, labels)
@@ -48,7 +48,7 @@ def test_scores_equal_the_formulas(seed, scale):
     assert got.accuracy == ((logits > 0) == (labels == 1)).double().mean().item()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(range(8))
 def test_any_partition_in_any_order_gives_the_same_state(seed):
     logits, labels = sample(seed)
     whole = BinaryMetrics()

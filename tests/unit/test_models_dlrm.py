@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import nn
@@ -11,32 +9,7 @@ from torch import nn
 from rayrec.errors import ConfigError
 from rayrec.models import DLRM, DLRM_DCN, DLRMTrain, InteractionArch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.sparse import KeyedJaggedTensor
-
-DIM, FEATURES, COLUMNS = 8, 3, 5
-
-
-@dataclass
-class PlainBatch:
-    dense_features: torch.Tensor
-    sparse_features: KeyedJaggedTensor
-    labels: torch.Tensor
-
-
-def batch(rows: int, seed: int, columns: int = COLUMNS) -> PlainBatch:
-    """Labels are decided by the parity of the first feature's id and the sign of a dense column."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, 20, (FEATURES * rows,), generator=generator)
-    dense = torch.randn(rows, columns, generator=generator)
-    sign = dense[:, 0] > 0 if columns else torch.zeros(rows, dtype=torch.bool)
-    kjt = KeyedJaggedTensor([f"f{i}" for i in range(FEATURES)], ids, lengths=torch.ones(FEATURES * rows, dtype=torch.int32))
-    return PlainBatch(dense, kjt, ((ids[:rows] % 2 == 0) ^ sign).float())
-
-
-def tables(dim: int = DIM) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name=f"t{i}", num_embeddings=20, embedding_dim=dim, feature_names=[f"f{i}"]) for i in range(FEATURES)]
-    )
+from tests.unit.click_task import COLUMNS, DIM, PlainBatch, batch, tables
 
 
 def model(kind: str, columns: int = COLUMNS) -> DLRM:

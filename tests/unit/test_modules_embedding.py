@@ -55,7 +55,7 @@ def plain_forward(collection: EmbeddingBagCollection, batch: PlainBatch) -> dict
 
 
 @pytest.mark.parametrize("variable", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(SEEDS)
 def test_pooled_outputs_and_gradients_equal_a_lookup_per_bag(seed, variable):
     batch = random_batch(seed, variable=variable, keys=3)
     if variable and batch.inverse is None:
@@ -170,7 +170,7 @@ def test_mistakes_raise_typed_errors():
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.seeds(range(15))
 def test_sequences_are_the_rows_of_the_ids(seed, need_indices):
     batch = random_batch(seed, variable=False, keys=3)
     kind = DataType.FP16 if seed % 2 else DataType.FP32

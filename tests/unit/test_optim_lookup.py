@@ -17,7 +17,7 @@ from rayrec.distributed.unpack import GroupIds
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
-from tests.unit.optim_reference import ReferenceTable, pooled, random_work, summed_gradients
+from tests.optim_reference import ReferenceTable, pooled, random_optimizer, random_work, summed_gradients
 
 CPU = torch.device("cpu")
 STEPS = 4
@@ -25,24 +25,7 @@ STEPS = 4
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
 
-def random_optimizer(name: str, rng: random.Random) -> SparseOptimizer:
-    """Any mixture of options of one optimizer."""
-    options: dict = {"lr": rng.choice([0.01, 0.3])}
-    if name not in ("sgd", "lars_sgd"):
-        options["eps"] = rng.choice([1e-3, 1e-6])
-    if "adam" in name or name == "lamb":
-        options |= {"beta1": rng.choice([0.0, 0.9]), "beta2": rng.choice([0.5, 0.999])}
-    if name == "lars_sgd":
-        options |= {"momentum": rng.choice([0.0, 0.9]), "eta": rng.choice([0.001, 0.1])}
-    if rng.random() < 0.6:
-        options["weight_decay"] = rng.choice([0.01, 0.5])
-        if name not in ("lamb", "lars_sgd"):
-            options["weight_decay_mode"] = rng.choice(["l2", "decoupled"])
-    options |= {"max_gradient": rng.choice([None, None, 0.3]), "max_row_norm": rng.choice([None, None, 0.8])}
-    return SPARSE_OPTIMIZERS[name](**options)
-
-
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.seeds(range(15))
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_lookup_and_update_equal_the_formula(name: str, seed: int) -> None:
     optimizer = random_optimizer(name, random.Random(f"{name}{seed}"))
@@ -101,7 +84,7 @@ def test_equals_the_dense_optimizer_when_every_row_is_touched(case: str) -> None
         torch.testing.assert_close(state.weight, want.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
     optimizer = Adam(0.1, eps=1e-12)  # SparseAdam adds eps before the bias correction, so a small one
     work = random_work(seed, optimizer, weighted=False)
@@ -123,7 +106,7 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
 
 
 @pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
     rng = random.Random(seed)
     optimizer = [SGD, Adagrad, RowWiseAdagrad][seed % 3](lr=0.1, max_gradient=rng.choice([None, 0.3]))
@@ -145,7 +128,7 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(range(6))
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
     options = {"weight_decay": 0.1} if seed % 2 and name not in ("sgd", "adagrad") else {}
@@ -193,7 +176,7 @@ def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: f
                 torch.testing.assert_close(tensor.cpu(), lookups[1].shard_states()[0].tensors()[name_].cpu(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(range(8))
 def test_learned_weights_get_the_gradient_that_fbgemm_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
     work = random_work(seed, optimizer, weighted=True)

@@ -34,7 +34,7 @@ from rayrec.optim import (
     optimizer_of,
     sparse_optimizer,
 )
-from tests.unit.optim_reference import Work, random_work
+from tests.optim_reference import Work, random_work
 
 CPU = torch.device("cpu")
 SEED = 5  # a group of several shards whose first batches are not empty

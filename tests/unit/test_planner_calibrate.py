@@ -45,7 +45,7 @@ def random_amounts(rng: random.Random, topology: Topology) -> list[StepAmounts]:
     return ranks
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(range(8))
 def test_the_fit_predicts_what_made_its_samples(seed: int) -> None:
     """Constants that always occur together may be told apart wrongly, so predictions of new plans are compared, with 1% of noise."""
     rng = random.Random(seed)
@@ -69,7 +69,7 @@ def test_the_fit_predicts_what_made_its_samples(seed: int) -> None:
             assert got == pytest.approx(wanted, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_least_squares_without_negative_parts_beat_every_neighbour(seed: int) -> None:
     rng = random.Random(seed)
     rows = [[rng.uniform(0, 2) for _ in range(4)] for _ in range(12)]

@@ -40,7 +40,7 @@ def owned(layout: TableLayout | Replicated, rank: int) -> list[Shard]:
     return [shard for shard in layout.shards("") if shard.rank == rank]
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.seeds(range(80))
 def test_traffic_is_what_arrives_when_every_id_is_sent(seed: int) -> None:
     rng = random.Random(seed)
     work = random_work(rng, world_size=3)
@@ -78,7 +78,7 @@ def test_bags_without_ids_stay_at_home(blocks: int, pooling: float) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_weights_and_state_are_those_of_the_tensors(seed: int, optimizer: str) -> None:
     rng = random.Random(seed)
     work = random_work(rng, world_size=4)
@@ -92,7 +92,7 @@ def test_weights_and_state_are_those_of_the_tensors(seed: int, optimizer: str) -
         assert memory[rank].optimizer_bytes == state[optimizer]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_buffers_hold_the_whole_step(seed: int) -> None:
     """At the least: what an owner receives, returns and updates by, and what a home sends, joins and gets the gradient of."""
     rng = random.Random(seed)
@@ -109,7 +109,7 @@ def test_buffers_hold_the_whole_step(seed: int) -> None:
         assert home + least - 2 <= memory.buffer_bytes <= home + most + 2
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_wire_seconds_count_every_peer_once(seed: int) -> None:
     rng = random.Random(seed)
     hosts = random_hosts(rng, 6)

@@ -28,7 +28,7 @@ def by_work(items: list[Item], world: int) -> list[Choice]:
     return [found[i] for i in range(len(items))]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_seats_are_in_order_and_no_rank_gets_slower_or_too_full(seed: int) -> None:
     rng = random.Random(seed)
     world, count = rng.choice([2, 4, 8]), rng.randint(20, 60)

@@ -33,7 +33,7 @@ def test_a_rank_without_tables_still_needs_room_for_its_batch() -> None:
         EmbeddingShardingPlanner(tight, 512, kinds=["table_wise"]).plan([table])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_taking_out_what_was_put_in_leaves_nothing(seed: int) -> None:
     rng = random.Random(seed)
     topology = Topology(hosts=((0,), (1, 2, 3)), memory_bytes=(10**10,) * 4)

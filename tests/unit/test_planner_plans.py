@@ -49,7 +49,7 @@ def random_problem(seed: int, memory_bytes: int) -> tuple[EmbeddingShardingPlann
     return EmbeddingShardingPlanner(topology, rng.choice([16, 512]), limits, optimizer, **random_wire(rng)), tables
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.seeds(range(200))
 def test_plans_fit_their_tables_and_every_ranks_memory(seed: int) -> None:
     """Memory from ample to hopeless: the plan fits, or the planner says that there is none."""
     planner, tables = random_problem(seed, memory_bytes=int(10 ** random.Random(seed).uniform(7, 10.5)))
@@ -86,13 +86,13 @@ def test_ample_memory_is_never_refused_and_tight_memory_sometimes() -> None:
         planner.plan(tables)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_the_same_problem_gives_the_same_plan(seed: int) -> None:
     (first, tables), (second, again) = random_problem(seed, 10**11), random_problem(seed, 10**11)
     assert first.plan(tables).to_json() == second.plan(again).to_json()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_predictions_are_the_sum_of_the_layouts_prices(seed: int) -> None:
     planner, tables = random_problem(seed, 10**11)
     plan = planner.plan(tables)
@@ -115,7 +115,7 @@ def slowest(planner: EmbeddingShardingPlanner, tables: list[BaseEmbeddingConfig]
     return max(seconds)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_small_problems_are_solved_exactly(seed: int) -> None:
     """The best by trying every candidate on every set of ranks, three tables on three ranks."""
     rng = random.Random(seed)
@@ -189,7 +189,7 @@ def test_a_table_too_large_is_refused_with_numbers_and_remedies() -> None:
         EmbeddingShardingPlanner(topology, 1_000_000).plan([bag("small", 10)])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(range(20))
 def test_tables_that_leave_no_slack_are_still_placed(seed: int) -> None:
     """Each rank has room for one large and one small table; only that pairing fits."""
     rng = random.Random(seed)

@@ -31,7 +31,7 @@ def problem(seed: int, memory_bytes: int = 10**12) -> PlanRequest:
     return EmbeddingShardingPlanner(topology, rng.choice([64, 1024]), random_constraints(rng, tables), **wire).request(tables)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_no_plan_beats_the_lower_bound(seed: int) -> None:
     request = problem(seed)
     plan = plan_request(request)
@@ -51,7 +51,7 @@ def test_ample_tables_are_spread_to_within_a_tenth_of_the_lower_bound() -> None:
     assert near >= 14
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.seeds(range(25))
 def test_more_memory_makes_no_plan_slower(seed: int) -> None:
     request = problem(seed)
     unlimited = plan_request(request)
@@ -76,7 +76,7 @@ def bags(count: int, rows: int = 1000) -> list[BaseEmbeddingConfig]:
     return [EmbeddingBagConfig(rows + i, 32, f"t{i}", feature_names=[f"f{i}"]) for i in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_pins_groups_and_storage_are_obeyed(seed: int) -> None:
     rng = random.Random(seed)
     topology = Topology.uniform(2, 4, 10**11, "cuda")

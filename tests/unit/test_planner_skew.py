@@ -26,7 +26,7 @@ def law(rows: int, skew: float) -> np.ndarray:
     return chances / chances.sum()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_distinct_rows_are_the_sum_over_every_row(seed: int) -> None:
     rng = random.Random(seed)
     rows, skew, ids = int(10 ** rng.uniform(0, 6)), rng.choice([0.0, 0.3, 0.9, 1.0, 1.1, 2.0, 4.0]), 10 ** rng.uniform(0, 7)

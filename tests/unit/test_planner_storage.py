@@ -81,7 +81,7 @@ def step_s(plan: ShardingPlan) -> float:
     return plan.estimates.step_s
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(range(12))
 def test_auto_keeps_rows_on_the_device_while_they_fit_and_gets_slower_bit_by_bit(seed: int) -> None:
     rng = random.Random(seed)
     tables, topology = bags(rng, rng.choice([4, 15])), Topology.uniform(rng.choice([1, 2]), 2, 10**12, "cuda")

@@ -34,7 +34,7 @@ def placed(layouts: dict[str, Layout]) -> dict[str, TablePlacement]:
     return {name: TablePlacement(layout) for name, layout in layouts.items()}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.seeds(range(40))
 def test_uneven_cuts_never_make_the_slowest_rank_slower(seed: int) -> None:
     request = problem(seed)
     works = request.works()
@@ -78,7 +78,7 @@ def test_rows_follow_the_memory_of_unequal_ranks() -> None:
     assert all(rank.memory_bytes <= limit for rank, limit in zip(plan.estimates.ranks, topology.memory_bytes, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.seeds(range(50))
 def test_weighted_cuts_tile_and_follow_the_weights(seed: int) -> None:
     rng = random.Random(seed)
     weights = [rng.choice([0, 1, 5, 100]) + rng.random() for _ in range(rng.randrange(1, 9))]

@@ -38,7 +38,7 @@ def test_codings_are_those_of_the_runtimes_codecs() -> None:
         assert (codec is None) == (CODINGS[kind.value].passes == 0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_only_rows_on_the_wire_shrink_and_each_direction_by_its_own_type(seed: int) -> None:
     rng = random.Random(seed)
     model = CostModel(Topology(hosts=((0, 1), (2, 3)), memory_bytes=(1,) * 4))

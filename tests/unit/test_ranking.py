@@ -45,7 +45,7 @@ def assert_close(got: RankingScores, wanted: RankingScores) -> None:
     assert got.mrr == pytest.approx(wanted.mrr, **close)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.seeds(range(60))
 def test_scores_equal_those_of_a_loop_over_lists(seed: int) -> None:
     scores, relevant, ks = random_queries(seed)
     metrics = RankingMetrics(ks)
@@ -53,7 +53,7 @@ def test_scores_equal_those_of_a_loop_over_lists(seed: int) -> None:
     assert_close(metrics.compute(), by_hand(scores, relevant, ks))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(range(5))
 def test_ranks_merge_by_sums_to_the_same_bits(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores, relevant = torch.rand(50, 30, generator=generator), torch.rand(50, 30, generator=generator) < 0.1

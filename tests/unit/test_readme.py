@@ -5,27 +5,15 @@ A Python block after a comment `<!-- tested: NAME -->` is an example. The driver
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks import figures
+from tests.unit.documents import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
-
-
-def run(code: str, folder: Path, timeout_s: float = 120) -> str:
-    """What a program prints; its failure is the test's."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def test_every_python_block_is_tested():

@@ -16,14 +16,14 @@ def batch(values, lengths, **more):
     return KeyedJaggedTensor(["a", "b"], torch.tensor(values), lengths=torch.tensor(lengths), **more)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 def test_sound_batches_pass(seed):
     kjt = random_batch(seed).kjt()
     check_kjt(kjt)
     check_ids(kjt, dict.fromkeys(kjt.keys(), 100))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(range(30))
 @pytest.mark.parametrize("value", [100, -1, 2**40, -(2**40)])
 def test_a_bad_id_is_named_with_its_key_and_row(seed, value):
     plain = random_batch(seed)

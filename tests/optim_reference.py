@@ -15,7 +15,7 @@ from torch import Tensor
 from rayrec.distributed.groups import GroupKey, LookupGroup, Slot, Use
 from rayrec.distributed.unpack import GroupIds
 from rayrec.layout import DataType, Shard, Storage
-from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 
 Row = list[float]
 ON_DEVICE = Storage()
@@ -177,3 +177,20 @@ def pooled(group: LookupGroup, weights: list[Tensor], routed: GroupIds) -> Tenso
                 part[b] += (1.0 if routed.weights is None else routed.weights[n].double()) * table[routed.ids[n]]
         parts.append(part)
     return torch.cat(parts, 1)
+
+
+def random_optimizer(name: str, rng: random.Random) -> SparseOptimizer:
+    """Any mixture of options of one optimizer."""
+    options: dict = {"lr": rng.choice([0.01, 0.3])}
+    if name not in ("sgd", "lars_sgd"):
+        options["eps"] = rng.choice([1e-3, 1e-6])
+    if "adam" in name or name == "lamb":
+        options |= {"beta1": rng.choice([0.0, 0.9]), "beta2": rng.choice([0.5, 0.999])}
+    if name == "lars_sgd":
+        options |= {"momentum": rng.choice([0.0, 0.9]), "eta": rng.choice([0.001, 0.1])}
+    if rng.random() < 0.6:
+        options["weight_decay"] = rng.choice([0.01, 0.5])
+        if name not in ("lamb", "lars_sgd"):
+            options["weight_decay_mode"] = rng.choice(["l2", "decoupled"])
+    options |= {"max_gradient": rng.choice([None, None, 0.3]), "max_row_norm": rng.choice([None, None, 0.8])}
+    return SPARSE_OPTIMIZERS[name](**options)
