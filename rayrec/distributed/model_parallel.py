@@ -139,20 +139,41 @@ class DistributedModelParallel(nn.Module):
         """As the user's module, without the tables."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the user's module."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Names as in the unsharded module; tables that are spread over ranks are `ShardedTensor`s."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, *, prefix: str = "") -> Any:
         """Load an unsharded module's state_dict, or one of the same plan; every rank takes its own rectangles.
 
+        Args:
+            strict: names must match.
+            prefix: before all names of this model, as `state_dict(prefix=)` writes them; other names are not looked at.
+        Returns:
+            missing_keys and unexpected_keys, by their names in `state_dict`.
         Raises:
-            ConfigError: `assign`, which tables do not support.
+            ConfigError: `assign`, which tables do not support; or a prefix given by position.
             RuntimeError: names and shapes do not match, as in torch.
         """
         if assign:
             raise ConfigError("load_state_dict(assign=True) is not supported: the rows live in the lookup kernels.")
-        return self.module.load_state_dict(state_dict, strict)
+        if isinstance(strict, str):
+            raise ConfigError(f"load_state_dict(state_dict, {strict!r}): the second argument is `strict`; name it, prefix={strict!r}.")
+        if not prefix:
+            return self.module.load_state_dict(state_dict, strict)
+        own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        result = self.module.load_state_dict(own, strict)
+        return type(result)(*([prefix + key for key in keys] for keys in result))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # a module that holds this one wrote its names without ".module", and torch looks for them with it
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of this rank's shards; what checkpoints save and restore."""

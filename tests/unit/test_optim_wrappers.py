@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import random
 
 import pytest
@@ -24,6 +26,7 @@ from rayrec.optim import (
     FusedOptimizer,
     GradientClipping,
     GradientClippingOptimizer,
+    KeyedOptimizer,
     KeyedOptimizerWrapper,
     LarsSGD,
     RowWiseAdagrad,
@@ -282,6 +285,65 @@ def test_state_of_another_model_or_optimizer_is_refused() -> None:
     wide = {name: {key: torch.zeros(1, 1) for key in state} for name, state in saved["state"].items()}
     with pytest.raises(CheckpointError, match=r"shape \(1, 1\)"):
         FusedOptimizer([lookup]).load_state_dict({"state": wide})
+
+
+class Still(KeyedOptimizer):
+    """An optimizer that does nothing."""
+
+    def step(self, closure=None) -> None:
+        pass
+
+
+def test_a_fresh_optimizer_takes_no_state_of_another() -> None:
+    first, second = dense_model(), dense_model()
+    a = KeyedOptimizerWrapper(dict(first.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    dense_step(first, a)
+    with pytest.raises(
+        CheckpointError, match=r"'0.weight' holds \['momentum_buffer'\], this optimizer's \['exp_avg', 'exp_avg_sq', 'step'\]"
+    ):
+        keyed_adam(second).load_state_dict(a.state_dict())
+    with pytest.raises(CheckpointError, match=r"\['exp_avg', 'exp_avg_sq', 'foreign', 'step'\]"):
+        b = keyed_adam(first)
+        dense_step(first, b)
+        saved = b.state_dict()
+        saved["state"]["0.bias"]["foreign"] = torch.zeros(4)
+        keyed_adam(second).load_state_dict(saved)
+    with pytest.raises(ConfigError, match=r"shape \(3,\), which has no name"):
+        Still(dict(first.named_parameters()), {torch.zeros(3): {}}, [])
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda keyed: keyed,
+        lambda keyed: CombinedOptimizer([("a", keyed)]),
+        lambda keyed: GradientClippingOptimizer(keyed, GradientClipping.NORM, 0.5),
+        lambda keyed: WarmupOptimizer(CombinedOptimizer([GradientClippingOptimizer(keyed)]), [WarmupStage(max_iters=9, value=0.0)]),
+    ],
+    ids=["keyed", "combined", "clipped", "all"],
+)
+def test_a_copy_trains_on_as_the_original_and_apart_from_it(wrap, duplicate) -> None:
+    model = dense_model()
+    optimizer = wrap(keyed_adam(model))
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # puts a `step` of its own on the optimizer
+    for _ in range(2):
+        dense_step(model, optimizer)
+    twin_model, twin = duplicate((model, optimizer))
+    before = [p.detach().clone() for p in twin_model.parameters()]
+    for _ in range(2):
+        dense_step(model, optimizer)
+    assert all(torch.equal(p, w) for p, w in zip(twin_model.parameters(), before, strict=True))
+    for _ in range(2):
+        dense_step(twin_model, twin)
+    assert all(torch.equal(p, w) for p, w in zip(twin_model.parameters(), model.parameters(), strict=True))
+    mine, theirs = optimizer.state_dict(), twin.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"] and mine["state"].keys() == theirs["state"].keys()
+    twin.load_state_dict(mine)
 
 
 def test_combined_state_keeps_each_part_its_own() -> None:
