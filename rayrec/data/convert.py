@@ -33,18 +33,25 @@ class Part(NamedTuple):
     stop: int
 
 
-def to_batch(data: pa.RecordBatch | pa.Table, schema: FeatureSchema, source: str = "the batch", first_row: int = 0) -> Batch:
+def to_batch(
+    data: pa.RecordBatch | pa.Table,
+    schema: FeatureSchema,
+    source: str = "the batch",
+    first_row: int = 0,
+    binary_labels: bool = False,
+) -> Batch:
     """Convert one record batch or table.
 
     Args:
         data: may be sliced, chunked or empty.
         source, first_row: name of the data and number of its first row, for messages.
+        binary_labels: refuse labels other than 0 and 1.
     Raises:
         InputError: names feature, column, row, `source` and value of the first bad entry, and the remedy.
     """
     parts, row = [], first_row
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
-        columns = read_columns(batch, schema, partial(_row_name, row, source))
+        columns = read_columns(batch, schema, partial(_row_name, row, source), binary_labels)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
     if isinstance(data, pa.Table) and not parts:

@@ -12,15 +12,19 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from rayrec.driver import reaper
+from rayrec.driver.reaper import MARK
 from rayrec.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
-AGENT_PATIENCE_S = 5
 STATUS_S = 3.0  # an autoscaler reports its first status about a second after the head starts
 
 
@@ -52,15 +56,31 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
         yield _describe()
         return
     address = os.environ.get("RAY_ADDRESS", "")
-    if address and address != "local":
-        _check_reachable(address)
-        _join(address if address == "auto" else _without_scheme(address))
-    else:
-        _start(num_cpus)
-    try:
+    with ExitStack() as stack:
+        if address and address != "local":
+            _check_reachable(address)
+            _join(address if address == "auto" else _without_scheme(address))
+        else:
+            stack.enter_context(_reaper())
+            _start(num_cpus)
+        stack.callback(ray.shutdown)  # of a joined cluster: disconnects; of a private one: ends it
         yield _describe()
+
+
+@contextmanager
+def _reaper() -> Iterator[None]:
+    """Have what this process starts inside the block ended, however this process ends; see `reaper`."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
+    command = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
     finally:
-        ray.shutdown()  # of a joined cluster: disconnects; of a private one: ends it
+        os.environ.pop(MARK, None)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
 
 
 def _join(address: str) -> None:
@@ -81,8 +101,6 @@ def _start(num_cpus: int | None) -> None:
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # after a SIGKILL of this process Ray's agents try to tell the dead head about it, for a minute by default
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(AGENT_PATIENCE_S))
     ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
 
 

@@ -136,10 +136,12 @@ class Driver:
         """
         if self._data is None:
             raise ConfigError("Driver.fit needs data to train on; this driver was made with data=None.")
-        from rayrec.driver.specs import local_files, total_steps, train_spec
+        from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
         data, run = self._data, self._run
+        check_values(data)
+        check_values(self._eval_data)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         with held(run.run_path, display.line) as folder:
@@ -206,7 +208,7 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import check_keys, local_files, manifest_file, train_spec
+        from rayrec.driver.specs import check_keys, check_values, local_files, manifest_file, train_spec
         from rayrec.driver.start import check_scored
         from rayrec.train.predictions import PredictionConfig
 
@@ -220,6 +222,7 @@ class Driver:
             probe_output("predictions", wanted.path)
         elif keys:
             raise ConfigError(f"keys={list(keys)} are columns of predictions; give predictions, too, or leave keys out.")
+        check_values(scored)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
             checkpoint = absolute_path("checkpoint", checkpoint)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.data import FileDataset
+from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
@@ -95,3 +96,13 @@ def check_keys(data: Dataset, keys: Sequence[str]) -> None:
     if not isinstance(data, FileDataset):
         raise ConfigError("predictions name files and rows, so they need a ParquetDataset or an ArrowDataset.")
     data.check_columns_exist(keys)
+
+
+def check_values(data: Dataset | None) -> None:
+    """Find bad ids and labels that the metadata of the data's files tell of, before ranks start.
+
+    Raises:
+        InputError: names the first bad entry by row and file.
+    """
+    if isinstance(data, FileDataset):
+        check_statistics(data)

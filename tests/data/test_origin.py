@@ -10,6 +10,8 @@ import pytest
 from arrow_files import SCHEMA, write_files
 
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
+from rayrec.data.readers import ParquetReader
+from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError, InputError
 
 KINDS: dict[str, type[FileDataset]] = {"parquet": ParquetDataset, "arrow": ArrowDataset}
@@ -86,3 +88,36 @@ def test_a_label_that_is_neither_0_nor_1_is_named_with_file_and_row(tmp_path, va
     assert sum(batch.rows for batch in data.loader(0, 1, 50)) == 120, "a regression may have any label"
     with pytest.raises(InputError, match=rf"'label' holds {value} in row 41 of '.*part-001\.parquet'"):
         list(data.loader(0, 1, 50, binary_labels=True))
+
+
+@pytest.mark.parametrize(("column", "value"), [("label", 2), ("label", None), ("user", 1000), ("user", -1), ("genres", [3, 20])])
+def test_statistics_lead_to_the_bad_row_without_reading_the_others(tmp_path, monkeypatch, column, value):
+    write_files(tmp_path, random.Random(0), "parquet", (60, 60))
+    path = tmp_path / "part-001.parquet"
+    table = pq.read_table(path)
+    check_statistics(ParquetDataset(tmp_path, SCHEMA))
+    values = table[column].to_pylist()
+    values[41] = value
+    place = table.column_names.index(column)
+    pq.write_table(table.set_column(place, column, pa.array(values, table[column].type)), path, row_group_size=7)
+    data = ParquetDataset(tmp_path, SCHEMA)
+    read = []
+    monkeypatch.setattr(ParquetReader, "read", lambda self, group, columns: read.append(group) or whole(self, group, columns))
+    with pytest.raises(InputError, match=r"in row 41 of '.*part-001\.parquet'"):
+        check_statistics(data)
+    assert read == [41 // 7]
+
+
+whole = ParquetReader.read
+
+
+def test_files_without_statistics_are_left_to_the_readers(tmp_path):
+    write_files(tmp_path, random.Random(0), "parquet", (60,))
+    table = pq.read_table(tmp_path / "part-000.parquet")
+    users = table["user"].to_pylist()
+    users[3] = 5000
+    spoilt = table.set_column(table.column_names.index("user"), "user", pa.array(users, pa.int64()))
+    pq.write_table(spoilt, tmp_path / "part-000.parquet", write_statistics=False)
+    check_statistics(ParquetDataset(tmp_path, SCHEMA))
+    with pytest.raises(InputError, match="holds id 5000 in row 3"):
+        list(ParquetDataset(tmp_path, SCHEMA).loader(0, 1, 50))

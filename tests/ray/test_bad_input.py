@@ -55,12 +55,18 @@ def run(given: Given, *options: str) -> None:
 
 
 def spoil_rows(given: Given, column: str, spoil: Callable[[list[Any]], None], kind: pa.DataType | None = None) -> None:
-    """Change a column's values; row groups become small, so that rows must be counted across them."""
+    """Change a column's values.
+
+    Row groups become small, so that rows must be counted across them. They have no statistics, by which the driver would find most of
+    this before training.
+    """
     table = pq.read_table(given.file)
     values = table[column].to_pylist()
     spoil(values)
     array = pa.array(values, kind or table[column].type)
-    pq.write_table(table.set_column(table.column_names.index(column), column, array), given.file, row_group_size=1000)
+    pq.write_table(
+        table.set_column(table.column_names.index(column), column, array), given.file, row_group_size=1000, write_statistics=False
+    )
 
 
 def put(value: Any) -> Callable[[list[Any]], None]:

@@ -237,7 +237,7 @@ def test_a_bad_row_leaves_no_half_file_of_predictions(clicks: SyntheticPaths, wh
     labels = table["label"].to_pylist()
     labels[450] = 2
     spoilt = table.set_column(table.column_names.index("label"), "label", pa.array(labels, table["label"].type))
-    pq.write_table(spoilt, tmp_path / "eval.parquet")
+    pq.write_table(spoilt, tmp_path / "eval.parquet", write_statistics=False)
     data = open_data(str(tmp_path / "eval.parquet"), clicks.schema.read_text())
     with pytest.raises(InputError, match=r"'label' holds 2 in row 450"):
         driver(clicks).evaluate(str(whole / "step-00000012"), data, predictions=str(tmp_path / "out" / "p.parquet"))
@@ -294,3 +294,29 @@ def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(cl
     with pytest.raises(CheckpointError, match="has no file"):
         driver(clicks, tmp_path / "new", resume_from=str(tmp_path / "nowhere")).fit()
     assert not (tmp_path / "new" / "run").exists(), "a refused run leaves no empty folder"
+
+
+def test_bad_evaluation_data_are_refused_before_training(
+    clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(clicks.eval)
+    ids = table["cat_0"].to_pylist()
+    ids[77] = 4711
+    spoilt = table.set_column(table.column_names.index("cat_0"), "cat_0", pa.array(ids, table["cat_0"].type))
+    pq.write_table(spoilt, tmp_path / "eval.parquet")
+    schema = clicks.schema.read_text()
+    run = RunConfig(global_batch_size=128, steps=2, progress="plain")
+    recipe = ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,))
+    bad = open_data(str(tmp_path / "eval.parquet"), schema)
+    with pytest.raises(InputError, match=r"'cat_0' .*holds id 4711 in row 77 of '.*eval\.parquet'"):
+        Driver(recipe, open_data(str(clicks.train), schema), ScalingConfig(num_workers=0), run, eval_data=bad).fit()
+    assert "step" not in capsys.readouterr().out
+
+
+def test_evaluation_data_of_other_features_are_refused(clicks: SyntheticPaths) -> None:
+    schema = json.loads(clicks.schema.read_text())
+    schema["dense"] = schema["dense"][:-1]
+    other = open_data(str(clicks.eval), json.dumps(schema))
+    train = open_data(str(clicks.train), clicks.schema.read_text())
+    with pytest.raises(ConfigError, match="number of dense columns of the training data and of the evaluation data differ: 3 and 2"):
+        Driver(nn.Module, train, ScalingConfig(num_workers=0), RunConfig(global_batch_size=128, steps=2), eval_data=other)
