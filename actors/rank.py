@@ -8,10 +8,12 @@ remembers how it ended, and cuts its connections when it is told to or when its 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import socket
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.train.memory import start_thread, tune_malloc
@@ -49,6 +51,27 @@ class RankActor:
             del os.environ["GLOO_SOCKET_IFNAME"]  # unknown: gloo then asks the resolver
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
+    def stacks(self) -> str:
+        """Return the stacks of all threads of this process, as text."""
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read()
+
+    def folder_trouble(self, path: str, token: str) -> str:
+        """Return why this rank cannot share a folder with the driver, which left a token there; "" when it can."""
+        self._loading.join()
+        from rayrec.storage import folder_trouble
+
+        return folder_trouble(path, token)
+
+    def missing_file(self, files: Sequence[tuple[str, int]]) -> str:
+        """Return which of some local files, given by path and size, this rank does not see as the driver does; "" for none."""
+        self._loading.join()
+        from rayrec.storage import missing_file
+
+        return missing_file(files)
+
     def gpu_memory(self) -> int:
         """Bytes of this rank's GPU, free now."""
         self._loading.join()
@@ -81,6 +104,8 @@ class RankActor:
         return RankPoll(
             state=state,
             step=log.step,
+            phase=log.phase,
+            beats=log.beats,
             events=tuple(log.events[seen:]),
             error=self._error if ended else None,
             result=self._result if ended else None,

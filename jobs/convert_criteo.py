@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from rayrec.command import Parser, run_command
 from rayrec.data.criteo import convert_criteo
-from rayrec.errors import RayrecError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the conversion; returns the exit status: 2 for bad input, said in one line on stderr."""
-    parser = argparse.ArgumentParser(
+    """Run the conversion; returns the exit code.
+
+    Raises:
+        RayrecError: see `rayrec.command.run_command`.
+    """
+    parser = Parser(
         prog="python -m jobs.convert_criteo",
         description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click logs: label, I1-I13, C1-C26, tab separated "
         "without a header or comma separated with one, plain or compressed, an Id column first if there is one.",
@@ -23,17 +26,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=16, help="width of every table (default %(default)s)")
     parser.add_argument("--eval-fraction", type=float, default=0.1, help="share of rows held out, drawn per row (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which rows are held out (default %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
-    try:
-        done = convert_criteo(
-            args.sources, args.out, num_buckets=args.num_buckets, dim=args.dim, eval_fraction=args.eval_fraction, seed=args.seed
-        )
-    except (RayrecError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    done = convert_criteo(
+        args.sources,
+        args.out,
+        num_buckets=args.num_buckets,
+        dim=args.dim,
+        eval_fraction=args.eval_fraction,
+        seed=args.seed,
+        overwrite=args.overwrite,
+    )
     print(f"{done.rows_train} rows in {done.train}, {done.rows_eval} in {done.eval}, schema {done.schema}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

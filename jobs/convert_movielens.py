@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from rayrec.command import Parser, run_command
 from rayrec.data.movielens import convert_movielens
-from rayrec.errors import RayrecError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the conversion; returns the exit status: 2 for bad input, said in one line on stderr."""
-    parser = argparse.ArgumentParser(
+    """Run the conversion; returns the exit code.
+
+    Raises:
+        RayrecError: see `rayrec.command.run_command`.
+    """
+    parser = Parser(
         prog="python -m jobs.convert_movielens",
         description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k files. Label: rating of 4 or 5.",
     )
@@ -21,15 +24,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=16, help="width of every table (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which ratings are held out (default %(default)s)")
     parser.add_argument("--eval-fraction", type=float, default=0.1, help="share of the ratings held out (default %(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
-    try:
-        done = convert_movielens(args.source, args.out, dim=args.dim, seed=args.seed, eval_fraction=args.eval_fraction)
-    except (RayrecError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    done = convert_movielens(
+        args.source,
+        args.out,
+        dim=args.dim,
+        seed=args.seed,
+        eval_fraction=args.eval_fraction,
+        overwrite=args.overwrite,
+    )
     print(f"{done.rows_train} ratings in {done.train}, {done.rows_eval} in {done.eval}, schema {done.schema}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

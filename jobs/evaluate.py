@@ -1,65 +1,72 @@
 """Score a checkpoint of `jobs.train_dlrm` on any number of ranks and under any plan.
 
     python -m jobs.evaluate --checkpoint runs/a/step-00001000 --eval DIR --ranks 4 --plan row_wise
+    python -m jobs.evaluate --checkpoint runs/a/step-00001000 --eval DIR --predictions scores.parquet --keys user,item
 
-The checkpoint says how to build its model; --schema is needed only when columns have other names in the data to score.
+The checkpoint says how to build its model; --schema is needed only when columns have other names in the
+data to score. --predictions writes one row per row of the data, in the order of the files: score (the
+predicted probability of label 1), label, file, row (its number in the file) and the columns of --keys.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs.recipe import (
-    ModelRecipe,
-    add_scaling_options,
-    open_data,
-    read_text,
-    run_job,
-    scaling_of,
-    scores_beside_truth,
-    scores_line,
-    write_result,
-)
+from jobs.options import add_scaling_options, names, open_data, output_path, read_text, scaling_of
+from jobs.recipe import ModelRecipe
+from jobs.report import scores_beside_truth, scores_line, write_result
+from rayrec.checks import absolute_path
+from rayrec.command import Parser, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; returns the exit code.
 
     Raises:
-        RayrecError: see `jobs.recipe.run_job`.
+        RayrecError, RunInterrupted: see `rayrec.command.run_command`.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--checkpoint", required=True, help="checkpoint directory or URI")
-    parser.add_argument("--eval", required=True, help="folder or file of Parquet or Arrow files")
-    parser.add_argument("--schema", help="JSON file that says which columns are what; by default the checkpoint's")
-    parser.add_argument(
-        "--global-batch-size", dest="global_batch", type=int, default=16_384, help="rows scored at a time over all ranks (default 16384)"
-    )
-    parser.add_argument("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
-    parser.add_argument("--result", help="JSON file for the scores")
-    add_scaling_options(parser)
+    parser = Parser(prog="python -m jobs.evaluate", description=__doc__)
+    add = parser.add_argument
+    add("--checkpoint", required=True, help="checkpoint directory or URI")
+    add("--eval", required=True, help="folder or file of Parquet or Arrow files")
+    add("--schema", help="JSON file that says which columns are what; by default the checkpoint's")
+    add("--global-batch-size", type=int, default=16_384, help="rows scored at a time over all ranks (default 16384)")
+    add("--predictions", metavar="FILE", help="Parquet file for the score of every row")
+    add("--keys", type=names, default=(), metavar="COLUMN,...", help="columns of the data to copy into --predictions")
+    add("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
+    add("--result", metavar="FILE", help="JSON file for the scores")
+    add_scaling_options(parser, local=True)
     args = parser.parse_args(argv)
 
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
-    manifest = read_manifest(args.checkpoint)
-    recipe = ModelRecipe.from_extras(manifest.extras, args.checkpoint)
+    args.result = output_path("--result", args.result)
+    args.predictions = output_path("--predictions", args.predictions)
+    checkpoint = absolute_path("--checkpoint", args.checkpoint)
+    manifest = read_manifest(checkpoint)
+    recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
     if args.schema:
         recipe = replace(recipe, schema=read_text(args.schema))
     scaling = scaling_of(args)
-    run = RunConfig(global_batch_size=args.global_batch, epochs=1, timeout_s=args.timeout, checkpoint=CheckpointConfig(at_end=False))
+    run = RunConfig(
+        global_batch_size=args.global_batch_size,
+        epochs=1,
+        timeout_s=args.timeout,
+        checkpoint=CheckpointConfig(at_end=False),
+    )
     driver = Driver(recipe, None, scaling, run, eval_data=open_data(args.eval, recipe.schema), plan=args.plan)
-    scores = scores_beside_truth(driver.evaluate(args.checkpoint), args.eval)
-    print(f"{args.checkpoint} at step {manifest.step}: {scores_line(scores)}")
-    write_result(args.result, {"checkpoint": args.checkpoint, "steps": manifest.step, "ranks": args.ranks, "eval": scores})
+    found = driver.evaluate(checkpoint, predictions=args.predictions, keys=args.keys)
+    scores = scores_beside_truth(found, args.eval)
+    print(f"{checkpoint} at step {manifest.step}: {scores_line(scores)}")
+    if args.predictions is not None:
+        print(f"predictions: {args.predictions}")
+    ranks = max(1, scaling.num_workers)
+    write_result(args.result, {"checkpoint": checkpoint, "steps": manifest.step, "ranks": ranks, "eval": scores})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    sys.exit(run_command(main))

@@ -1,4 +1,4 @@
-"""What the retrieval job's ranks do: build the towers, train on positive rows, then rank all items for every held-out user by brute force.
+"""What the retrieval job's ranks do besides training: build the towers, and rank all items for every held-out user by brute force.
 
 Truth is read from the files by every rank: which items a user has rows for in the training part (those are left out of the lists) and
 which of the held-out rows have label 1. Vectors of all items are made once, each rank a share, and summed into one matrix on every rank;
@@ -8,20 +8,19 @@ for catalogs of some hundred thousand items, beyond which an index of nearest ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.train.config import TrainSpec
-from rayrec.train.profile_page import Profile
-from rayrec.train.seat import RankContext
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor, nn
 
     from jobs.held_out import Truth
+    from rayrec.layout import EmbeddingBagConfig
     from rayrec.metrics import RankingMetrics, RankingScores
     from rayrec.models import TwoTower
     from rayrec.sparse import KeyedJaggedTensor
@@ -72,6 +71,25 @@ class TwoTowerRecipe:
         from rayrec.modules import EmbeddingBagCollection
 
         tables = FeatureSchema.from_json(self.schema, "the schema").embedding_bag_configs()
+        sides = self._sides(tables)
+        query, candidate = (EmbeddingBagCollection(side, device="meta") for side in sides)
+        model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
+        # without a mask corrected scores tend to log p(item | user), popularity included, which is what lists are ranked by
+        log_q = None if self.log_q is None else torch.tensor(self.log_q)
+        return TwoTowerTrain(model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None)
+
+    def check(self) -> None:
+        """Check that the towers' features are in the schema.
+
+        Raises:
+            ConfigError: a feature is not, or a table serves both towers.
+        """
+        from rayrec.data import FeatureSchema
+
+        self._sides(FeatureSchema.from_json(self.schema, "the schema").embedding_bag_configs())
+
+    def _sides(self, tables: Sequence[EmbeddingBagConfig]) -> list[list[EmbeddingBagConfig]]:
+        """The tables of the query tower and of the candidate tower."""
         known = {feature for table in tables for feature in table.feature_names}
         missing = [name for name in (*self.query, *self.candidate) if name not in known]
         if missing:
@@ -80,11 +98,7 @@ class TwoTowerRecipe:
         shared = {t.name for t in sides[0]} & {t.name for t in sides[1]}
         if shared:
             raise ConfigError(f"table {sorted(shared)[0]!r} serves both towers; give each tower tables of its own.")
-        query, candidate = (EmbeddingBagCollection(side, device="meta") for side in sides)
-        model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
-        # without a mask corrected scores tend to log p(item | user), popularity included, which is what lists are ranked by
-        log_q = None if self.log_q is None else torch.tensor(self.log_q)
-        return TwoTowerTrain(model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None)
+        return sides
 
 
 def write_positives(train: str, held_out: str, schema: str, candidate: str, folder: str) -> RetrievalPaths:
@@ -114,60 +128,48 @@ def write_positives(train: str, held_out: str, schema: str, candidate: str, fold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RetrievalOutcome:
-    """What the ranks have to show, the same on each.
+class RetrievalScorer:
+    """Scores a trained model beside popularity; called on all ranks together.
 
     Attributes:
-        steps, rows, seconds, train_loss: of the training.
-        model, popularity: score -> value, of lists by the model and by counts of positive rows.
-        queries: users with held-out positives that they had no training row for.
-        candidates: items that were ranked.
-        profile: of some steps, where the spec wanted one.
+        paths: where the data lies.
+        query, candidate: features of the towers; the first of each are the ids of users and items.
+        ks: cut-offs of the metrics.
     """
 
-    steps: int
-    rows: int
-    seconds: float
-    train_loss: float | None
-    model: dict[str, float]
-    popularity: dict[str, float]
-    queries: int
-    candidates: int
-    profile: Profile | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetrievalTask:
-    """Train, then compare with popularity; all ranks run it together."""
-
-    spec: TrainSpec
     paths: RetrievalPaths
     query: tuple[str, ...]
     candidate: tuple[str, ...]
     ks: tuple[int, ...]
 
-    def run(self, context: RankContext) -> RetrievalOutcome:
-        """On one rank."""
+    def truth(self) -> Truth:
+        """Read who has what.
+
+        Raises:
+            InputError: a file cannot be read, or no held-out row has label 1 and an item that is new to its user.
+        """
         from jobs.held_out import Truth
         from rayrec.data import FeatureSchema
-        from rayrec.train.loop import RankTrainer
 
-        trainer = RankTrainer(self.spec, "cuda:0" if context.seat.device == "cuda" else "cpu")
-        trainer.run(context.should_stop, context.report, context.at_step)
         schema = FeatureSchema.from_json(self.paths.schema, "the schema")
         truth = Truth.load(self.paths.train, self.paths.held_out, schema, self.query[0], self.candidate[0])
+        if not any(len(items) for items in truth.relevant):
+            raise InputError(
+                f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to its user, so recall has no meaning. "
+                "Hold out other rows."
+            )
+        return truth
+
+    def __call__(self, trainer: RankTrainer) -> dict[str, float]:
+        """The scores of the model and of popularity, by name; the same on every rank."""
+        truth = self.truth()
         model, popularity = compare(trainer, truth, self.ks)
-        return RetrievalOutcome(
-            steps=trainer.step,
-            rows=trainer.rows,
-            seconds=trainer.seconds,
-            train_loss=trainer.loss,
-            model=_plain(model),
-            popularity=_plain(popularity),
-            queries=model.queries,
-            candidates=len(truth.item_ids),
-            profile=trainer.profile,
-        )
+        return {
+            **{f"model {name}": value for name, value in _plain(model).items()},
+            **{f"popularity {name}": value for name, value in _plain(popularity).items()},
+            "queries": float(model.queries),
+            "candidates": float(len(truth.item_ids)),
+        }
 
 
 def compare(trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]) -> tuple[RankingScores, RankingScores]:

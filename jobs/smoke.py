@@ -8,7 +8,6 @@ sharded training step runs on every rank with a table cut over all of them.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from jobs.recipe import add_scaling_options, run_job, scaling_of
+from jobs.options import add_scaling_options, scaling_of
+from rayrec.command import Parser, run_command
 from rayrec.errors import CommError
 from rayrec.train.seat import RankContext
 
@@ -87,10 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check; returns the exit code.
 
     Raises:
-        RayrecError: see `jobs.recipe.run_job`.
+        RayrecError, RunInterrupted: see `rayrec.command.run_command`.
     """
-    parser = argparse.ArgumentParser(prog="python -m jobs.smoke", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_scaling_options(parser)
+    parser = Parser(prog="python -m jobs.smoke", description=__doc__)
+    add_scaling_options(parser, plan=False)
     args = parser.parse_args(argv)
 
     import ray
@@ -107,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SmokeTask()
 
     scaling = scaling_of(args)
-    results = Controller(scaling, prepare, lambda event: print(event, flush=True), timeout_s=60.0).run()
+    say = lambda event: print(event, flush=True) if isinstance(event, str) else None  # noqa: E731
+    results = Controller(scaling, prepare, say, timeout_s=60.0, obeys_stop=False).run()
     print(f"OK {results[0][0]}")
     for _, step in results:
         print(f"OK {step}")
@@ -115,4 +116,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    sys.exit(run_command(main))

@@ -9,7 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from rayrec.version import VERSION
+
+__version__ = VERSION
 
 _EXPORTS = {
     "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "ProfileConfig", "Result", "RunConfig", "ScalingConfig"),

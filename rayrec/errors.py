@@ -1,10 +1,13 @@
 """The errors a user of rayrec can meet, one class per kind of mistake.
 
-Every message says what happened with numbers, where, and what to try. The classes carry no state beyond their message unless an
-error crosses Ray, in which case `__reduce__` keeps rank, host and first cause. Standard library only.
+Every message says what happened with numbers, where, and what to try. A user's mistake keeps its
+class wherever it is found, also when a rank finds it and the error crosses Ray; `USER_MISTAKES`
+lists those classes. This module needs the standard library only.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class RayrecError(Exception):
@@ -35,6 +38,14 @@ class CheckpointError(RayrecError):
     """A checkpoint is missing, incomplete, corrupt or of another model."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint's bytes are not those that were written, or a file of it is gone; an earlier checkpoint may be whole."""
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be written: the storage is full, gone or read-only. Earlier checkpoints are whole."""
+
+
 class CommError(RayrecError):
     """A collective failed or timed out, mostly because another rank is gone."""
 
@@ -47,11 +58,56 @@ class TrainingFailed(RayrecError):
         host: address of the node of that rank, or "".
         cause: one line, type and message of the first error.
         traceback: the remote traceback as text, or "".
+        log: the file that holds the traceback, or "".
     """
 
-    def __init__(self, message: str, rank: int | None = None, host: str = "", cause: str = "", traceback: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        host: str = "",
+        cause: str = "",
+        traceback: str = "",
+        log: str = "",
+    ) -> None:
         super().__init__(message)
-        self.message, self.rank, self.host, self.cause, self.traceback = message, rank, host, cause, traceback
+        self.message, self.rank, self.host, self.cause = message, rank, host, cause
+        self.traceback, self.log = traceback, log
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.message, self.rank, self.host, self.cause, self.traceback)
+        return type(self), (self.message, self.rank, self.host, self.cause, self.traceback, self.log)
+
+
+class RunInterrupted(SystemExit):
+    """A signal ended a run early, after a last checkpoint where the run keeps any.
+
+    It is a `SystemExit`, so a script that does not catch it ends with `code` and without a traceback.
+
+    Attributes:
+        code: 128 plus the number of the signal: 130 after Ctrl-C (SIGINT), 143 after SIGTERM.
+        result: what the run had reached, a `rayrec.Result`; None when no step was done.
+    """
+
+    def __init__(self, signal_number: int, result: Any = None) -> None:
+        super().__init__(128 + signal_number)
+        self.signal_number, self.result = signal_number, result
+
+
+USER_MISTAKES = (ConfigError, PlanError, InputError, CheckpointError, VersionError)
+
+
+def is_user_mistake(error: BaseException) -> bool:
+    """Return whether the user can mend what `error` says, so that trying again unchanged would fail again."""
+    return isinstance(error, USER_MISTAKES) and not isinstance(error, SaveError)
+
+
+def as_user_mistake(error: BaseException, message: str) -> RayrecError | None:
+    """Return an error of the same class with another message, or None when `error` is no user's mistake.
+
+    An error of a subclass from elsewhere becomes the nearest class of this module, so that it can be
+    unpickled in any process.
+    """
+    if not is_user_mistake(error):
+        return None
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return kind(message)

@@ -3,7 +3,13 @@
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
 from rayrec.checkpoint.place import Placer
-from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
+from rayrec.checkpoint.restore import (
+    RestoredCheckpoint,
+    check_tables,
+    check_whole,
+    read_manifest,
+    restore_checkpoint,
+)
 from rayrec.checkpoint.save import save_checkpoint
 from rayrec.checkpoint.state import Gather, ShardState
 from rayrec.checkpoint.table import load_table
@@ -16,6 +22,8 @@ __all__ = [
     "Placer",
     "RestoredCheckpoint",
     "ShardState",
+    "check_tables",
+    "check_whole",
     "load_table",
     "read_manifest",
     "restore_checkpoint",

@@ -7,12 +7,14 @@ directories with the name of a step are ever touched.
 from __future__ import annotations
 
 import re
+import time
 
+import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import resolve
-from rayrec.errors import ConfigError
+from rayrec.errors import CheckpointError, ConfigError
 
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -34,8 +36,58 @@ class CheckpointManager:
         return f"{self._path}/step-{step:08d}"
 
     def steps(self) -> tuple[int, ...]:
-        """Steps with a complete checkpoint, ascending."""
+        """Steps with a complete checkpoint, ascending.
+
+        Raises:
+            CheckpointError: the storage path cannot be listed.
+        """
         return tuple(sorted(step for step, complete in self._scan().items() if complete))
+
+    def step_of(self, path: str) -> int | None:
+        """The step of a checkpoint directory of this run, or None when `path` lies elsewhere."""
+        _, root = resolve(path, self._filesystem if "://" not in path else None)
+        parent, _, name = root.rpartition("/")
+        match = _STEP.fullmatch(name)
+        return int(match[1]) if match and parent == self._root else None
+
+    def set_aside(self, after_step: int) -> str | None:
+        """Move the directories of all steps after `after_step` out of the run's way; nothing is deleted.
+
+        They go to `<storage_path>/set-aside-<time>/`, under their names. A run that goes on from an
+        earlier step writes those steps anew and must not mix with what an earlier life of it wrote.
+
+        Returns:
+            the folder they were moved to, or None when there were none.
+        Raises:
+            CheckpointError: the storage refuses.
+        """
+        later = sorted(step for step in self._scan() if step > after_step)
+        if not later:
+            return None
+        name = f"set-aside-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        try:
+            for step in reversed(later):  # newest first: what is left is always an unbroken past
+                directory = f"step-{step:08d}"
+                self._move(f"{self._root}/{directory}", f"{self._root}/{name}/{directory}")
+        except (OSError, pa.ArrowException) as error:
+            raise CheckpointError(f"cannot set aside the checkpoints after step {after_step} in {self._path}: {error}.") from error
+        return f"{self._path}/{name}"
+
+    def _move(self, source: str, target: str) -> None:
+        """Move a directory; file by file on object stores, which know no directories."""
+        self._filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+        if isinstance(self._filesystem, fs.LocalFileSystem):
+            self._filesystem.move(source, target)
+            return
+        infos = self._filesystem.get_file_info(fs.FileSelector(source, recursive=True))
+        files = [info.path for info in infos if info.type == fs.FileType.File]
+        # the manifest goes first: without it the rest is no checkpoint, wherever the move is cut short
+        files.sort(key=lambda path: not path.endswith(f"/{MANIFEST}"))
+        for path in files:
+            moved = f"{target}{path[len(source) :]}"
+            self._filesystem.create_dir(moved.rpartition("/")[0], recursive=True)
+            self._filesystem.move(path, moved)
+        self._filesystem.delete_dir(source)
 
     def latest(self) -> str | None:
         """Path of the newest complete checkpoint, or None."""
@@ -65,7 +117,10 @@ class CheckpointManager:
 
     def _scan(self) -> dict[int, bool]:
         """Step -> whether it has a manifest, for every step directory."""
-        entries = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        try:
+            entries = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        except (OSError, pa.ArrowException) as error:
+            raise CheckpointError(f"{self._path} cannot be listed: {str(error).splitlines()[0]}. Is it a folder?") from error
         steps = [int(match[1]) for e in entries if e.type == fs.FileType.Directory and (match := _STEP.fullmatch(e.base_name))]
         infos = self._filesystem.get_file_info([f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps])
         return {step: info.type == fs.FileType.File for step, info in zip(steps, infos, strict=True)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
 from rayrec.layout.plan import ShardingPlan
 
@@ -167,7 +167,8 @@ class Manifest:
         Args:
             where: the checkpoint's path, for messages.
         Raises:
-            CheckpointError: not a manifest, of another version, damaged, or its rectangles do not tile the tables.
+            CheckpointError: not a manifest, of another version, or its rectangles do not tile the tables.
+            DamagedCheckpointError: its text is not what was written.
         """
         try:
             body = json.loads(text)
@@ -179,7 +180,7 @@ class Manifest:
                 )
             crc32 = body.pop("crc32")
             if crc32 != _fingerprint(body):
-                raise CheckpointError(
+                raise DamagedCheckpointError(
                     f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be {crc32}. Restore an earlier one."
                 )
             manifest = cls(
@@ -189,7 +190,7 @@ class Manifest:
                 dense=DenseEntry(body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint.") from error
+            raise DamagedCheckpointError(f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint.") from error
         manifest.check(where)
         return manifest
 

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
 from rayrec.checkpoint.place import Placer
-from rayrec.checkpoint.shardfile import read_batch
+from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.state import WEIGHT, ShardState, describe
 from rayrec.checkpoint.store import Store
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
 
 READ_AHEAD = 4  # record batches in flight
+_STATE_REMEDY = "Restore with the optimizer that was saved, or the weights alone, without optimizer state (init_from, --init-from)."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,18 +102,13 @@ def restore_checkpoint(
             found out.
         optimizers: table name -> {"name": ...}; compared with the saved ones where both are known and the shard has state.
     Raises:
-        CheckpointError: no checkpoint at `path`; a table, a state or a file is missing; shapes, types or optimizers do not fit; bytes are
-            damaged. Only damage is found after rows have been written: the live tensors then hold a mixture and must not be used.
+        CheckpointError: no checkpoint at `path`; a table or a state is missing; shapes, types or optimizers do not fit.
+        DamagedCheckpointError: a file is missing or its bytes are damaged. Damaged bytes are found after rows have been written: the
+            live tensors then hold a mixture and must be restored again, from another checkpoint, before they are used.
     """
     store = Store(path, filesystem)
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
-    for table in tables or ():
-        saved = manifest.table(table.name)
-        if saved and (saved.num_embeddings, saved.embedding_dim) != (table.num_embeddings, table.embedding_dim):
-            raise CheckpointError(
-                f"table {table.name!r} is {saved.num_embeddings} x {saved.embedding_dim} in {path} and {table.num_embeddings} x "
-                f"{table.embedding_dim} in the model. Give the model the saved sizes."
-            )
+    check_tables(manifest, tables or (), {}, store.path)
     reads = _plan_reads(manifest, shards, optimizers or {}, store.path)
     _check_files(store, manifest, {read.entry.path for read in reads})
     dense = _read_dense(store, manifest, verify)
@@ -124,6 +120,51 @@ def restore_checkpoint(
     return RestoredCheckpoint(manifest=manifest, dense=dense["model"], dense_optimizer=dense["optimizer"])
 
 
+def check_tables(manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str) -> None:
+    """Check by its manifest alone that a checkpoint is of these tables.
+
+    Args:
+        tables: the model's tables.
+        optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
+        where: the checkpoint's path, for messages.
+    Raises:
+        CheckpointError: names the first table that was not saved, or was saved with another size or optimizer.
+    """
+    for table in tables:
+        saved = manifest.table(table.name)
+        if saved is None:
+            raise _no_table(manifest, table.name, where)
+        sizes = (saved.num_embeddings, saved.embedding_dim), (table.num_embeddings, table.embedding_dim)
+        if sizes[0] != sizes[1]:
+            raise CheckpointError(
+                f"table {table.name!r} is {sizes[0][0]} x {sizes[0][1]} in {where} and {sizes[1][0]} x {sizes[1][1]} in the model. "
+                "Give the model the saved sizes."
+            )
+        _check_optimizer(table.name, manifest.optimizers.get(table.name), optimizers.get(table.name), where)
+
+
+def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None) -> None:
+    """Check that every file of a checkpoint exists and has its size; nothing is read.
+
+    Raises:
+        DamagedCheckpointError: a file is missing or truncated.
+    """
+    _check_files(Store(path, filesystem), manifest, set(manifest.paths()))
+
+
+def _no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
+    names = ", ".join(t.name for t in manifest.tables[:10]) + (", ..." if len(manifest.tables) > 10 else "")
+    return CheckpointError(f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?")
+
+
+def _check_optimizer(table: str, saved: object, wanted: object, where: str) -> None:
+    if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
+        return
+    names = saved.get("name"), wanted.get("name")
+    if None not in names and names[0] != names[1]:
+        raise CheckpointError(f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {_STATE_REMEDY}")
+
+
 def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Json, where: str) -> list[_Read]:
     """Which record batches to read, file by file, after checking that they can fill what is wanted."""
     wanted: dict[str, list[ShardState]] = defaultdict(list)
@@ -133,8 +174,7 @@ def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Js
     for table, states in wanted.items():
         saved = manifest.table(table)
         if saved is None:
-            names = ", ".join(t.name for t in manifest.tables[:10]) + (", ..." if len(manifest.tables) > 10 else "")
-            raise CheckpointError(f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?")
+            raise _no_table(manifest, table, where)
         for state in states:
             if state.shard.rows.stop > saved.num_embeddings or state.shard.cols.stop > saved.embedding_dim:
                 raise CheckpointError(
@@ -156,20 +196,19 @@ def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Js
 def _check_columns(entry: FileEntry, state: ShardState, saved_spec: object, wanted_spec: object, where: str) -> None:
     """A saved file must hold every tensor that is wanted, with as many values per row and of a type that converts."""
     saved = {column.name: column for column in entry.columns}
-    remedy = "Restore with the optimizer that was saved, or the weights alone, without optimizer state."
-    if state.optimizer and isinstance(saved_spec, Mapping) and isinstance(wanted_spec, Mapping):
-        names = saved_spec.get("name"), wanted_spec.get("name")
-        if None not in names and names[0] != names[1]:
-            raise CheckpointError(f"{where}: table {entry.table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {remedy}")
+    if state.optimizer:
+        _check_optimizer(entry.table, saved_spec, wanted_spec, where)
     for name, tensor in state.tensors().items():
         if name not in saved:
             held = ", ".join(column for column in saved if column != WEIGHT) or "none"
-            raise CheckpointError(f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved with: {held}. {remedy}")
+            raise CheckpointError(
+                f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved with: {held}. {_STATE_REMEDY}"
+            )
         if (saved[name].width > 0) != (tensor.dim() == 2):
             kinds = "one value per row (row-wise)", "one value per element"
             raise CheckpointError(
                 f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with {kinds[saved[name].width > 0]}, wanted is "
-                f"{kinds[tensor.dim() == 2]}: another optimizer. {remedy}"
+                f"{kinds[tensor.dim() == 2]}: another optimizer. {_STATE_REMEDY}"
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != saved[name].dtype and not (dtype.startswith("float") and saved[name].dtype.startswith("float")):
@@ -182,20 +221,24 @@ def _check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
     found = store.sizes(list(wanted))
     for path, size in wanted.items():
         if path not in found:
-            raise CheckpointError(f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint.")
+            raise DamagedCheckpointError(f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint.")
         if found[path] != size:
-            raise CheckpointError(f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. Restore an earlier one.")
+            raise DamagedCheckpointError(
+                f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. Restore an earlier one."
+            )
 
 
 def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any]:
     data = store.read_all(manifest.dense.path)
     if verify and zlib.crc32(data) != manifest.dense.crc32:
-        raise CheckpointError(f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. Restore an earlier one.")
+        raise DamagedCheckpointError(
+            f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. Restore an earlier one."
+        )
     try:
         content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         return content
     except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        raise CheckpointError(f"{store.path}/{manifest.dense.path} cannot be loaded: {error}") from error
+        raise DamagedCheckpointError(f"{store.path}/{manifest.dense.path} cannot be loaded: {error}") from error
 
 
 def _read_ahead(store: Store, reads: Sequence[_Read], verify: bool) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
@@ -206,6 +249,8 @@ def _read_ahead(store: Store, reads: Sequence[_Read], verify: bool) -> Iterator[
         for read in reads:
             if source is None or path != read.entry.path:
                 path, source = read.entry.path, store.open(read.entry.path)
+                if verify:
+                    check_footer(source, read.entry, store.path)
             pending.append((read, pool.submit(read_batch, source, read.entry, read.batch, verify=verify, where=store.path)))
             if len(pending) == READ_AHEAD:
                 done, future = pending.popleft()

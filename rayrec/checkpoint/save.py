@@ -22,7 +22,7 @@ from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, Ta
 from rayrec.checkpoint.shardfile import BATCH_BYTES, write_shard
 from rayrec.checkpoint.state import Gather, ShardState, describe
 from rayrec.checkpoint.store import DENSE, Store
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, RayrecError, SaveError
 from rayrec.layout.geometry import Replicated, Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -37,6 +37,7 @@ class _Outcome(Generic[T]):
 
     value: T | None
     error: str = ""
+    mistake: bool = False  # the error is rayrec's own: what was asked for cannot be saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def save_checkpoint(
     Returns:
         the manifest, on every rank.
     Raises:
-        CheckpointError: on every rank, when any of them failed; names the rank and its error. No checkpoint exists then.
+        CheckpointError: on every rank, when what was asked for cannot be saved; names the rank and its error.
+        SaveError: on every rank, when the storage refused on any of them. No checkpoint exists then.
     """
     store = Store(path, filesystem)
 
@@ -125,13 +127,15 @@ def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = 
         outcome: _Outcome[T] = _Outcome(value if share else None)
     except Exception as error:
         cause = error
-        outcome = _Outcome(None, f"{type(error).__name__}: {error}")
+        mistake = isinstance(error, RayrecError) and not isinstance(error, SaveError)
+        outcome = _Outcome(None, f"{type(error).__name__}: {error}", mistake)
     outcomes = gather(outcome)
     failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error}
     if failed:
         first = min(failed)
         others = f" ({len(failed)} ranks failed: {sorted(failed)})" if len(failed) > 1 else ""
-        raise CheckpointError(f"{what} failed on rank {first} of {len(outcomes)}{others}: {failed[first]}") from cause
+        kind = CheckpointError if outcomes[first].mistake else SaveError
+        raise kind(f"{what} failed on rank {first} of {len(outcomes)}{others}: {failed[first]}") from cause
     return cast("list[T]", [one.value for one in outcomes] if share else [value])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rayrec.checkpoint.manifest import Column, FileEntry, Mark
 from rayrec.checkpoint.state import ShardState, describe
 from rayrec.checkpoint.store import TABLES, Source, Store
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
 
 BATCH_BYTES = 8 << 20
@@ -107,7 +107,8 @@ def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, wh
         verify: check the crc32 of its bytes.
         where: the checkpoint's path, for messages.
     Raises:
-        CheckpointError: the bytes are not those that were written.
+        CheckpointError: the storage refuses.
+        DamagedCheckpointError: the bytes are not those that were written.
     """
     before = entry.marks[index - 1] if index else Mark(0, 0)
     try:
@@ -115,7 +116,7 @@ def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, wh
     except OSError as error:
         raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
     if verify and zlib.crc32(data, before.crc32) != entry.marks[index].crc32:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{where}/{entry.path} is damaged between bytes {before.end} and {entry.marks[index].end}: the crc32 is not that of the "
             f"manifest. Restore an earlier checkpoint."
         )
@@ -127,10 +128,33 @@ def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, wh
             pa.ipc.read_message(reader)
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema_of(entry.columns))
         if batch.num_rows != rows:
-            raise CheckpointError(f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest says {rows}.")
+            raise DamagedCheckpointError(f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest says {rows}.")
         return {column.name: _to_torch(batch.column(i), column, rows) for i, column in enumerate(entry.columns)}
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise CheckpointError(f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier checkpoint.") from error
+        raise DamagedCheckpointError(
+            f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier checkpoint."
+        ) from error
+
+
+def check_footer(source: Source, entry: FileEntry, where: str) -> None:
+    """Verify the bytes after the last record batch: the footer, by which other tools find the batches.
+
+    Restoring does not need the footer, but a file that only rayrec could read is damaged.
+
+    Raises:
+        CheckpointError: the storage refuses.
+        DamagedCheckpointError: the bytes are not those that were written.
+    """
+    before = entry.marks[-2] if len(entry.marks) > 1 else Mark(0, 0)
+    whole = entry.marks[-1]
+    try:
+        data = source.read(before.end, whole.end)
+    except OSError as error:
+        raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
+    if zlib.crc32(data, before.crc32) != whole.crc32:
+        raise DamagedCheckpointError(
+            f"{where}/{entry.path} is damaged between bytes {before.end} and {whole.end}, in its footer. Restore an earlier checkpoint."
+        )
 
 
 def _to_arrow(chunk: Tensor, kind: pa.DataType) -> pa.Array:

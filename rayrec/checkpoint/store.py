@@ -16,29 +16,13 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError
+from rayrec.storage import resolve
 
 OBJECT_STORES = ("s3", "gcs", "abfs")  # no directories, no rename, an object appears whole
 DENSE = "dense.pt"
 TABLES = "tables"
 _PARTIAL = f"{MANIFEST}.partial"
-
-
-def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.FileSystem, str]:
-    """The filesystem of `path`, a local path or a URI such as "s3://bucket/run", and the path in it without a trailing slash.
-
-    Raises:
-        CheckpointError: no filesystem for the URI.
-    """
-    path = os.fspath(path)
-    if filesystem is None and "://" in path:
-        try:
-            filesystem, path = fs.FileSystem.from_uri(path)
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise CheckpointError(f"no filesystem for {path!r}: {error}. Use a local path, s3://, gs:// or pass filesystem=.") from error
-    elif filesystem is None:
-        filesystem, path = fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
-    return filesystem, path.rstrip("/")
 
 
 class ChecksumSink:
@@ -161,12 +145,14 @@ class Store:
 
         Raises:
             CheckpointError: it is missing or cannot be read.
+            DamagedCheckpointError: it is missing, and it is not the manifest.
         """
         try:
             with self.filesystem.open_input_file(self._file(path)) as file:
                 return file.readall()
         except FileNotFoundError as error:
-            raise CheckpointError(f"{self.path} has no file {path}. {self._remedy(path)}") from error
+            kind = CheckpointError if path == MANIFEST else DamagedCheckpointError
+            raise kind(f"{self.path} has no file {path}. {self._remedy(path)}") from error
         except OSError as error:
             raise CheckpointError(f"{self.path}/{path} cannot be read: {error}") from error
 
@@ -178,6 +164,8 @@ class Store:
         """
         try:
             file = pa.memory_map(self._file(path)) if self._local else self.filesystem.open_input_file(self._file(path))
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{self.path} has no file {path}. {self._remedy(path)}") from error
         except OSError as error:
             raise CheckpointError(f"{self.path}/{path} cannot be read: {error}. {self._remedy(path)}") from error
         return Source(file, file.read_buffer() if self._local else None)

@@ -6,6 +6,7 @@ holds the whole table in memory: for one that does not fit, walk `read_manifest(
 
 from __future__ import annotations
 
+import zlib
 from itertools import groupby
 
 import numpy as np
@@ -14,10 +15,10 @@ from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Manifest
 from rayrec.checkpoint.store import Store
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError
 
 
-def load_table(path: str, table: str, *, filesystem: fs.FileSystem | None = None) -> pa.Table:
+def load_table(path: str, table: str, *, verify: bool = True, filesystem: fs.FileSystem | None = None) -> pa.Table:
     """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one column per optimizer state.
 
     Row-wise state of several column blocks becomes their mean weighted by width, as in a restore.
@@ -25,10 +26,12 @@ def load_table(path: str, table: str, *, filesystem: fs.FileSystem | None = None
     Args:
         path: the checkpoint; local path or URI.
         table: the table's name.
+        verify: check the crc32 of every byte that is read.
     Returns:
         one row per embedding, by row number; a chunk per row block.
     Raises:
-        CheckpointError: no checkpoint, no such table, or a file is missing or unreadable. Checksums are not verified here.
+        CheckpointError: no checkpoint, or no such table in it.
+        DamagedCheckpointError: a file is missing, or its bytes are not those that were written.
     """
     store = Store(path, filesystem)
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
@@ -36,13 +39,13 @@ def load_table(path: str, table: str, *, filesystem: fs.FileSystem | None = None
         raise CheckpointError(f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}.")
     blocks = []
     for _, files in groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start):
-        blocks.append(_row_block(store, list(files)))
+        blocks.append(_row_block(store, list(files), verify))
     return pa.concat_tables(blocks)
 
 
-def _row_block(store: Store, files: list[FileEntry]) -> pa.Table:
+def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
     """Join the column blocks of one row block."""
-    parts = [_read(store, entry) for entry in files]
+    parts = [_read(store, entry, verify) for entry in files]
     columns: dict[str, pa.Array] = {"row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))}
     for i, column in enumerate(files[0].columns):
         arrays = [part.column(i).combine_chunks() for part in parts]
@@ -59,11 +62,22 @@ def _row_block(store: Store, files: list[FileEntry]) -> pa.Table:
     return pa.table(list(columns.values()), names=list(columns)).cast(schema)
 
 
-def _read(store: Store, entry: FileEntry) -> pa.Table:
+def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:
+    size = store.sizes([entry.path]).get(entry.path)
+    if size != entry.num_bytes:  # a mapped file that is too short would end this process
+        raise DamagedCheckpointError(
+            f"{store.path}/{entry.path} has {size or 0} bytes, not {entry.num_bytes}: it is truncated or "
+            "gone. Restore an earlier checkpoint."
+        )
     try:
-        return pa.ipc.open_file(store.open(entry.path).read(0, entry.num_bytes)).read_all()
+        data = store.open(entry.path).read(0, entry.num_bytes)
+        if verify and zlib.crc32(data) != entry.marks[-1].crc32:
+            raise DamagedCheckpointError(
+                f"{store.path}/{entry.path} is damaged: its crc32 is not the manifest's. Restore an earlier checkpoint."
+            )
+        return pa.ipc.open_file(data).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{store.path}/{entry.path} cannot be read: {error}. Restore an earlier checkpoint.") from error
+        raise DamagedCheckpointError(f"{store.path}/{entry.path} cannot be read: {error}. Restore an earlier checkpoint.") from error
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:

@@ -7,10 +7,12 @@ rayrec plan --schema schema.json --topology topology.json
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from rayrec.checks import positive
+from rayrec.command import Parser
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     """Register the subcommand."""
     parser = subcommands.add_parser("calibrate", help="measure the ranks of a cluster, for plans", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks, as they will train")
@@ -24,7 +26,11 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 def run(options: argparse.Namespace) -> None:
     """Measure, write, and say what was found. Raises RayrecError."""
     from rayrec.driver import ScalingConfig, calibrate  # Ray, which planning does not need
+    from rayrec.storage import probe_output, write_whole
 
+    if options.memory is not None:
+        positive("--memory", options.memory)
+    probe_output("the topology (--out)", options.out)
     scaling = ScalingConfig(
         num_workers=options.ranks,
         use_gpu=options.gpu,
@@ -32,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
         memory_per_worker=None if options.memory is None else int(options.memory * 1e9),
     )
     topology = calibrate(scaling, lambda line: print(line, flush=True))
-    Path(options.out).write_text(topology.to_json() + "\n", encoding="utf-8")
+    write_whole("the topology (--out)", options.out, topology.to_json() + "\n")
     print(
         f"{topology.world_size} ranks on {len(topology.hosts)} hosts: random rows {topology.memory_bw / 1e9:.1f} GB/s, a collective takes "
         f"{topology.latency_s * 1e6:.0f} us\ntopology: {options.out}"

@@ -8,10 +8,12 @@ Needs neither torch nor Ray nor a cluster.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from rayrec.cli.tables import load_tables
+from rayrec.command import Parser
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.html import render_page
@@ -22,7 +24,7 @@ from rayrec.planner.optimizers import SPARSE_STATES
 from rayrec.planner.wire import CODINGS
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     """Register the subcommand."""
     parser = subcommands.add_parser("plan", help="plan where every table lies, without a cluster", description=__doc__.splitlines()[0])
     parser.add_argument("--schema", required=True, metavar="FILE", help="schema.json with the tables and features")
@@ -59,25 +61,26 @@ def run(options: argparse.Namespace) -> None:
     if options.input_hidden is not None:
         topology = replace(topology, input_hidden=options.input_hidden)
     measured = {}
-    if options.profile:
+    if options.profile is not None:
         from rayrec.cli.profile import measure  # pyarrow, which planning alone does not need
 
         measured = {name: found._asdict() for name, found in measure(schema, options.profile, options.batch * topology.world_size).items()}
-    given = _read(options.constraints) if options.constraints else "{}"
+    given = _read(options.constraints) if options.constraints is not None else "{}"
     constraints = constraints_from_json(given, options.constraints or "constraints", measured)
     if schema.weighted:
         for table in schema.tables:
             constraints[table.name] = replace(constraints.get(table.name, ParameterConstraints()), weighted=True)
-    earlier = ShardingPlan.load(options.diff) if options.diff else None
-    kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds else None
+    earlier = ShardingPlan.load(options.diff) if options.diff is not None else None
+    kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds is not None else None
     coded = options.qcomms_forward, options.qcomms_backward, options.share_tables
     plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds, *coded).plan(schema.tables)
     written = []
-    if options.out:
-        plan.save(options.out)
+    if options.out is not None:
+        _write("--out", options.out, lambda: plan.save(options.out))
         written.append(f"plan: {options.out}")
-    if options.html:
-        Path(options.html).write_text(render_page(plan, title=Path(options.schema).stem), encoding="utf-8")
+    if options.html is not None:
+        page = render_page(plan, title=Path(options.schema).stem)
+        _write("--html", options.html, lambda: Path(options.html).write_text(page, encoding="utf-8"))
         written.append(f"page: {options.html}")
     print(plan.report())  # after the files: a reader such as `head` may not want all of it
     if earlier is not None:
@@ -94,6 +97,20 @@ def _topology(options: argparse.Namespace) -> Topology:
         if asked not in (None, have):
             raise ConfigError(f"--{name} {asked} contradicts {options.topology}, which has {have} {name}; leave it out.")
     return topology
+
+
+def _write(option: str, path: str, write: Callable[[], object]) -> None:
+    """Write the file of an option.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        write()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {option} {path!r}: {error.strerror}. Name a file in a folder that exists and can be written to."
+        ) from None
 
 
 def _read(path: str) -> str:

@@ -45,6 +45,15 @@ def load_tables(path: str | Path) -> SchemaTables:
         columns = {entry.text("name"): entry.text("column") for entry in features}
     except PlanError as error:
         raise ConfigError(str(error)) from None
+    for table in tables:
+        for feature in table.feature_names:
+            if feature not in columns:
+                known = ", ".join(sorted(columns)) or "none"
+                raise ConfigError(f"{path}: table {table.name!r} names the unknown feature {feature!r}; the features are {known}.")
+    used = {feature for table in tables for feature in table.feature_names}
+    for feature in columns:
+        if feature not in used:
+            raise ConfigError(f"{path}: feature {feature!r} is in no table; add it to a table's 'features' or remove it.")
     return SchemaTables(tables, weighted, columns)
 
 

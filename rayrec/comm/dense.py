@@ -38,6 +38,32 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
     return future
 
 
+def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
+    """As `average_gradients`, with the wait inside; for a hook that is called where no callback follows."""
+    exchange, buffer = find_exchange(), bucket.buffer()
+    start_sum(exchange, buffer)()
+    future: Future[Tensor] = Future()
+    future.set_result(buffer.mul_(1.0 / exchange.world_size))
+    return future
+
+
+class AverageStatic:
+    """`average_gradients` under static_graph: DDP calls the hooks of the first backward pass when its callbacks have begun."""
+
+    def __init__(self) -> None:
+        self._first = True
+
+    def hook(self, find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
+        """The hook."""
+        if not self._first:
+            return average_gradients(find_exchange, bucket)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_of_first)
+        return average_at_once(find_exchange, bucket)
+
+    def _end_of_first(self) -> None:
+        self._first = False
+
+
 def start_sum(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
     """Publish `buffer`, (N,) and equally long on all ranks; the call returned puts the sum over ranks in its place."""
     return _start_whole(exchange, buffer) if exchange.world_size == 2 else _start_parts(exchange, buffer)

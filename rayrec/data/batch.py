@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayrec.data.origin import RowOrigin
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -23,12 +24,14 @@ class Batch:
         sparse_features: bags of B rows per feature, int64 ids, int32 lengths.
         labels: (B,) float32.
         global_rows: rows of the global batch that this is a part of, over all ranks.
+        origin: file and number of each row, where the loader was asked for them; stays on the CPU.
     """
 
     dense_features: Tensor
     sparse_features: KeyedJaggedTensor
     labels: Tensor
     global_rows: int
+    origin: RowOrigin | None = None
 
     @property
     def rows(self) -> int:
@@ -42,6 +45,7 @@ class Batch:
             sparse_features=self.sparse_features.to(torch.device(device), non_blocking=non_blocking),
             labels=self.labels.to(device, non_blocking=non_blocking),
             global_rows=self.global_rows,
+            origin=self.origin,
         )
 
     def pin_memory(self) -> Batch:
@@ -51,6 +55,7 @@ class Batch:
             sparse_features=self.sparse_features.pin_memory(),
             labels=self.labels.pin_memory(),
             global_rows=self.global_rows,
+            origin=self.origin,
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:

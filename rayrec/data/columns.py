@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
+from rayrec.data.origin import RowOrigin
 from rayrec.data.schema import Feature, FeatureSchema
 from rayrec.errors import InputError
 
@@ -52,14 +53,16 @@ class Columns:
     dense: NDArray[np.float32]  # (B, I)
     labels: NDArray[np.float32]  # (B,)
     where: Where
+    origin: RowOrigin | None = None
 
 
-def read_columns(batch: pa.RecordBatch, schema: FeatureSchema, where: Where) -> Columns:
+def read_columns(batch: pa.RecordBatch, schema: FeatureSchema, where: Where, binary_labels: bool = False) -> Columns:
     """Read the schema's columns of one record batch.
 
     Args:
         batch: may be sliced or empty; other columns are ignored.
         where: names a row of `batch` in messages.
+        binary_labels: refuse labels other than 0 and 1.
     Raises:
         InputError: a column is missing, has a type that its use does not take, or holds a bad label, dense value, weight or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range of ids is checked in `assemble`.
@@ -80,7 +83,7 @@ def read_columns(batch: pa.RecordBatch, schema: FeatureSchema, where: Where) -> 
             weights = _bags(column(feature.weights), feature.weights, partial(_weights, feature=feature), where)
             bag.weights = _checked_weights(bag, weights, feature, rows, where)
         bags.append(bag)
-    labels = _labels(column(schema.label), schema.label, where)
+    labels = _labels(column(schema.label), schema.label, where, binary_labels)
     return Columns(rows, bags, _dense([column(spec.column) for spec in schema.dense], rows, schema, where), labels, where)
 
 
@@ -252,7 +255,7 @@ def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArra
         return cast("NDArray[np.float32]", array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False))
 
 
-def _labels(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:
+def _labels(array: pa.Array, column: str, where: Where, binary: bool) -> NDArray[np.float32]:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise InputError(f"label column {column!r} holds null in {where(row)}. Drop rows without a label.")
@@ -260,4 +263,10 @@ def _labels(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:
     if not np.isfinite(labels).all():
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise InputError(f"label column {column!r} holds {labels[row]} in {where(row)}. Drop rows without a label.")
+    if binary and ((labels != 0) & (labels != 1)).any():
+        row = int(np.flatnonzero((labels != 0) & (labels != 1))[0])
+        raise InputError(
+            f"label column {column!r} holds {labels[row]:g} in {where(row)}; click models are trained on labels 0 and 1. "
+            "Write 0 or 1, or name another label column in the schema."
+        )
     return labels

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rayrec.data.batch import Batch
 from rayrec.data.columns import Columns, id_problem, is_list, missing, number_problem, read_columns
+from rayrec.data.origin import join_origins
 from rayrec.data.schema import FeatureSchema
 from rayrec.errors import InputError
 from rayrec.sparse import KeyedJaggedTensor
@@ -32,18 +33,25 @@ class Part(NamedTuple):
     stop: int
 
 
-def to_batch(data: pa.RecordBatch | pa.Table, schema: FeatureSchema, source: str = "the batch", first_row: int = 0) -> Batch:
+def to_batch(
+    data: pa.RecordBatch | pa.Table,
+    schema: FeatureSchema,
+    source: str = "the batch",
+    first_row: int = 0,
+    binary_labels: bool = False,
+) -> Batch:
     """Convert one record batch or table.
 
     Args:
         data: may be sliced, chunked or empty.
         source, first_row: name of the data and number of its first row, for messages.
+        binary_labels: refuse labels other than 0 and 1.
     Raises:
         InputError: names feature, column, row, `source` and value of the first bad entry, and the remedy.
     """
     parts, row = [], first_row
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
-        columns = read_columns(batch, schema, partial(_row_name, row, source))
+        columns = read_columns(batch, schema, partial(_row_name, row, source), binary_labels)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
     if isinstance(data, pa.Table) and not parts:
@@ -71,11 +79,13 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
     if parts:
         np.concatenate([columns.dense[start:stop] for columns, start, stop in parts], out=dense.numpy())
         np.concatenate([columns.labels[start:stop] for columns, start, stop in parts], out=labels.numpy())
+    origins = [columns.origin.slice(start, stop) for columns, start, stop in parts if columns.origin is not None]
     return Batch(
         dense_features=dense,
         sparse_features=KeyedJaggedTensor(keys=list(schema.feature_names()), values=values, weights=weights, lengths=lengths, stride=rows),
         labels=labels,
         global_rows=global_rows,
+        origin=join_origins(origins) if origins else None,
     )
 
 

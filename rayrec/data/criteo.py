@@ -19,6 +19,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rayrec.checks import seed_number
+from rayrec.data.converted import new_data_set
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
 from rayrec.data.schema import Converted, DenseColumn, Feature, FeatureSchema
 from rayrec.errors import ConfigError, InputError
@@ -36,7 +38,14 @@ for _i, _c in enumerate(b"ABCDEF"):
 
 
 def convert_criteo(
-    sources: Sequence[str | Path], out: str | Path, *, num_buckets: int = 100_000, dim: int = 16, eval_fraction: float = 0.1, seed: int = 0
+    sources: Sequence[str | Path],
+    out: str | Path,
+    *,
+    num_buckets: int = 100_000,
+    dim: int = 16,
+    eval_fraction: float = 0.1,
+    seed: int = 0,
+    overwrite: bool = False,
 ) -> Converted:
     """Convert Criteo text files, in the order given.
 
@@ -45,15 +54,25 @@ def convert_criteo(
         out: gets train/, eval/ and schema.json.
         num_buckets: rows of each of the 26 tables.
         eval_fraction: expected share of rows that go to eval/, by seed and row number.
+        overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number or no hex; names file and value.
-        ConfigError: a number out of range.
+        ConfigError: a number out of range, or `out` holds data already.
     """
+    seed_number("seed", seed)
     if num_buckets < 1 or not 0 <= eval_fraction < 1:
         raise ConfigError(f"num_buckets={num_buckets}, eval_fraction={eval_fraction}; they must be >= 1 and in [0, 1).")
-    target = Path(out)
     schema = criteo_schema(num_buckets, dim)
-    train, evaluation = _Writer(target / "train"), _Writer(target / "eval")
+    with new_data_set(out, overwrite) as folder:
+        rows_train, rows_eval = _split(sources, folder, num_buckets, eval_fraction, seed)
+        schema.save(folder / "schema.json")
+    target = Path(out)
+    return Converted(target / "train", target / "eval", target / "schema.json", rows_train, rows_eval)
+
+
+def _split(sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_fraction: float, seed: int) -> tuple[int, int]:
+    """Write train/ and eval/ below `folder`; the rows of each."""
+    train, evaluation = _Writer(folder / "train"), _Writer(folder / "eval")
     threshold = np.uint64(int(eval_fraction * 2**64))
     row = 0
     try:
@@ -69,8 +88,7 @@ def convert_criteo(
         evaluation.close()
     if row == 0:
         raise InputError(f"no rows in {[str(s) for s in sources]}; give files in Criteo's layout.")
-    schema.save(target / "schema.json")
-    return Converted(target / "train", target / "eval", target / "schema.json", train.rows, evaluation.rows)
+    return train.rows, evaluation.rows
 
 
 def criteo_schema(num_buckets: int, dim: int) -> FeatureSchema:
@@ -136,7 +154,7 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
         )
         for batch in reader:
             yield pa.Table.from_batches([batch])
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, csv.Error) as error:
         raise InputError(f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. Check the file and its delimiter.") from error
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from rayrec.data.columns import missing
 from rayrec.data.convert import check_columns
-from rayrec.data.loader import BatchLoader
+from rayrec.data.loader import BatchLoader, Reading
 from rayrec.data.order import SampleOrder, count_batches
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
 from rayrec.data.schema import FeatureSchema
@@ -101,11 +103,40 @@ class FileDataset:
                 first += rows
         return tuple(out)
 
-    def order(self, seed: int = 0, epoch: int = 0, shuffle: bool = True) -> SampleOrder:
-        """The order of one epoch's samples."""
-        rows = tuple(n for f in self.files for n in f.chunk_rows)
-        streams, block = self.num_streams, self.shuffle_rows
-        return SampleOrder(chunk_rows=rows, num_streams=streams, shuffle_rows=block, seed=seed, epoch=epoch, shuffle=shuffle)
+    def order(self, seed: int = 0, epoch: int = 0, shuffle: bool = True, ordered: bool = False) -> SampleOrder:
+        """The order of one epoch's samples; `ordered` takes the rows as they lie in the files.
+
+        Raises:
+            ConfigError: ordered rows cannot be shuffled.
+        """
+        if ordered and shuffle:
+            raise ConfigError("ordered=True gives rows in file order, which contradicts shuffle=True; say shuffle=False.")
+        return SampleOrder(
+            chunk_rows=tuple(n for f in self.files for n in f.chunk_rows),
+            num_streams=1 if ordered else self.num_streams,
+            shuffle_rows=self.shuffle_rows,
+            seed=seed,
+            epoch=epoch,
+            shuffle=shuffle,
+        )
+
+    def local_files(self) -> list[tuple[str, int]]:
+        """Path and size in bytes of every file on a local disk; empty for data in an object store."""
+        if not isinstance(self.filesystem, pafs.LocalFileSystem):
+            return []
+        return [(file.path, file.size) for file in self.files]
+
+    def check_columns_exist(self, columns: Sequence[str]) -> None:
+        """Check that every file has some columns beside the schema's.
+
+        Raises:
+            InputError: names the first column and file without it.
+        """
+        for file in self.files if columns else ():
+            names = self.open(file).schema.names
+            for column in columns:
+                if names.count(column) != 1:
+                    raise InputError(missing(column, self.open(file).schema, f"file {file.path!r}"))
 
     def fingerprint(self) -> str:
         """A short hash of what the order of samples depends on: file names below the path, sizes, rows, num_streams, shuffle_rows.
@@ -131,6 +162,10 @@ class FileDataset:
         *,
         prefetch: int = 2,
         pin_memory: bool = False,
+        ordered: bool = False,
+        with_rows: bool = False,
+        keep_columns: Sequence[str] = (),
+        binary_labels: bool = False,
     ) -> BatchLoader:
         """An iterator over one rank's parts of the global batches of one epoch.
 
@@ -139,8 +174,13 @@ class FileDataset:
             start_batch: the first global batch to yield; found directly.
             prefetch: batches decoded ahead in a background thread.
             pin_memory: put batches in page-locked memory (needs CUDA).
+            ordered: global batch t holds the next rows in file order, and rank 0 the first of them; needs shuffle=False.
+            with_rows: batches say which file and row each of their rows comes from (`Batch.origin`).
+            keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
+            binary_labels: refuse labels other than 0 and 1.
         Raises:
-            ConfigError: a rank outside the world, or a size or cursor out of range.
+            ConfigError: a rank outside the world, or a size or cursor out of range, or options that contradict each other.
+            InputError: a file has no such column to keep.
         """
         if not 0 <= rank < num_ranks:
             raise ConfigError(f"rank={rank} of num_ranks={num_ranks}; ranks count from 0.")
@@ -151,15 +191,21 @@ class FileDataset:
             )
         if prefetch < 1:
             raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
+        self.check_columns_exist(keep_columns)
         return BatchLoader(
             self,
-            self.order(seed, epoch, shuffle),
+            self.order(seed, epoch, shuffle, ordered),
             rank=rank,
             num_ranks=num_ranks,
             global_batch_size=global_batch_size,
             batches=range(start_batch, batches),
             prefetch=prefetch,
-            pin_memory=pin_memory,
+            reading=Reading(
+                with_rows=with_rows or bool(keep_columns),
+                keep_columns=tuple(keep_columns),
+                binary_labels=binary_labels,
+                pin_memory=pin_memory,
+            ),
         )
 
     def open(self, file: DataFile) -> FileReader:

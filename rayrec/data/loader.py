@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +23,28 @@ from rayrec.data.batch import Batch
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.convert import Part, assemble
 from rayrec.data.order import ChunkRange, SampleOrder
+from rayrec.data.origin import origin_of_block
 from rayrec.data.readers import STREAM_ROWS, FileReader
 from rayrec.errors import InputError
 
 if TYPE_CHECKING:
     from rayrec.data.files import Chunk, FileDataset
+
+
+class Reading(NamedTuple):
+    """What a loader reads beside the schema's columns, and what it refuses.
+
+    Attributes:
+        with_rows: batches say which file and row each of their rows comes from.
+        keep_columns: columns that batches carry along unread; implies `with_rows`.
+        binary_labels: labels other than 0 and 1 are refused.
+        pin_memory: batches lie in page-locked memory.
+    """
+
+    with_rows: bool = False
+    keep_columns: tuple[str, ...] = ()
+    binary_labels: bool = False
+    pin_memory: bool = False
 
 
 class BatchLoader(Iterator[Batch]):
@@ -47,7 +64,7 @@ class BatchLoader(Iterator[Batch]):
         global_batch_size: int,
         batches: range,
         prefetch: int,
-        pin_memory: bool,
+        reading: Reading,
     ) -> None:
         self.batches = batches
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(prefetch)
@@ -59,7 +76,7 @@ class BatchLoader(Iterator[Batch]):
             num_ranks=num_ranks,
             global_batch_size=global_batch_size,
             batches=batches,
-            pin_memory=pin_memory,
+            reading=reading,
         )
         args = (made, self._queue, self._stop)
         self._thread = threading.Thread(target=_produce, args=args, name="rayrec-loader", daemon=True)
@@ -117,10 +134,17 @@ def _end(thread: threading.Thread, out: queue.Queue[Batch | BaseException | None
 
 
 def read_batches(
-    dataset: FileDataset, order: SampleOrder, *, rank: int, num_ranks: int, global_batch_size: int, batches: range, pin_memory: bool
+    dataset: FileDataset,
+    order: SampleOrder,
+    *,
+    rank: int,
+    num_ranks: int,
+    global_batch_size: int,
+    batches: range,
+    reading: Reading,
 ) -> Iterator[Batch]:
     """The batches of one rank, made when asked for, without a thread."""
-    chunks = _ChunkSource(dataset)
+    chunks = _ChunkSource(dataset, reading)
     streams: dict[int, _Stream] = {}
     for t in batches:
         parts = []
@@ -128,7 +152,7 @@ def read_batches(
             if s not in streams:
                 streams[s] = _Stream(s, order, chunks)
             parts += streams[s].take(start, stop)
-        yield assemble(parts, dataset.schema, order.batch_rows(t, global_batch_size), pin_memory)
+        yield assemble(parts, dataset.schema, order.batch_rows(t, global_batch_size), reading.pin_memory)
 
 
 class _Stream:
@@ -159,7 +183,13 @@ class _Stream:
             if places is not None:
                 rows = rows.take(pa.array(places))
             where = partial(_where, self.chunks.chunks, ranges, places)
-            self.block, self.columns = block, read_columns(rows, self.chunks.dataset.schema, where)
+            reading = self.chunks.reading
+            self.columns = read_columns(rows, self.chunks.dataset.schema, where, reading.binary_labels)
+            if reading.with_rows:
+                kept = rows.select(list(reading.keep_columns)) if reading.keep_columns else None
+                numbers = self.chunks.file_numbers
+                self.columns.origin = origin_of_block(self.chunks.chunks, numbers, ranges, places, kept)
+            self.block = block
         return self.columns
 
 
@@ -191,9 +221,10 @@ def _where(chunks: tuple[Chunk, ...], ranges: list[ChunkRange], places: NDArray[
 class _ChunkSource:
     """Open files and decoded chunks, shared by the streams of one loader and kept only while a stream holds them."""
 
-    def __init__(self, dataset: FileDataset) -> None:
-        self.dataset, self.chunks = dataset, dataset.chunks()
-        self.columns = list(dataset.schema.columns())
+    def __init__(self, dataset: FileDataset, reading: Reading) -> None:
+        self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
+        self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
+        self.file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
         self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = weakref.WeakValueDictionary()
         self._readers: weakref.WeakValueDictionary[str, FileReader] = weakref.WeakValueDictionary()
 

@@ -1,5 +1,7 @@
-"""MovieLens-100k in its tab-separated form (a header of name:type) to Parquet and a schema: will this user rate this film 4 or 5?
+"""MovieLens-100k to Parquet and a schema: will this user rate this film 4 or 5?
 
+Two forms of it are read: the files of GroupLens (u.data, u.user, u.item; see `grouplens`), and tab-separated files with a header of
+name:type (ml-100k.inter, .user, .item).
 Users and items become ids by their place in the sorted file, so do genres, occupations, the first two characters of the zip code, age
 buckets and release years: side information that is known before any rating. The timestamp and title are left out. A random tenth of
 the ratings is held out by seed, exactly, whatever else changes. Everything fits in memory: 100,000 ratings.
@@ -16,6 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from rayrec.checks import seed_number
+from rayrec.data.converted import new_data_set
+from rayrec.data.grouplens import read_items, read_ratings, read_users
 from rayrec.data.hashing import mix_int, permutation
 from rayrec.data.schema import Converted, Feature, FeatureSchema
 from rayrec.errors import ConfigError, InputError
@@ -25,26 +30,34 @@ _BOUND = 0.01  # small initial values: a DLRM reaches AUC 0.786 on the held-out 
 _AGE_BUCKETS = (18, 25, 35, 45, 50, 56)  # the first bucket is under 18
 
 
-def convert_movielens(source: str | Path, out: str | Path, *, dim: int = 16, seed: int = 0, eval_fraction: float = 0.1) -> Converted:
-    """Convert a folder with ml-100k.inter, ml-100k.user and ml-100k.item.
+def convert_movielens(
+    source: str | Path,
+    out: str | Path,
+    *,
+    dim: int = 16,
+    seed: int = 0,
+    eval_fraction: float = 0.1,
+    overwrite: bool = False,
+) -> Converted:
+    """Convert a folder with MovieLens-100k.
 
     Args:
-        source: the folder.
+        source: the folder, with u.data, u.user and u.item, or with ml-100k.inter, ml-100k.user and ml-100k.item.
         out: gets train/, eval/ and schema.json.
         dim: width of every table.
         seed: which ratings are held out, and the order of rows.
         eval_fraction: share held out.
+        overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file or column is missing, or a rating names an unknown user or item.
-        ConfigError: the fraction leaves nothing to train on or to evaluate.
+        ConfigError: the fraction leaves nothing to train on or to evaluate, or `out` holds data already.
     """
-    root, target = Path(source), Path(out)
-    ratings = _read(root / "ml-100k.inter", ("user_id", "item_id", "rating"))
-    users = _read(root / "ml-100k.user", ("user_id", "age", "gender", "occupation", "zip_code"))
-    items = _read(root / "ml-100k.item", ("item_id", "release_year", "class"))
-    user = _place(ratings["user_id"], users["user_id"], root / "ml-100k.inter", "user_id")
-    item = _place(ratings["item_id"], items["item_id"], root / "ml-100k.inter", "item_id")
-    ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", root / "ml-100k.user"), side="right")
+    seed_number("seed", seed)
+    root = Path(source)
+    paths, (ratings, users, items) = _read_folder(root)
+    user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
+    item = _place(ratings["item_id"], items["item_id"], paths[0], "item_id")
+    ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", paths[1]), side="right")
     genders, occupations = _Vocabulary.of(users["gender"]), _Vocabulary.of(users["occupation"])
     zips, years = _Vocabulary.of(pc.utf8_slice_codeunits(users["zip_code"], 0, 2)), _Vocabulary.of(items["release_year"])
     words = pc.split_pattern(items["class"].fill_null(""), " ").combine_chunks()
@@ -52,7 +65,7 @@ def convert_movielens(source: str | Path, out: str | Path, *, dim: int = 16, see
     lists = pa.ListArray.from_arrays(words.offsets, pa.array(genres.ids))
     table = pa.table(
         {
-            "label": pa.array((_numbers(ratings, "rating", root / "ml-100k.inter") >= 4.0).astype(np.int8)),
+            "label": pa.array((_numbers(ratings, "rating", paths[0]) >= 4.0).astype(np.int8)),
             "user": pa.array(user),
             "item": pa.array(item),
             "genres": lists.take(pa.array(item)),
@@ -71,11 +84,33 @@ def convert_movielens(source: str | Path, out: str | Path, *, dim: int = 16, see
         raise ConfigError(f"eval_fraction={eval_fraction} of {rows} ratings holds out {held_out}; choose one between 0 and 1.")
     order = permutation(mix_int(seed), rows)
     parts = {"eval": order[:held_out], "train": order[held_out:]}
-    for name, places in parts.items():
-        (target / name).mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.take(pa.array(places)), target / name / "part-00000.parquet", row_group_size=16_384)
-    movielens_schema(sizes, dim).save(target / "schema.json")
+    with new_data_set(out, overwrite) as folder:
+        for name, places in parts.items():
+            (folder / name).mkdir()
+            pq.write_table(table.take(pa.array(places)), folder / name / "part-00000.parquet", row_group_size=16_384)
+        movielens_schema(sizes, dim).save(folder / "schema.json")
+    target = Path(out)
     return Converted(target / "train", target / "eval", target / "schema.json", rows - held_out, held_out)
+
+
+def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Table, pa.Table]]:
+    """Paths of the ratings and the users, and text tables of ratings, users and items, in either form.
+
+    Raises:
+        InputError: the folder holds neither form, or a file cannot be read.
+    """
+    if (root / "u.data").exists():
+        paths = root / "u.data", root / "u.user", root / "u.item"
+        return paths[:2], (read_ratings(paths[0]), read_users(paths[1]), read_items(paths[2]))
+    if not (root / "ml-100k.inter").exists():
+        raise InputError(
+            f"{root} holds neither u.data nor ml-100k.inter. Point at the folder of MovieLens-100k: u.data, u.user and u.item as "
+            "GroupLens publishes them, or ml-100k.inter, ml-100k.user and ml-100k.item."
+        )
+    paths = root / "ml-100k.inter", root / "ml-100k.user", root / "ml-100k.item"
+    ratings = _read(paths[0], ("user_id", "item_id", "rating"))
+    users = _read(paths[1], ("user_id", "age", "gender", "occupation", "zip_code"))
+    return paths[:2], (ratings, users, _read(paths[2], ("item_id", "release_year", "class")))
 
 
 def movielens_schema(sizes: dict[str, int], dim: int) -> FeatureSchema:

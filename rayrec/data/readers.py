@@ -41,8 +41,8 @@ class ParquetReader:
         self._threads = threads
         self._file = pq.ParquetFile(path if local else filesystem.open_input_file(path), memory_map=local, pre_buffer=not local)
         self.schema: pa.Schema = self._file.schema_arrow
-        metadata = self._file.metadata
-        self.chunk_rows = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
+        self.metadata: pq.FileMetaData = self._file.metadata
+        self.chunk_rows = tuple(self.metadata.row_group(g).num_rows for g in range(self.metadata.num_row_groups))
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
         return self._file.read_row_group(chunk, columns=columns, use_threads=self._threads)

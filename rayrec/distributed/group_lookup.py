@@ -7,6 +7,9 @@ times slower on the same ids, and the merged table takes the kernel's fast path 
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from rayrec.distributed.lookup import FusedLookup, make_lookup
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
+from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of
@@ -52,6 +56,18 @@ class GroupLookup:
         if self.group.key.chain == GATHERED:
             grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
         self.kernel.update_in_place(grad, routed)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
+        memo[id(self)] = twin = object.__new__(GroupLookup)
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a pickle would tear apart tensors that share memory: what a lookup reads and what its update writes
+        raise ConfigError(
+            "a lookup kernel cannot be pickled, and neither can a sharded model or its fused optimizer. "
+            "Save their state_dict(), or a checkpoint (rayrec.checkpoint.save_checkpoint); copy.deepcopy works."
+        )
 
     @property
     def optimizer(self) -> SparseOptimizer:

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
-from rayrec.comm.dense import average_gradients
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
-from rayrec.comm.shared_memory import SharedMemoryExchange
+from rayrec.distributed.dense import DenseReplicas, check_ddp_options
 from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
@@ -61,9 +58,12 @@ class DistributedModelParallel(nn.Module):
             "process_group" and "shared_memory" insist.
         share_tables: CPU ranks that share memory read each other's rows where they lie, instead of exchanging them; not with qcomms,
             sharding groups, or tables that take two hops.
+        ddp_options: arguments of DistributedDataParallel, which averages dense gradients, such as `bucket_cap_mb` or `static_graph`; also
+            `comm_hook`, a pair (state, hook), and `params_to_ignore`. By default parameters that a step does not use, on all ranks or on
+            some, are right; with `find_unused_parameters` or `static_graph` DDP sees to them.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
-        ConfigError: nothing to shard, or a dense module on the meta device cannot initialize itself.
+        ConfigError: nothing to shard, a dense module on the meta device cannot initialize itself, or an option of DDP is wrong.
 
     Example:
         model = DistributedModelParallel(DLRM(EmbeddingBagCollection(tables, device="meta"), ...), plan=plan)
@@ -88,6 +88,7 @@ class DistributedModelParallel(nn.Module):
         sync_every: int = 1,
         transport: Transport | str = Transport.AUTO,
         share_tables: bool = True,
+        ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
@@ -103,25 +104,19 @@ class DistributedModelParallel(nn.Module):
         if prefetch:
             ahead = exchange_for(sharding_group, self.device, transport, own=True) if grouped else LocalExchange()
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
-        options = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences, share_tables=share_tables)
+        exchange_options = EngineOptions(
+            check_ids=check_ids, codecs=Codecs.of(qcomms), dedup_sequences=dedup_sequences, share_tables=share_tables
+        )
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
-        self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, options, ahead, peers)
+        self.module, self._engine = shard_embeddings(module, plan, exchange, optimizer, self.device, seed, exchange_options, ahead, peers)
         _materialize(self.module, self.device, seed)
         self.module.to(self.device)
-        world_size = dist.get_world_size(process_group) if grouped else 1
-        self._ddp = [self._wrap(process_group, transport)] if world_size > 1 and any(True for _ in self.dense_parameters()) else []
-
-    def _wrap(self, process_group: dist.ProcessGroup | None, transport: Transport) -> DistributedDataParallel:
-        # kept in a list, so that nn.Module does not register it and names keep no prefix
-        devices = [self.device] if self.device.type == "cuda" else None
-        ddp = DistributedDataParallel(
-            self.module, device_ids=devices, process_group=process_group, forward_sync_buffers=False, gradient_as_bucket_view=True
-        )
-        if self.device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
-            exchange = exchange_for(process_group, self.device, transport, own=True)
-            if isinstance(exchange, SharedMemoryExchange):
-                ddp.register_comm_hook(partial(self._engine.watched, exchange), average_gradients)
-        return ddp
+        options = dict(ddp_options or {})
+        check_ddp_options(options, self.module)
+        averaged = any(name not in options.get("params_to_ignore", ()) for name, _ in self.dense_parameters())
+        self._dense: list[DenseReplicas] = []  # in a list, so that nn.Module does not register it and names keep no prefix
+        if averaged and grouped and dist.get_world_size(process_group) > 1:
+            self._dense = [DenseReplicas(self.module, self.device, process_group, transport, self._engine.watched, options)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's module. Under 2D parallelism, replicas are averaged before a training step when that is due."""
@@ -129,7 +124,7 @@ class DistributedModelParallel(nn.Module):
             if self._stepped and self._replicas.due():
                 self.sync()
             self._stepped = True
-        return (self._ddp[0] if self._ddp and torch.is_grad_enabled() else self.module)(*args, **kwargs)
+        return (self._dense[0] if self._dense and torch.is_grad_enabled() else self.module)(*args, **kwargs)
 
     def sync(self) -> None:
         """Average the tables of the replicas now, as before a checkpoint; does nothing without 2D parallelism. Every rank calls it."""
@@ -144,20 +139,41 @@ class DistributedModelParallel(nn.Module):
         """As the user's module, without the tables."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the user's module."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Names as in the unsharded module; tables that are spread over ranks are `ShardedTensor`s."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, *, prefix: str = "") -> Any:
         """Load an unsharded module's state_dict, or one of the same plan; every rank takes its own rectangles.
 
+        Args:
+            strict: names must match.
+            prefix: before all names of this model, as `state_dict(prefix=)` writes them; other names are not looked at.
+        Returns:
+            missing_keys and unexpected_keys, by their names in `state_dict`.
         Raises:
-            ConfigError: `assign`, which tables do not support.
+            ConfigError: `assign`, which tables do not support; or a prefix given by position.
             RuntimeError: names and shapes do not match, as in torch.
         """
         if assign:
             raise ConfigError("load_state_dict(assign=True) is not supported: the rows live in the lookup kernels.")
-        return self.module.load_state_dict(state_dict, strict)
+        if isinstance(strict, str):
+            raise ConfigError(f"load_state_dict(state_dict, {strict!r}): the second argument is `strict`; name it, prefix={strict!r}.")
+        if not prefix:
+            return self.module.load_state_dict(state_dict, strict)
+        own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        result = self.module.load_state_dict(own, strict)
+        return type(result)(*([prefix + key for key in keys] for keys in result))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # a module that holds this one wrote its names without ".module", and torch looks for them with it
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of this rank's shards; what checkpoints save and restore."""
@@ -205,8 +221,8 @@ class DistributedModelParallel(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Inside, dense gradients are not averaged over ranks but kept for a later step; tables update in every backward all the same."""
         with ExitStack() as stack:
-            for ddp in self._ddp:
-                stack.enter_context(ddp.no_sync())
+            for dense in self._dense:
+                stack.enter_context(dense.no_sync())
             yield
 
     def fused_optimizer(self) -> FusedOptimizer:

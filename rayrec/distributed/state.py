@@ -78,6 +78,8 @@ class TableShards(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if strict:
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key != prefix + "weight"]
         value = state_dict.get(prefix + "weight")
         if value is None:
             missing_keys.append(prefix + "weight")

@@ -13,6 +13,7 @@ from rayrec.driver.config import ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.topology import discover
+from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def calibrate(
         if isinstance(event, str):
             say(event)
 
-    controller = Controller(scaling, prepare, on_event, timeout_s=timeout_s, setup_timeout_s=setup_timeout_s)
+    if scaling.num_workers < 1:
+        raise ConfigError("calibration measures the ranks of a cluster; give num_workers of at least 1 (--ranks).")
+    controller = Controller(scaling, prepare, on_event, timeout_s=timeout_s, setup_timeout_s=setup_timeout_s, obeys_stop=False)
     found: Topology = controller.run()[0]
     return found

@@ -9,19 +9,23 @@ plain connection first, because `ray.init` takes minutes to say so.
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
 
+from rayrec.driver import reaper
+from rayrec.driver.reaper import MARK
 from rayrec.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
+STATUS_S = 3.0  # an autoscaler reports its first status about a second after the head starts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +33,11 @@ class Cluster:
     """A connection to Ray.
 
     Attributes:
-        started: it was started here and ends with the connection.
-        fixed: it cannot grow, so that what does not fit now never will.
+        private: it was started by this process and ends with it.
+        fixed: it does not grow by itself, so what does not fit now will only fit when somebody adds nodes.
     """
 
-    started: bool
+    private: bool
     fixed: bool
 
 
@@ -44,45 +48,60 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
     Args:
         num_cpus: CPUs to claim when a private cluster starts; None takes those of the machine.
     Raises:
-        ConfigError: RAY_ADDRESS names nothing that answers.
+        ConfigError: RAY_ADDRESS names nothing that answers, or Ray does not start.
     """
     import ray
 
     if ray.is_initialized():
-        yield Cluster(started=False, fixed=_is_head_here())
+        yield _describe()
         return
     address = os.environ.get("RAY_ADDRESS", "")
-    if address and address != "local":
-        _check_reachable(address)
-        ray.init(address=address if address == "auto" else _without_scheme(address), log_to_driver=True, logging_level="WARNING")
-    else:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
-    try:
-        yield Cluster(started=True, fixed=_is_head_here())
-    finally:
-        ray.shutdown()  # of a joined cluster: disconnects; of a private one: ends it
+    with ExitStack() as stack:
+        if address and address != "local":
+            _check_reachable(address)
+            _join(address if address == "auto" else _without_scheme(address))
+        else:
+            stack.enter_context(_reaper())
+            _start(num_cpus)
+        stack.callback(ray.shutdown)  # of a joined cluster: disconnects; of a private one: ends it
+        yield _describe()
 
 
 @contextmanager
-def stop_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM inside the block; after Ray's own handler, which `ray.init` installs, so enter it later than that.
-
-    Signals reach the main thread only; elsewhere this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    before: Any = signal.signal(signal.SIGTERM, handle)
+def _reaper() -> Iterator[None]:
+    """Have what this process starts inside the block ended, however this process ends; see `reaper`."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
+    command = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+        os.environ.pop(MARK, None)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=True, logging_level="WARNING")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"cannot join the Ray cluster at {os.environ['RAY_ADDRESS']}: {first} Start a cluster with `ray start --head`, correct "
+            "RAY_ADDRESS, or unset it to run on this machine alone."
+        ) from error
+
+
+def _start(num_cpus: int | None) -> None:
+    import ray
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
 
 
 def _check_reachable(address: str) -> None:
@@ -106,6 +125,33 @@ def _check_reachable(address: str) -> None:
 
 def _without_scheme(address: str) -> str:
     return address.removeprefix("gcs://")
+
+
+def _describe() -> Cluster:
+    private = _is_head_here()
+    return Cluster(private=private, fixed=private or not _grows())
+
+
+def _grows() -> bool:
+    """Whether an autoscaler with node types of its own looks after the joined cluster.
+
+    Every head runs a monitor. Without a cluster file, it reports each node under a type that is made up from the node's id.
+    """
+    import ray._private.state as state
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    deadline = time.monotonic() + STATUS_S
+    while True:
+        if state.state.get_cluster_config() is not None:  # Kubernetes, and the second version of Ray's autoscaler
+            return True
+        text = _internal_kv_get("__autoscaling_status")
+        if text:
+            report = json.loads(text).get("autoscaler_report") or {}
+            types = report.get("node_type_mapping") or {}
+            return not types or any(kind != f"node_{node}" for node, kind in types.items())
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)
 
 
 def _is_head_here() -> bool:

@@ -10,13 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rayrec.checks import absolute_path, lasting_path, positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.layout.hindsight import Hindsight
-from rayrec.train.config import DEFAULT_DENSE, DEFAULT_SPARSE, CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.config import (
+    DEFAULT_DENSE,
+    DEFAULT_SPARSE,
+    CheckpointConfig,
+    OptimizerConfig,
+    ProfileConfig,
+    check_names,
+)
 from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone, ProgressReport
 
+PLACEMENT_TIMEOUT_S = 120.0
+LATEST = "latest"
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -25,13 +35,15 @@ class ScalingConfig:
     """How many ranks, and what each of them gets.
 
     Attributes:
-        num_workers: ranks; each is one Ray actor.
+        num_workers: ranks; each is one Ray actor. 0 is one rank in this very process, without Ray, for small runs and debuggers.
         use_gpu: one GPU per rank and NCCL between them; otherwise CPU and gloo.
         cpus_per_worker: CPUs that Ray reserves for a rank; also its number of threads (at least one). May be a fraction, to put more
             ranks on a small machine than it has cores.
         resources_per_worker: further Ray resources of each rank, by name.
         placement_strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        placement_timeout_s: how long to wait for the cluster to provide the ranks; an autoscaling cluster may need minutes.
+        placement_timeout_s: how long to wait for the cluster to provide the ranks. None waits `PLACEMENT_TIMEOUT_S` where that can
+            help: other work holds the resources, or the cluster grows by itself. A number waits so long in any case, also for nodes
+            that are added by hand.
         pin_cores: pin every rank to cores of its own, cpus_per_worker of them, by the machine's topology; all threads of a rank share them,
             also those that read data. For CPU ranks on Linux machines that run nothing else.
         memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None derives it from the nodes.
@@ -42,15 +54,17 @@ class ScalingConfig:
     cpus_per_worker: float = 1
     resources_per_worker: Mapping[str, float] | None = None
     placement_strategy: str = "PACK"
-    placement_timeout_s: float = 120.0
+    placement_timeout_s: float | None = None
     memory_per_worker: int | None = None
     pin_cores: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_workers, int) or self.num_workers < 1:
-            raise ConfigError(f"ScalingConfig has num_workers={self.num_workers!r}; it must be a whole number of at least 1.")
-        if self.cpus_per_worker <= 0:
-            raise ConfigError(f"ScalingConfig has cpus_per_worker={self.cpus_per_worker}; it must be above 0.")
+        whole_number("ScalingConfig has num_workers", self.num_workers, 0)
+        positive("ScalingConfig has cpus_per_worker", self.cpus_per_worker)
+        if self.placement_timeout_s is not None:
+            seconds("ScalingConfig has placement_timeout_s", self.placement_timeout_s)
+        if self.memory_per_worker is not None:
+            whole_number("ScalingConfig has memory_per_worker", self.memory_per_worker)
         if self.pin_cores and (self.use_gpu or self.cpus_per_worker != int(self.cpus_per_worker)):
             raise ConfigError(
                 f"pin_cores gives CPU ranks whole cores, but this ScalingConfig has use_gpu={self.use_gpu} and "
@@ -58,9 +72,10 @@ class ScalingConfig:
             )
         if self.placement_strategy not in STRATEGIES:
             raise ConfigError(f"placement_strategy {self.placement_strategy!r} is not known; choose one of {', '.join(STRATEGIES)}.")
-        for name in self.resources_per_worker or {}:
+        for name, amount in (self.resources_per_worker or {}).items():
             if name in ("CPU", "GPU"):
                 raise ConfigError(f"resources_per_worker names {name}; say it with cpus_per_worker or use_gpu.")
+            positive(f"ScalingConfig has resources_per_worker[{name!r}]", amount)
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -95,12 +110,20 @@ class RunConfig:
         global_batch_size: rows of one step over all ranks; the ranks share it evenly.
         steps, epochs: how long to train; give one of them.
         name: folder of the run below storage_path.
-        storage_path: local folder or URI that receives checkpoints; None saves none.
-        seed: of initial values and of the order of the data.
+        storage_path: local folder or URI that receives checkpoints; None saves none. A relative path is taken from the working
+            directory of the process that makes this config. All hosts of the ranks must see the folder, which is checked.
+        seed: of initial values and of the order of the data; from 0 to 2**63 - 1.
         sparse_optimizer: of the tables, one of rayrec.optim's by name.
         dense_optimizer: of all other parameters: adam, adagrad or sgd.
         checkpoint, failure: when to save, what to do when a rank fails.
-        resume_from: checkpoint directory to start from; may come from another number of ranks and another plan.
+        resume_from: checkpoint directory to continue from, or "latest" of the run's own folder. It may come from another number of
+            ranks and another plan. Where it is not the newest of the run's folder, the later ones are set aside. "latest" takes the
+            newest whole checkpoint and says so when it had to pass over a damaged one.
+        new_data: continue with the weights, optimizers and step of `resume_from`, and begin the data anew: `data`,
+            `global_batch_size` and `seed` may then differ from those that the checkpoint was trained with.
+        init_from: checkpoint directory of another run whose weights this run starts with, at step 0; tables and dense layers must
+            have its names and sizes, all else may differ.
+        init_optimizer_state: take the optimizers' state of `init_from`, too; the optimizers must then be the same.
         timeout_s: bound on every collective; a rank that hangs is noticed after this time.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: how long a stop request may take, including the last checkpoint.
@@ -124,6 +147,9 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failure: FailureConfig = field(default_factory=FailureConfig)
     resume_from: str | None = None
+    new_data: bool = False
+    init_from: str | None = None
+    init_optimizer_state: bool = False
     timeout_s: float = 300.0
     setup_timeout_s: float = 120.0
     stop_timeout_s: float = 60.0
@@ -140,24 +166,49 @@ class RunConfig:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(f"RunConfig has steps={self.steps} and epochs={self.epochs}; give exactly one of them.")
-        for what, value in (("steps", self.steps), ("epochs", self.epochs), ("global_batch_size", self.global_batch_size)):
-            if value is not None and value < 1:
-                raise ConfigError(f"RunConfig has {what}={value}; it must be at least 1.")
-        for what, seconds in (
-            ("timeout_s", self.timeout_s),
-            ("setup_timeout_s", self.setup_timeout_s),
-            ("report_every_s", self.report_every_s),
-        ):
-            if seconds <= 0:
-                raise ConfigError(f"RunConfig has {what}={seconds}; it must be above 0.")
+        for what in ("steps", "epochs", "global_batch_size"):
+            value = getattr(self, what)
+            if value is not None:
+                whole_number(f"RunConfig has {what}", value)
+        seed_number("RunConfig has seed", self.seed)
+        for what in ("timeout_s", "setup_timeout_s", "stop_timeout_s", "report_every_s"):
+            seconds(f"RunConfig has {what}", getattr(self, what))
+        for what in ("storage_path", "resume_from", "init_from"):
+            path = getattr(self, what)
+            if path is not None and (what, path) != ("resume_from", LATEST):
+                make = lasting_path if what == "storage_path" else absolute_path
+                object.__setattr__(self, what, make(f"RunConfig has {what}", path))
+        check_names(self)
+        if self.progress not in ("auto", "plain", "off"):
+            raise ConfigError(f"RunConfig has progress={self.progress!r}; choose one of auto, plain, off.")
+        self._check_start()
+        if self.checkpoint.num_to_keep and not self.storage_path:
+            raise ConfigError(
+                f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of a run that has none; "
+                "give RunConfig(storage_path=...)."
+            )
         if self.checkpoint.every_n_steps and not self.storage_path:
             raise ConfigError(f"checkpoints every {self.checkpoint.every_n_steps} steps need RunConfig(storage_path=...).")
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise ConfigError(f"RunConfig has name={self.name!r}; it must be the name of one folder.")
 
+    def _check_start(self) -> None:
+        """Refuse contradictions between the options that say where a run starts."""
+        if self.resume_from is not None and self.init_from is not None:
+            raise ConfigError(
+                f"RunConfig has resume_from={self.resume_from!r} and init_from={self.init_from!r}; a run continues another "
+                "or starts with its weights at step 0. Give one of them."
+            )
+        if self.resume_from == LATEST and self.storage_path is None:
+            raise ConfigError("resume_from='latest' needs RunConfig(storage_path=...), to look for the newest checkpoint in.")
+        if self.new_data and self.resume_from is None:
+            raise ConfigError("new_data=True is about the data of a resumed run; give resume_from=..., or leave it out.")
+        if self.init_optimizer_state and self.init_from is None:
+            raise ConfigError("init_optimizer_state=True takes the state of init_from; give init_from=..., or leave it out.")
+
     @property
     def run_path(self) -> str | None:
-        """Folder of this run's checkpoints, or None."""
+        """Absolute folder or URI of this run's checkpoints, or None."""
         return None if self.storage_path is None else f"{self.storage_path.rstrip('/')}/{self.name}"
 
 
@@ -172,7 +223,7 @@ class Result:
         metrics: scores on eval_data after training (auc, ne, logloss, calibration, rows), or empty.
         checkpoint: newest checkpoint of the run, or None.
         plan: where the tables lay.
-        stopped: the run ended early because it was asked to.
+        stopped: the run ended early because it was asked to, after a last checkpoint where it has a storage_path.
         milestones: when the parts of the start-up were over, in order, up to the first step.
         reports: of every window of training, in order: loss, scores, rows per second. The first windows are short and slow.
         hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of one window.

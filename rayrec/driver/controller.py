@@ -14,11 +14,15 @@ from contextlib import ExitStack
 from enum import Enum
 from typing import Any
 
-from rayrec.driver.cluster import Cluster, connected, stop_on_sigterm
+from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.placement import placed
 from rayrec.driver.policies import Observation, judge
-from rayrec.driver.rank_group import RankGroup, started
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_start import started
+from rayrec.driver.run_log import RunLog
+from rayrec.driver.signals import Signals, hold_signals
+from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.errors import TrainingFailed
 from rayrec.train.progress import Event, Milestone
 from rayrec.train.seat import RankTask
@@ -26,6 +30,7 @@ from rayrec.train.seat import RankTask
 POLL_S = 0.2  # between two looks at the ranks
 ANSWER_S = 0.5  # after which a rank without news says so
 SILENT_S = 10.0
+STACKS_S = 5.0
 
 
 class State(Enum):
@@ -56,6 +61,10 @@ class Controller:
         timeout_s: bound on every collective.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
+        obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once by a signal.
+        log: receives what is too long for a line; by default a file in the system's temporary folder.
+        on_poll: called at every look at the ranks; what it raises ends the run.
+        stall_s: seconds without progress after which the run says where it stands.
     """
 
     def __init__(
@@ -67,8 +76,17 @@ class Controller:
         timeout_s: float = 300.0,
         setup_timeout_s: float = 120.0,
         stop_timeout_s: float = 60.0,
+        obeys_stop: bool = True,
+        log: RunLog | None = None,
+        on_poll: Callable[[], None] = lambda: None,
+        stall_s: float = STALL_S,
     ) -> None:
         self.state = State.INITIALIZING
+        self.log = log or RunLog(None)
+        self._on_poll, self._obeys_stop = on_poll, obeys_stop
+        self._signals = Signals()
+        self._watch = StallWatch(self._on_stall, self.log, self._rank_stacks, stall_s)
+        self._progress: object = None
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
         self._timeout_s, self._setup_timeout_s, self._stop_timeout_s = timeout_s, setup_timeout_s, stop_timeout_s
         self._stack = ExitStack()
@@ -92,8 +110,10 @@ class Controller:
         Returns:
             the task's result of every rank, in rank order; empty when `prepare` gave no task.
         Raises:
-            ConfigError, PlanError: from preparing, or the ranks do not fit the cluster.
+            RayrecError: a user's mistake, found while preparing or by a rank.
             TrainingFailed: names the first rank that failed.
+            RunInterrupted: a signal came before the ranks had begun. Later ones stop the ranks, which
+                then return what they have; see `signal_number`.
         """
         actions: dict[State, Callable[[], State]] = {
             State.INITIALIZING: self._initialize,
@@ -101,6 +121,7 @@ class Controller:
             State.RUNNING: self._poll,
             State.SHUTTING_DOWN: self._shut_down,
         }
+        self._watch.start()
         try:
             while self.state in actions:
                 try:
@@ -110,26 +131,43 @@ class Controller:
                         raise
                     self._error, self.state = error, State.SHUTTING_DOWN
         finally:
+            self._watch.close()
             self._stack.close()  # a no-op unless the loop was left by an interrupt
         if self._error is not None:
             raise self._error
         return self._results
 
+    @property
+    def signal_number(self) -> int | None:
+        """The signal that ended the run early, or None."""
+        return self._signals.number
+
     def _initialize(self) -> State:
+        self._signals = self._stack.enter_context(hold_signals())
+        self._watch.at("connecting to Ray")
         self._cluster = self._stack.enter_context(connected())
-        self._stack.enter_context(stop_on_sigterm(self.request_stop))
+        self._signals.install()  # `ray.init` took SIGTERM
+        self._signals.check()
         self._on_event(Milestone("connection to Ray"))
         return State.SCHEDULING
 
     def _schedule(self) -> State:
         assert self._cluster is not None
-        room = self._stack.enter_context(placed(self._scaling, self._cluster, self._on_event))
-        self._group = self._stack.enter_context(started(self._scaling, room, self._setup_timeout_s))
+        check = self._signals.check
+        self._watch.at("waiting for room on the cluster", patient=True)
+        room = self._stack.enter_context(placed(self._scaling, self._cluster, self._on_event, check))
+        self._watch.at("starting the ranks' actors")
+        group = started(self._scaling, room, self._setup_timeout_s, check)
+        self._group = self._stack.enter_context(group)
         self._on_event(Milestone("actors"))
+        check()
+        self._watch.at("planning")
         task = self._prepare(self._group)
         if task is None:
             return State.SHUTTING_DOWN
+        check()
         self._on_event(Milestone("plan"))
+        self._watch.at("starting the ranks, which import torch")
         self._group.start(task, self._timeout_s, self._setup_timeout_s)
         self._on_event(Milestone("torch on the ranks"))
         return State.RUNNING
@@ -137,7 +175,9 @@ class Controller:
     def _poll(self) -> State:
         assert self._group is not None
         self._ask_to_stop(self._group)
+        self._on_poll()
         ranks = self._group.observe(POLL_S, ANSWER_S)
+        self._note_progress(ranks)
         for event in self._group.events[self._shown :]:
             self._on_event(event)
         self._shown = len(self._group.events)
@@ -152,17 +192,44 @@ class Controller:
         if verdict.failure is not None:
             self._group.abort()
             failure = verdict.failure
-            cause = RemoteTraceback(failure.traceback) if failure.traceback else None
-            message = failure.message(self._group.world_size)
-            raise TrainingFailed(message, failure.rank, failure.host, failure.cause, failure.traceback) from cause
+            error = failure.error(self._group.world_size)
+            if failure.traceback and isinstance(error, TrainingFailed):
+                error.log = self.log.write(f"rank {failure.rank} on {failure.host}:\n{failure.traceback}")
+            raise error from (RemoteTraceback(failure.traceback) if failure.traceback else None)
         return State.RUNNING
 
-    def _ask_to_stop(self, group: RankGroup) -> None:
-        if not self._stop.is_set():
+    def _note_progress(self, ranks: tuple[Observation, ...]) -> None:
+        """Tell the watch whether any rank moved since the last look, and what they are doing."""
+        polls = [rank.poll for rank in ranks]
+        progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]
+        if progress == self._progress:
             return
+        self._progress = progress
+        doing: dict[str, list[str]] = {}
+        for rank, poll in enumerate(polls):
+            what = "starting" if poll is None else poll.phase or poll.state
+            doing.setdefault(what, []).append(str(rank))
+        if len(doing) == 1:
+            where = f"all ranks are {next(iter(doing))}"
+        else:
+            where = "; ".join(f"rank {', '.join(who)} is {what}" for what, who in doing.items())
+        step = max((poll.step for poll in polls if poll is not None), default=0)
+        self._watch.at(f"{where}, after step {step}" if step else where)
+
+    def _on_stall(self, line: str) -> None:
+        self._on_event(line)
+
+    def _rank_stacks(self) -> str:
+        return self._group.stacks(STACKS_S) if self._group is not None else "-- no ranks yet"
+
+    def _ask_to_stop(self, group: RankGroup) -> None:
+        if not self._stop.is_set() and not self._signals.came:
+            return
+        if not self._obeys_stop:
+            self._signals.check()
         if self._stop_asked_at is None:
             self._stop_asked_at = time.monotonic()
-            self._on_event("asked to stop; the ranks finish their window and save")
+            self._on_event("asked to stop; the ranks finish their window and save what the run keeps")
             group.request_stop()
         elif time.monotonic() - self._stop_asked_at > self._stop_timeout_s:
             raise TrainingFailed(f"the ranks were asked to stop and did not in {self._stop_timeout_s:.0f} s; they were killed.")
@@ -176,5 +243,6 @@ class Controller:
                 self._told_silent.discard(rank.rank)
 
     def _shut_down(self) -> State:
+        self._watch.at("ending the ranks", patient=True)
         self._stack.close()
         return State.FINISHED if self._error is None else State.ERRORED

@@ -18,12 +18,12 @@ class Display:
 
     Args:
         mode: "auto" draws on a terminal and prints lines elsewhere, "plain" prints lines, "off" shows nothing.
-        total_steps: of the run; 0 when there are none, as in an evaluation.
+        total_steps: steps of the run; 0 when there are none, as in an evaluation.
     """
 
     def __init__(self, mode: Literal["auto", "plain", "off"] = "auto", total_steps: int = 0) -> None:
         self._mode = ("live" if sys.stdout.isatty() else "plain") if mode == "auto" else mode
-        self._total = total_steps
+        self.total_steps = total_steps
         self.milestones: list[Milestone] = []
         self.reports: list[ProgressReport] = []
         self._bar: Any = None
@@ -63,7 +63,7 @@ class Display:
         if self._mode == "live":
             self._draw(report)
         else:
-            self.line(f"step {report.step}/{self._total}  {summary(report)}")
+            self.line(f"step {report.step}/{self.total_steps}  {summary(report)}")
         hint = self._starvation.see(report)
         if hint is not None:
             self.line(hint)
@@ -79,7 +79,7 @@ class Display:
                 TimeRemainingColumn(),
             )
             self._bar = Progress(*columns)
-            self._task = self._bar.add_task("", total=self._total)
+            self._task = self._bar.add_task("", total=self.total_steps)
             self._bar.start()
         self._bar.update(self._task, completed=report.step, description=summary(report))
 

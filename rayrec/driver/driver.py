@@ -6,26 +6,29 @@ and `evaluate` leaves nothing behind; `with driver.cluster():` keeps one cluster
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rayrec.checks import absolute_path, lasting_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import Result, RunConfig, ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
-from rayrec.driver.planning import check_plan_word, find_tables, resolve_plan
+from rayrec.driver.local import run_here
+from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.run_folder import RunFolder, held
+from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover, read_topology
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.layout.estimates import RankEstimate
 from rayrec.layout.hindsight import Hindsight
-from rayrec.planner.estimate import estimate_ranks
-from rayrec.planner.request import PlanRequest
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.storage import probe_output
+from rayrec.train.config import Dataset
 from rayrec.train.profile_page import ready_profile
 from rayrec.train.seat import RankTask
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.planner import ParameterConstraints
+    from rayrec.train.tasks import FitOutcome, Scorer
 
 
 class Driver:
@@ -49,6 +53,8 @@ class Driver:
         constraints: by table, for the planner.
         tables: the model's tables, if it cannot be built on the meta device.
         topology: a calibrated topology, or its JSON file, whose constants the planner shall use; ranks and memory are those that exist.
+        scorer: (trainer) -> name -> score, called on every rank after training in place of scoring eval_data; every rank must return
+            the same. `trainer` is a `rayrec.train.RankTrainer`.
     Raises:
         ConfigError: the options contradict each other.
 
@@ -68,14 +74,18 @@ class Driver:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         tables: Sequence[BaseEmbeddingConfig] | None = None,
         topology: Topology | str | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         if not callable(model):
             raise ConfigError(f"model is a {type(model).__name__}; pass a function that builds the module on each rank.")
         check_plan_word(plan)
+        check_same_features(data, eval_data)
         self._model, self._data, self._eval_data = model, data, eval_data
-        self._scaling, self._run, self._plan, self._constraints = scaling, run, plan, constraints
-        self._tables = list(tables) if tables is not None else None
-        self._topology = read_topology(topology) if isinstance(topology, str) else topology
+        self._scaling, self._run = scaling, run
+        measured = read_topology(topology) if isinstance(topology, str) else topology
+        self._planning = Planning(model, run, plan, constraints, tables, measured)
+        self._scorer = scorer
+        self._stop = threading.Event()
         self._controller: Controller | None = None
 
     @contextmanager
@@ -92,7 +102,11 @@ class Driver:
             PlanError: the tables do not fit the ranks.
         """
         plans: list[ShardingPlan] = []
-        self._control(Display("off"), lambda group: plans.append(self._plan_for(group)))
+
+        def prepare(topology: Topology) -> None:
+            plans.append(self._planning.plan(topology))
+
+        self._control(Display("off"), prepare, RunLog(None))
         return plans[0]
 
     def calibrate(self) -> Topology:
@@ -105,42 +119,57 @@ class Driver:
             TrainingFailed: a rank failed.
         """
         run = self._run
-        self._topology = calibrate(self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s)
-        return self._topology
+        topology = calibrate(self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s)
+        self._planning.measured = topology
+        return topology
 
     def fit(self) -> Result:
         """Train, save, and score the evaluation data.
 
         Returns:
-            the result; `stopped` tells that a SIGTERM or `request_stop` ended it early, after a last checkpoint.
+            the result; `stopped` tells that `request_stop` ended it early, after a last checkpoint.
         Raises:
-            ConfigError, PlanError: the user's mistakes; nothing was trained.
+            ConfigError, PlanError, InputError, CheckpointError: the user's mistakes, found before training or by a rank.
             TrainingFailed: names the first rank that failed, its host and its cause; all ranks have been ended.
+            RunInterrupted: Ctrl-C or SIGTERM ended the run early, after a last checkpoint; it has the result. Where nothing catches
+                it, the process ends with 130 or 143.
         """
         if self._data is None:
             raise ConfigError("Driver.fit needs data to train on; this driver was made with data=None.")
-        _check_run_path(self._run)
-        steps = self._steps(self._data)
-        profile = ready_profile(self._run.profile, steps)
-        display = Display(self._run.progress, steps)
-        plans: list[ShardingPlan] = []
-        predicted: list[tuple[RankEstimate, ...]] = []
+        from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
+        from rayrec.driver.start import find_start
 
-        def prepare(group: RankGroup) -> RankTask:
-            from rayrec.train.tasks import FitTask
+        data, run = self._data, self._run
+        check_values(data)
+        check_values(self._eval_data)
+        display = Display(run.progress)
+        log = RunLog(run.run_path, run.name)
+        with held(run.run_path, display.line) as folder:
+            start = find_start(run, data, self._planning.tables, display.line)
+            steps = total_steps(run, data, start)
+            display.total_steps = steps
+            profile = ready_profile(run.profile, steps - start.step)
+            plans: list[ShardingPlan] = []
+            predicted: list[tuple[RankEstimate, ...]] = []
 
-            topology = self._topology_of(group)
-            plans.append(self._plan_on(topology))
-            predicted.append(self._predict(plans[0], topology))
-            display.plan(plans[0])
-            spec = self._spec(plans[0], data=self._data, eval_data=self._eval_data, steps=steps, path=self._run.resume_from)
-            return FitTask(spec=replace(spec, profile=profile))
+            def prepare(topology: Topology) -> RankTask:
+                from rayrec.train.tasks import FitTask
 
-        outcome = self._control(display, prepare)[0]
-        hindsight = Hindsight(predicted[0], outcome.times) if outcome.times else None
-        if hindsight is not None:
-            display.line(hindsight.report())
-        return Result(
+                plans.append(self._planning.plan(topology))
+                predicted.append(self._planning.predict(plans[0], topology))
+                display.plan(plans[0])
+                spec = train_spec(
+                    run, self._model, plans[0], data=data, eval_data=self._eval_data, steps=steps, start=start, profile=profile
+                )
+                return FitTask(spec=spec, scorer=self._scorer)
+
+            files = [*local_files(data), *local_files(self._eval_data)]
+            results, signal_number = self._control(display, prepare, log, folder, {"data": files})
+            outcome: FitOutcome = results[0]
+            hindsight = Hindsight(predicted[0], outcome.times) if outcome.times else None
+            if hindsight is not None:
+                display.line(hindsight.report())
+        result = Result(
             steps=outcome.steps,
             rows=outcome.rows,
             seconds=outcome.seconds,
@@ -155,131 +184,109 @@ class Driver:
             hindsight=hindsight,
             profile=outcome.profile,
         )
+        if outcome.stopped and signal_number is not None:
+            raise RunInterrupted(signal_number, result)
+        return result
 
-    def evaluate(self, checkpoint: str | None, data: Dataset | None = None) -> Mapping[str, float]:
+    def evaluate(
+        self,
+        checkpoint: str | None,
+        data: Dataset | None = None,
+        predictions: str | None = None,
+        keys: Sequence[str] = (),
+    ) -> Mapping[str, float]:
         """Score a checkpoint, of any number of ranks and any plan, on this driver's ranks.
 
         Args:
             checkpoint: its directory; None scores the untrained model.
             data: what to score on; by default the driver's eval_data.
+            predictions: path or URI of a Parquet file that gets the score of every row, in the order of the files: columns score (the
+                predicted probability of label 1), label, file, row (its number in the file) and `keys`.
+            keys: columns of the data that are copied into `predictions`.
         Raises:
-            ConfigError, PlanError: the user's mistakes.
-            TrainingFailed: a rank failed, also when the checkpoint is missing or of another model.
+            ConfigError, PlanError, InputError, CheckpointError: the user's mistakes, found before the ranks start or by a rank.
+            TrainingFailed: a rank failed.
+            RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
+        from rayrec.driver.specs import check_keys, check_values, local_files, manifest_file, train_spec
+        from rayrec.driver.start import check_scored
+        from rayrec.train.predictions import PredictionConfig
+
         scored = data if data is not None else self._eval_data
         if scored is None:
             raise ConfigError("Driver.evaluate needs data: pass it, or make the driver with eval_data.")
+        wanted = None
+        if predictions is not None:
+            wanted = PredictionConfig(path=lasting_path("predictions", predictions), keys=tuple(keys))
+            check_keys(scored, keys)
+            probe_output("predictions", wanted.path)
+        elif keys:
+            raise ConfigError(f"keys={list(keys)} are columns of predictions; give predictions, too, or leave keys out.")
+        check_values(scored)
+        files = {"data": local_files(scored)}
+        if checkpoint is not None:
+            checkpoint = absolute_path("checkpoint", checkpoint)
+            check_scored(checkpoint, self._planning.tables())
+            files["checkpoint"] = manifest_file(checkpoint)
         display = Display(self._run.progress)
 
-        def prepare(group: RankGroup) -> RankTask:
+        def prepare(topology: Topology) -> RankTask:
             from rayrec.train.tasks import EvaluateTask
 
-            return EvaluateTask(spec=self._spec(self._plan_for(group), data=None, eval_data=scored, steps=0, path=checkpoint))
+            spec = train_spec(self._run, self._model, self._planning.plan(topology), eval_data=scored)
+            return EvaluateTask(spec=spec, checkpoint=checkpoint, predictions=wanted)
 
-        metrics: Mapping[str, float] = self._control(display, prepare)[0]
+        results, signal_number = self._control(display, prepare, RunLog(None), None, files)
+        metrics: Mapping[str, float] | None = results[0]
+        if metrics is None:
+            raise RunInterrupted(signal_number or 15)
         return metrics
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; from another thread or a signal handler."""
+        self._stop.set()
         if self._controller is not None:
             self._controller.request_stop()
 
-    def _control(self, display: Display, prepare: Callable[[RankGroup], RankTask | None]) -> tuple[Any, ...]:
+    def _control(
+        self,
+        display: Display,
+        prepare: Callable[[Topology], RankTask | None],
+        log: RunLog,
+        folder: RunFolder | None = None,
+        files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
+    ) -> tuple[tuple[Any, ...], int | None]:
+        """Run the task that `prepare` makes; its result by rank, and the signal that came meanwhile.
+
+        Args:
+            folder: the run's folder, which every rank must share.
+            files: by what they are, local files that every host must see.
+        """
         run = self._run
+        self._stop.clear()
+        if self._scaling.num_workers == 0:
+            return run_here(self._scaling, prepare, display.event, self._stop.is_set, run.timeout_s)
+
+        def prepare_group(group: RankGroup) -> RankTask | None:
+            task = prepare(discover(group, self._scaling, run.setup_timeout_s))
+            if folder is not None:
+                group.see_folder(folder.path, folder.token, run.setup_timeout_s)
+            for what, paths in (files or {}).items():
+                group.see_files(paths, what, run.setup_timeout_s)
+            return task
+
         self._controller = Controller(
             self._scaling,
-            prepare,
+            prepare_group,
             display.event,
             timeout_s=run.timeout_s,
             setup_timeout_s=run.setup_timeout_s,
             stop_timeout_s=run.stop_timeout_s,
+            log=log,
+            on_poll=folder.check if folder is not None else lambda: None,
         )
         try:
-            return self._controller.run()
+            return self._controller.run(), self._controller.signal_number
         finally:
             self._controller = None
             display.close()
-
-    def _plan_for(self, group: RankGroup) -> ShardingPlan:
-        return self._plan_on(self._topology_of(group))
-
-    def _topology_of(self, group: RankGroup) -> Topology:
-        topology = discover(group, self._scaling, self._run.setup_timeout_s)
-        return topology if self._topology is None else topology.with_speeds_of(self._topology)
-
-    def _plan_on(self, topology: Topology) -> ShardingPlan:
-        if self._tables is None:
-            self._tables = find_tables(self._model)
-        return resolve_plan(
-            self._plan,
-            self._tables,
-            topology,
-            global_batch_size=self._run.global_batch_size,
-            sparse_optimizer=self._run.sparse_optimizer.name,
-            constraints=self._constraints,
-            qcomms_forward=self._run.qcomms_forward,
-            qcomms_backward=self._run.qcomms_backward,
-            share_tables=self._run.share_tables,
-        )
-
-    def _predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
-        """What the prices say of any plan for this driver's tables."""
-        request = PlanRequest(
-            tables=tuple(self._tables or ()),
-            topology=topology,
-            batch_size=-(-self._run.global_batch_size // topology.world_size),
-            constraints=dict(self._constraints or {}),
-            sparse_optimizer=self._run.sparse_optimizer.name,
-            qcomms_forward=self._run.qcomms_forward,
-            qcomms_backward=self._run.qcomms_backward,
-            share_tables=self._run.share_tables,
-        )
-        return estimate_ranks(request, plan)
-
-    def _steps(self, data: Dataset) -> int:
-        run = self._run
-        per_epoch = data.num_batches(run.global_batch_size, drop_last=run.drop_last)
-        if per_epoch < 1:
-            raise ConfigError(
-                f"the data has {data.num_rows} rows, which make no batch of {run.global_batch_size} with drop_last={run.drop_last}."
-            )
-        return run.steps if run.steps is not None else per_epoch * (run.epochs or 0)
-
-    def _spec(self, plan: ShardingPlan, *, data: Dataset | None, eval_data: Dataset | None, steps: int, path: str | None) -> TrainSpec:
-        run = self._run
-        return TrainSpec(
-            model=self._model,
-            data=data,
-            plan=plan,
-            global_batch_size=run.global_batch_size,
-            steps=steps,
-            seed=run.seed,
-            eval_data=eval_data,
-            sparse_optimizer=run.sparse_optimizer,
-            dense_optimizer=run.dense_optimizer,
-            checkpoint=run.checkpoint,
-            run_path=run.run_path,
-            resume_from=path,
-            report_every_s=run.report_every_s,
-            shuffle=run.shuffle,
-            drop_last=run.drop_last,
-            qcomms_forward=run.qcomms_forward,
-            qcomms_backward=run.qcomms_backward,
-            share_tables=run.share_tables,
-            extras=run.extras,
-        )
-
-
-def _check_run_path(run: RunConfig) -> None:
-    """Refuse to write among another run's checkpoints: a step must mean one thing in a folder."""
-    if run.run_path is None:
-        return
-    from rayrec.checkpoint import CheckpointManager
-
-    manager = CheckpointManager(run.run_path)
-    newest = manager.latest()
-    if newest is not None and (run.resume_from or "").rstrip("/") != newest:
-        raise ConfigError(
-            f"{run.run_path} already holds checkpoints, the newest {newest}. Continue from it with resume_from={newest!r}, "
-            "or give the run another name or storage_path."
-        )

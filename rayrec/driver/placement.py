@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.config import ScalingConfig
+from rayrec.driver.config import PLACEMENT_TIMEOUT_S, ScalingConfig
 from rayrec.errors import ConfigError
 
 NOTICE_AFTER_S = 3.0
+WAIT_TURN_S = 0.25
 
 
 def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
@@ -36,41 +37,69 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def placed(scaling: ScalingConfig, cluster: Cluster, notice: Callable[[str], None] = lambda line: None) -> Iterator[Any]:
+def placed(
+    scaling: ScalingConfig,
+    cluster: Cluster,
+    notice: Callable[[str], None] = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Any]:
     """Hold a placement group with a bundle per rank inside the block; it is removed at the end.
 
     Args:
         notice: told once when the cluster has no room yet.
+        check: called several times a second while waiting; what it raises ends the wait.
     Raises:
-        ConfigError: the ranks do not fit, or not within `scaling.placement_timeout_s`; says what is needed and what there is.
+        ConfigError: the ranks do not fit, or not within the time that `scaling` allows; says what is
+            needed and what there is.
     """
     import ray
-    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     missing = shortage(scaling, ray.cluster_resources())
-    if missing and cluster.fixed:
-        raise ConfigError(missing)
-    group = placement_group([dict(scaling.bundle)] * scaling.num_workers, strategy=scaling.placement_strategy)
+    if missing and cluster.fixed and scaling.placement_timeout_s is None:
+        hint = (
+            ""
+            if cluster.private
+            else (" The cluster does not grow by itself; to wait for nodes that you add, say placement_timeout_s (--placement-timeout).")
+        )
+        raise ConfigError(missing + hint)
+    wait_s = PLACEMENT_TIMEOUT_S if scaling.placement_timeout_s is None else scaling.placement_timeout_s
+    bundles = [dict(scaling.bundle)] * scaling.num_workers
+    group = placement_group(bundles, strategy=scaling.placement_strategy)
     try:
-        deadline = time.monotonic() + scaling.placement_timeout_s
-        if not group.wait(min(NOTICE_AFTER_S, scaling.placement_timeout_s)):
-            notice(f"waiting for room: {missing or 'other work holds the resources'} (up to {scaling.placement_timeout_s:.0f} s)")
-            if not group.wait(max(0.0, deadline - time.monotonic())):
-                raise ConfigError(_refusal(scaling, placement_group_table(group)))
+        if not _wait(group, min(NOTICE_AFTER_S, wait_s), check):
+            what = missing or "other work holds the resources"
+            notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
+            if not _wait(group, wait_s - NOTICE_AFTER_S, check):
+                raise ConfigError(_refusal(scaling, group, wait_s))
         yield group
     finally:
         remove_placement_group(group)
 
 
-def _refusal(scaling: ScalingConfig, table: Mapping[str, Any]) -> str:
-    import ray
+def _wait(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:
+    """Wait for a placement group in short turns; True when there is room."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        check()
+        left_s = deadline - time.monotonic()
+        if group.wait(max(0.0, min(WAIT_TURN_S, left_s))):
+            return True
+        if left_s <= 0:
+            return False
 
+
+def _refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    table = placement_group_table(group)
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
     have = shortage(scaling, ray.cluster_resources())
     free = ", ".join(f"{ray.available_resources().get(name, 0.0):g} {name}" for name in scaling.bundle)
     return (
         f"no room for {scaling.num_workers} ranks of {scaling.bundle} ({scaling.placement_strategy}) after "
-        f"{scaling.placement_timeout_s:.0f} s; Ray says {state}. "
+        f"{waited_s:.0f} s; Ray says {state}. "
         + (have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy.")
     )
 

@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayrec.driver.config import RunConfig
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.layout import KINDS, BaseEmbeddingConfig, ShardingPlan, Topology
+from rayrec.layout.estimates import RankEstimate
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
+from rayrec.planner.estimate import estimate_ranks
+from rayrec.planner.request import PlanRequest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +42,33 @@ def find_tables(model: Callable[[], nn.Module]) -> list[BaseEmbeddingConfig]:
             "Pass tables=[...] to the Driver if it cannot be built there."
         ) from error
     return table_configs(module)
+
+
+def check_same_features(data: object, eval_data: object) -> None:
+    """Check that data to train on and to score on are read as the same features, where both have a schema.
+
+    Columns may have other names; features, dense columns and tables are the model's and must agree.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    if data is None or eval_data is None:
+        return
+    from rayrec.data import FileDataset
+
+    if not isinstance(data, FileDataset) or not isinstance(eval_data, FileDataset):
+        return
+    for what, train, held_out in (
+        ("features", data.schema.feature_names(), eval_data.schema.feature_names()),
+        ("tables", data.schema.tables, eval_data.schema.tables),
+        ("number of dense columns", len(data.schema.dense), len(eval_data.schema.dense)),
+        ("weights", data.schema.is_weighted, eval_data.schema.is_weighted),
+    ):
+        if train != held_out:
+            raise ConfigError(
+                f"the {what} of the training data and of the evaluation data differ: {train} and {held_out}. "
+                "Give both the same schema, but for names of columns."
+            )
 
 
 def check_plan_word(plan: str | ShardingPlan) -> None:
@@ -96,3 +127,73 @@ def resolve_plan(
     given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
     given.check(tables, topology.world_size)
     return given
+
+
+class Planning:
+    """Plans for one driver's model and run.
+
+    Args:
+        model: () -> the module.
+        run: batch size, optimizer and wire precisions.
+        plan: "auto", a sharding kind, a JSON file, or a plan.
+        constraints: by table, for the planner.
+        tables: the model's tables, if it cannot be built on the meta device.
+        measured: a topology whose constants the planner shall use, or None.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        run: RunConfig,
+        plan: str | ShardingPlan,
+        constraints: Mapping[str, ParameterConstraints] | None,
+        tables: Sequence[BaseEmbeddingConfig] | None,
+        measured: Topology | None,
+    ) -> None:
+        self._model, self._run, self._plan, self._constraints = model, run, plan, constraints
+        self._tables = list(tables) if tables is not None else None
+        self.measured = measured
+
+    def tables(self) -> list[BaseEmbeddingConfig]:
+        """The model's tables, in module order; the model is built for them once."""
+        if self._tables is None:
+            self._tables = find_tables(self._model)
+        return self._tables
+
+    def plan(self, topology: Topology) -> ShardingPlan:
+        """The plan to train by on the ranks that exist.
+
+        Raises:
+            PlanError: the tables do not fit, or the plan given is for other tables or ranks.
+        """
+        run = self._run
+        return resolve_plan(
+            self._plan,
+            self.tables(),
+            self._priced(topology),
+            global_batch_size=run.global_batch_size,
+            sparse_optimizer=run.sparse_optimizer.name,
+            constraints=self._constraints,
+            qcomms_forward=run.qcomms_forward,
+            qcomms_backward=run.qcomms_backward,
+            share_tables=run.share_tables,
+        )
+
+    def predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
+        """What the prices say of any plan for these tables, by rank."""
+        run = self._run
+        request = PlanRequest(
+            tables=tuple(self.tables()),
+            topology=self._priced(topology),
+            batch_size=-(-run.global_batch_size // topology.world_size),
+            constraints=dict(self._constraints or {}),
+            sparse_optimizer=run.sparse_optimizer.name,
+            qcomms_forward=run.qcomms_forward,
+            qcomms_backward=run.qcomms_backward,
+            share_tables=run.share_tables,
+        )
+        return estimate_ranks(request, plan)
+
+    def _priced(self, topology: Topology) -> Topology:
+        """The ranks that exist, with the constants that were measured, if any were."""
+        return topology if self.measured is None else topology.with_speeds_of(self.measured)

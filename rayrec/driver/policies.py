@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rayrec.errors import RayrecError, TrainingFailed
 from rayrec.train.progress import RankError, RankPoll
 
 GRACE_S = 3.0  # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
@@ -48,11 +49,17 @@ class Failure:
     traceback: str = ""
     step: int = 0
     also: str = ""
+    mistake: RayrecError | None = None
 
-    def message(self, world_size: int) -> str:
-        """One line for people."""
+    def error(self, world_size: int) -> RayrecError:
+        """The error to raise: a user's mistake keeps its class, everything else is a `TrainingFailed`."""
         where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
-        return f"{where} failed after step {self.step}: {self.cause}" + (f"; {self.also}" if self.also else "")
+        if self.mistake is not None:
+            when = f" after step {self.step}" if self.step else ""
+            return type(self.mistake)(f"{self.mistake} (found by {where}{when})")
+        also = f"; {self.also}" if self.also else ""
+        message = f"{where} failed after step {self.step}: {self.cause}{also}"
+        return TrainingFailed(message, self.rank, self.host, self.cause, self.traceback)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,15 +97,22 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     if first.death:
         others = [(rank.rank, said) for rank in failed if (said := _error(rank)) is not None and not said.collateral]
         also = "".join(f"rank {rank} failed with {said.cause}" for rank, said in others[:1])
-        return Failure(rank=first.rank, host=first.host, cause=first.death, step=_step(first), also=also)
+        return Failure(rank=first.rank, host=first.host, cause=first.death, step=_last_step(ranks), also=also)
     assert error is not None
     if error.collateral:
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
         if hung:
             mute = max(hung, key=lambda rank: rank.silent_s)
             cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded); others then failed with {error.cause}"
-            return Failure(rank=mute.rank, host=mute.host, cause=cause, step=_step(mute))
-    return Failure(rank=first.rank, host=first.host, cause=error.cause, traceback=error.traceback, step=error.step)
+            return Failure(rank=mute.rank, host=mute.host, cause=cause, step=_last_step(ranks))
+    return Failure(
+        rank=first.rank,
+        host=first.host,
+        cause=error.cause,
+        traceback=error.traceback,
+        step=error.step,
+        mistake=error.mistake,
+    )
 
 
 def _order(rank: Observation) -> tuple[int, float, int]:
@@ -117,5 +131,12 @@ def _error(rank: Observation) -> RankError | None:
     return None if rank.poll is None else rank.poll.error
 
 
-def _step(rank: Observation) -> int:
-    return 0 if rank.poll is None else rank.poll.step
+def _last_step(ranks: Sequence[Observation]) -> int:
+    """The step that a rank had finished when it fell silent.
+
+    Its own last answer may be half a second old, many steps ago. All ranks finish each step together,
+    so the farthest that any of them has told of is true of all, or one step too far.
+    """
+    told = [rank.poll.step for rank in ranks if rank.poll is not None]
+    told += [error.step for rank in ranks if (error := _error(rank)) is not None]
+    return max(told, default=0)

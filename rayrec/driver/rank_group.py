@@ -1,37 +1,44 @@
 """`RankGroup`: the actors of one world, which live and die together.
 
-Started on the bundles of a placement group, then sorted so that ranks of one host are neighbours (the driver's host first). The group
-turns what Ray says into observations: an answer to `poll`, or one line about a death. Every wait is bounded; a rank that does not answer
-is only observed as silent, since a stopped process gives no other sign.
+The group turns what Ray says into observations: an answer to `poll`, or one line about a death. Every
+wait is bounded; a rank that does not answer is only observed as silent, since a stopped process gives
+no other sign. `rank_start` makes the group.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from rayrec.driver.answers import answers, death_line
 from rayrec.driver.config import ScalingConfig
-from rayrec.driver.policies import Failure, Observation
-from rayrec.errors import TrainingFailed
+from rayrec.driver.policies import Observation
+from rayrec.errors import ConfigError
 from rayrec.train.progress import Event, RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat
 
-T = TypeVar("T")
-
 
 class RankGroup:
-    """Actors by rank; see `started`.
+    """Actors by rank; see `rank_start.started`.
 
     Args:
         actors: Ray handles, in rank order.
         addresses: where each of them lives.
+        scaling: what each of them has.
+        check: called several times a second while the group waits; what it raises ends the wait.
     """
 
-    def __init__(self, actors: Sequence[Any], addresses: Sequence[RankAddress], scaling: ScalingConfig) -> None:
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        addresses: Sequence[RankAddress],
+        scaling: ScalingConfig,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._actors, self.addresses, self._scaling = list(actors), tuple(addresses), scaling
+        self._check = check
         self._polls: list[RankPoll | None] = [None] * len(actors)
         self._deaths: list[tuple[str, float]] = [("", 0.0)] * len(actors)
         self._answered = [time.monotonic()] * len(actors)
@@ -65,7 +72,7 @@ class RankGroup:
         import ray
 
         host = self.addresses[0].host
-        port = self._answers([self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s)[0]
+        (port,) = self._answers([self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s)
         shared = ray.put(task)
         self._generation += 1
         self._polls, self._seen, self.events = [None] * self.world_size, 0, []
@@ -156,103 +163,79 @@ class RankGroup:
         poll = self._polls[rank]
         return bool(self._deaths[rank][0]) or (poll is not None and poll.state in ("done", "failed"))
 
-    def _answers(self, references: list[Any], what: str, timeout_s: float) -> list[Any]:
-        """Their values, or a failure that names the first rank that gave none."""
-        return answers(references, self.addresses, what, timeout_s)
+    def see_folder(self, path: str, token: str, timeout_s: float) -> None:
+        """Check that every rank can write to a folder and sees there what the driver wrote.
 
+        Args:
+            path: absolute folder or URI.
+            token: name of a file that the driver left in it.
+        Raises:
+            ConfigError: a rank cannot; names the rank and its host.
+            TrainingFailed: a rank died or did not answer.
+        """
+        asked = [actor.folder_trouble.remote(path, token) for actor in self._actors]
+        for rank, trouble in enumerate(self._answers(asked, f"look at {path}", timeout_s)):
+            if trouble:
+                raise ConfigError(
+                    f"the run's folder {path} is not shared by all hosts: rank {rank} of {self.world_size} on "
+                    f"{self.addresses[rank].host} {trouble}. Name a folder on a disk that all hosts mount, or a URI "
+                    "such as s3://bucket/runs, as storage_path (--checkpoint-dir)."
+                )
 
-def answers(references: Sequence[Any], addresses: Sequence[RankAddress], what: str, timeout_s: float) -> list[Any]:
-    """Wait for one answer per rank.
+    def see_files(self, files: Sequence[tuple[str, int]], what: str, timeout_s: float) -> None:
+        """Check that every host sees local files as the driver does; one rank of each host looks.
 
-    Raises:
-        TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s` seconds.
-    """
-    import ray
+        Args:
+            files: path and size in bytes of each.
+            what: what they hold, for the message.
+        Raises:
+            ConfigError: a host does not; names the host and the first such file.
+            TrainingFailed: a rank died or did not answer.
+        """
+        if not files:
+            return
+        first = [ranks[0] for ranks in self.hosts]
+        asked = [self._actors[rank].missing_file.remote(list(files)) for rank in first]
+        found = self._answers(asked, f"look for the {what}", timeout_s, first)
+        for rank, trouble in zip(first, found, strict=True):
+            if trouble:
+                raise ConfigError(
+                    f"the {what} are not on every host: rank {rank} of {self.world_size} on "
+                    f"{self.addresses[rank].host} {trouble}. Put them on a disk that all hosts mount under the same "
+                    "path, or into S3 or GCS."
+                )
 
-    ready, late = ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
-    values = {}
-    for rank, reference in enumerate(references):
-        host = addresses[rank].host if rank < len(addresses) else ""
-        failure = None
-        if reference in ready:
+    def stacks(self, timeout_s: float) -> str:
+        """The stacks of all ranks as text; a rank that does not answer within `timeout_s` seconds is said to be mute."""
+        import ray
+
+        asked = [actor.stacks.remote() for actor in self._actors]
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        lines = []
+        for rank, reference in enumerate(asked):
+            lines.append(f"-- rank {rank} on {self.addresses[rank].host}, process {self.addresses[rank].pid}")
             try:
-                values[rank] = ray.get(reference)
-            except ray.exceptions.RayActorError as error:
-                failure = Failure(rank=rank, host=host, cause=death_line(error), traceback=str(error))
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause if error.cause is not None else error
-                lines = str(cause).strip().splitlines() or [""]
-                failure = Failure(rank=rank, host=host, cause=f"{type(cause).__name__}: {lines[0]}", traceback=str(error))
-        elif reference in late:
-            failure = Failure(rank=rank, host=host, cause=f"no answer in {timeout_s:.0f} s")
-        if failure is not None:
-            where = f"rank {rank} of {len(references)} on {host or 'an unknown host'}"
-            raise TrainingFailed(f"{where} could not {what}: {failure.cause}", failure.rank, failure.host, failure.cause, failure.traceback)
-    return [values[rank] for rank in range(len(references))]
+                lines.append(ray.get(reference) if reference in ready else f"no answer in {timeout_s:.0f} s")
+            except ray.exceptions.RayError as error:
+                lines.append(f"{type(error).__name__}: {death_line(error)}")
+        return "\n".join(lines)
 
-
-@contextmanager
-def started(scaling: ScalingConfig, placement: Any, timeout_s: float) -> Iterator[RankGroup]:
-    """Actors on the bundles of `placement` inside the block; they import torch while the caller goes on. Killed at the end.
-
-    Raises:
-        TrainingFailed: an actor did not come up within `timeout_s` seconds.
-    """
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    from actors.rank import RankActor
-
-    threads = str(max(1, math.floor(scaling.cpus_per_worker)))
-    bundle = scaling.bundle
-    extra = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-    actors = []
-    try:
-        for index in range(scaling.num_workers):
-            options = ray.remote(RankActor).options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
-                resources=extra or None,
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=4,  # a poll must pass while another call waits
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=index),
-            )
-            actors.append(options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"}))  # torch's profiler writes to stderr else
-        addresses = answers([actor.describe.remote() for actor in actors], (), "start", timeout_s)
-        order = neighbours(addresses, ray.get_runtime_context().get_node_id())
-        yield RankGroup([actors[i] for i in order], [addresses[i] for i in order], scaling)
-    finally:
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
-
-
-def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:
-    """Order of the actors that makes those of one node neighbours: the node `here` first, then by address and node."""
-    key: Callable[[int], tuple[bool, str, str, int]] = lambda i: (  # noqa: E731
-        addresses[i].node_id != here,
-        addresses[i].host,
-        addresses[i].node_id,
-        i,
-    )
-    return sorted(range(len(addresses)), key=key)
+    def _answers(self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None) -> list[Any]:
+        """Their values, or a failure that names the first rank that gave none; by default references are of ranks 0, 1, ..."""
+        return answers(
+            dict(zip(ranks or range(len(references)), references, strict=True)),
+            self.addresses,
+            self.world_size,
+            what,
+            timeout_s,
+            self._check,
+        )
 
 
 def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
     """Per rank its number among the ranks of its machine, and how many they are; two Ray nodes may share a machine."""
-    machines = [[rank for rank, other in enumerate(addresses) if other.host == address.host] for address in addresses]
-    return [(ranks.index(rank), len(ranks)) for rank, ranks in enumerate(machines)]
-
-
-def death_line(error: BaseException) -> str:
-    """One line about why an actor is gone, from Ray's long message."""
-    text = str(error)
-    if "node has died" in text or "node was terminated" in text or "node failure" in text.lower():
-        return "its node died or lost its connection"
-    if "OutOfMemory" in type(error).__name__ or "memory monitor" in text.lower() or "low memory" in text.lower():
-        return "its process was killed because the node ran out of memory"
-    for line in text.splitlines():
-        if "Worker unexpectedly exits" in line or "exit_detail" in line or "worker process has died" in line.lower():
-            return "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or crashed in native code)"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"its process died: {lines[-1] if lines else type(error).__name__}"
+    places: list[tuple[int, int]] = []
+    for address in addresses:
+        machine = [rank for rank, other in enumerate(addresses) if other.host == address.host]
+        places.append((machine.index(len(places)), len(machine)))
+    return places

@@ -59,15 +59,27 @@ class Hindsight:
                     f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} of the topology is off, or a pooling "
                     "factor or skew is; calibrate, or measure the data with rayrec plan --profile"
                 )
-        each = zip(self.worked, self.predicted, strict=True)
-        ratios = [sum(work[part] for part in priced) / max(sum(getattr(told, f"{part}_s") for part in priced), 1e-9) for work, told in each]
-        middle = sorted(ratios)[(len(ratios) - 1) // 2]
-        for rank, ratio in enumerate(ratios):
-            if ratio > FAR * middle:
-                found.append(
-                    f"rank {rank} took {ratio / middle:.1f} times as long as the others for what it was given: its machine is slower"
-                )
+        found += self._slow_ranks(priced, step_s)
         return found
+
+    def _slow_ranks(self, priced: Sequence[str], step_s: float) -> list[str]:
+        """Ranks that took much longer than the others for the same predicted work.
+
+        A rank without shards is predicted to do nothing, and what little it does is no sign of a slow
+        machine. So only ranks count whose excess is a noticeable part of a step.
+        """
+        took = [sum(work[part] for part in priced) for work in self.worked]
+        told = [sum(getattr(rank, f"{part}_s") for part in priced) for rank in self.predicted]
+        busy = [rank for rank, wanted in enumerate(told) if wanted > COUNTS * max(told)]
+        if not busy:
+            return []
+        ratios = {rank: took[rank] / told[rank] for rank in busy}
+        middle = sorted(ratios.values())[(len(busy) - 1) // 2]
+        return [
+            f"rank {rank} took {ratio / middle:.1f} times as long as the others for what it was given: its machine is slower"
+            for rank, ratio in ratios.items()
+            if ratio > FAR * middle and took[rank] - middle * told[rank] > COUNTS * step_s
+        ]
 
     def report(self) -> str:
         """A table of milliseconds, "measured/predicted" by rank and part, and the findings."""

@@ -37,8 +37,8 @@ def _headline(plan: ShardingPlan) -> str:
     imbalance = estimates.step_s / estimates.mean_s if estimates.mean_s else 1.0
     return (
         f"{head}, {estimates.batch_size} rows per rank, {estimates.sparse_optimizer}\n"
-        f"Predicted: {format_ms(estimates.step_s)} ms a step on the slowest rank ({estimates.slowest_rank}), {imbalance:.2f}x the mean; "
-        f"at most {format_bytes(worst.memory_bytes)} on a rank"
+        f"Predicted without dense layers: {format_ms(estimates.step_s)} ms a step (rank {estimates.slowest_rank}, "
+        f"{imbalance:.2f}x the mean); at most {format_bytes(worst.memory_bytes)} a rank"
     )
 
 

@@ -131,5 +131,5 @@ class _Group(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        if key == "lr":
+        if key == "lr" and hasattr(self, "_kernel"):  # unpickling fills the dict first
             self._kernel.set_learning_rate(float(value))

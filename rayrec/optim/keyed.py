@@ -2,13 +2,14 @@
 
 `KeyedOptimizer` has TorchRec's names and form of state_dict: {"state": {parameter name: state}, "param_groups": [...]}. So a state_dict
 outlives a change of order, and the parts of a model (dense parameters, tables) merge into one `CombinedOptimizer`. All of them are
-torch optimizers: learning-rate schedulers, step hooks and GradScaler take them.
+torch optimizers: learning-rate schedulers, step hooks and GradScaler take them. Copies and pickles are whole; as torch's, they come
+without hooks and schedulers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         state: parameter -> its state by name; shared, not copied.
         param_groups: torch's groups, each with "params" and its options; shared, not copied.
     Raises:
-        ConfigError: a group holds a parameter that has no name.
+        ConfigError: a group or the state holds a parameter that has no name.
     """
 
     def __init__(self, params: Mapping[str, Tensor], state: MutableMapping[Any, Any], param_groups: list[dict[str, Any]]) -> None:
@@ -38,6 +39,14 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
             for parameter in group["params"]:
                 if id(parameter) not in names:
                     raise ConfigError(f"a parameter of shape {tuple(parameter.shape)} is in a param_group and has no name in params.")
+        for parameter in state:
+            if id(parameter) not in names:
+                what = f"a parameter of shape {tuple(parameter.shape)}" if isinstance(parameter, Tensor) else repr(parameter)
+                raise ConfigError(f"the state is keyed by {what}, which has no name in params.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch keeps groups and state alone; hooks and a scheduler's `step` belong to this object
+        return {name: value for name, value in self.__dict__.items() if not name.endswith("_hooks") and name not in ("step", "_opt_called")}
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.params.items()}
@@ -79,9 +88,10 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         self.post_load_state_dict()
 
     def _load_parameter(self, name: str, own: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
-        if own and set(own) != set(saved):
+        known = set(own) or self._state_keys(name)
+        if known and known != set(saved):
             raise CheckpointError(
-                f"the state of {name!r} holds {sorted(saved)}, this optimizer's {sorted(own)}; it is another optimizer's."
+                f"the state of {name!r} holds {sorted(saved)}, this optimizer's {sorted(known)}; it is another optimizer's."
             )
         for key, value in saved.items():
             mine = own.get(key)
@@ -91,6 +101,10 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
                 mine.detach().copy_(value)
             else:
                 own[key] = value.detach().clone() if isinstance(value, Tensor) else value
+
+    def _state_keys(self, name: str) -> set[str]:
+        """What the state of a parameter that has none yet will hold; nothing where that is not known."""
+        return set()
 
     def post_load_state_dict(self) -> None:
         """Called at the end of `load_state_dict`."""
@@ -131,6 +145,21 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters."""
         self._optimizer.step(closure=closure)
+
+    def _state_keys(self, name: str) -> set[str]:
+        """Found by a step of the same optimizer on a parameter of one element."""
+        parameter = self.params[name]
+        probe = torch.zeros([1] * parameter.dim(), dtype=parameter.dtype, device=parameter.device, requires_grad=True)
+        probe.grad = torch.zeros_like(probe)
+        group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
+        trial = object.__new__(type(self._optimizer))
+        trial.__dict__.update(KeyedOptimizer.__getstate__(self._optimizer))  # type: ignore[arg-type]
+        try:
+            trial.__setstate__({"state": defaultdict(dict), "param_groups": [{**group, "params": [probe]}]})
+            trial.step()
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
+            return set()  # an optimizer that wants a closure, or more than a step
+        return set(trial.state[probe])
 
 
 class OptimizerWrapper(KeyedOptimizer):

@@ -23,10 +23,17 @@ from rayrec.sparse import ops
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def check_sizes(name: str, sizes: Tensor | None) -> None:
-    """Raise InputError when lengths or offsets are of no integer type."""
-    if isinstance(sizes, Tensor) and sizes.dtype not in _INTEGERS and sizes.numel():
+def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
+    """Lengths or offsets as they are; those of no bags as integers, since torch makes floats of an empty list.
+
+    Raises:
+        InputError: they are of no integer type.
+    """
+    if not isinstance(sizes, Tensor) or sizes.dtype in _INTEGERS:
+        return sizes
+    if sizes.numel():
         raise InputError(f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or {name}.long().")
+    return sizes.long()
 
 
 def whole_offsets(offsets: Tensor | None) -> Tensor | None:
@@ -59,10 +66,9 @@ class JaggedTensor:
     def __init__(self, values: Tensor, weights: Tensor | None = None, lengths: Tensor | None = None, offsets: Tensor | None = None) -> None:
         if lengths is None and offsets is None:
             raise InputError("a JaggedTensor needs lengths or offsets; both are None.")
-        check_sizes("lengths", lengths)
-        check_sizes("offsets", offsets)
-        offsets = whole_offsets(offsets)
-        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
+        offsets = whole_offsets(integer_sizes("offsets", offsets))
+        self._values, self._weights, self._offsets = values, weights, offsets
+        self._lengths = integer_sizes("lengths", lengths)
 
     @staticmethod
     def empty(

@@ -116,17 +116,19 @@ class KeyedTensor:
             keyed_tensors: where the keys are found; of a key in several, the last one counts.
             groups: names; a key may serve several groups.
         Returns:
-            One (B, sum of the group's widths) per group; a view when the keys already lie side by side.
+            One (B, sum of the group's widths) per group; a view when the keys already lie side by side. A group without keys gives (B, 0).
         Raises:
             UnknownKeyError: no tensor has the key.
-            InputError: a group is empty.
+            InputError: there are no tensors.
         """
+        if not keyed_tensors:
+            raise InputError("regroup got no KeyedTensor, so there is nothing to take keys from.")
         home = {key: (kt, index) for kt in keyed_tensors for index, key in enumerate(kt.keys())}
         spans = [_spans(home, group) for group in groups]
         pieces: dict[int, dict[range, Tensor]] = {}
         for kt in {id(kt): kt for found in spans for kt, _ in found}.values():
             pieces[id(kt)] = _cut(kt, {span for found in spans for k, span in found if k is kt})
-        return [_join([(kt, pieces[id(kt)][span]) for kt, span in found]) for found in spans]
+        return [_join([(kt, pieces[id(kt)][span]) for kt, span in found]) if found else _nothing(keyed_tensors[0]) for found in spans]
 
     @staticmethod
     def regroup_as_dict(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]) -> dict[str, Tensor]:
@@ -160,8 +162,6 @@ class KeyedTensor:
 
 def _spans(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> list[tuple[KeyedTensor, range]]:
     """Where a group's keys lie, in order; neighbours in one KeyedTensor are one range."""
-    if not group:
-        raise InputError("regroup got a group without keys; name at least one key per group.")
     spans: list[tuple[KeyedTensor, range]] = []
     for key in group:
         if key not in home:
@@ -172,6 +172,11 @@ def _spans(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> li
         else:
             spans.append((kt, range(index, index + 1)))
     return spans
+
+
+def _nothing(kt: KeyedTensor) -> Tensor:
+    """(B, 0)."""
+    return kt.values().narrow(kt.key_dim(), 0, 0)
 
 
 def _cut(kt: KeyedTensor, spans: set[range]) -> dict[range, Tensor]:

@@ -23,7 +23,7 @@ from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError
 from rayrec.sparse import rearrange
-from rayrec.sparse.jagged import JaggedTensor, check_sizes, describe, whole_offsets
+from rayrec.sparse.jagged import JaggedTensor, describe, integer_sizes, whole_offsets
 from rayrec.sparse.key_index import InverseIndices, KeyIndex, UnknownKeyError
 
 
@@ -61,12 +61,11 @@ class KeyedJaggedTensor(KeyIndex):
         jt_dict: dict[str, JaggedTensor] | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> None:
-        check_sizes("lengths", lengths)
-        check_sizes("offsets", offsets)
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
         self._keys = list(keys)
-        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, whole_offsets(offsets)
+        self._values, self._weights, self._lengths = values, weights, integer_sizes("lengths", lengths)
+        self._offsets = whole_offsets(integer_sizes("offsets", offsets))
         self._stride = stride
         self._stride_per_key_per_rank = None if stride_per_key_per_rank is None else [list(row) for row in stride_per_key_per_rank]
         self._stride_per_key = stride_per_key

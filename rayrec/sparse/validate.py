@@ -17,16 +17,19 @@ from rayrec.sparse.kjt import KeyedJaggedTensor
 
 
 def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
-    """Check that keys, lengths, offsets, values, weights and strides agree.
+    """Check that keys are unique, and that lengths, offsets, values, weights and strides agree.
 
     Args:
         kjt: the batch.
         source: where it came from, for messages.
     Raises:
         ShapeError: sizes disagree; names both.
-        InputError: a length is negative, or an inverse index points at no bag.
+        InputError: a key occurs twice, a length is negative, or an inverse index points at no bag.
     """
     where = f" in {source}" if source else ""
+    if len(kjt.index_per_key()) != len(kjt.keys()):
+        twice = next(key for i, key in enumerate(kjt.keys()) if kjt.index_per_key()[key] != i)
+        raise InputError(f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read the last one alone.")
     ranks = kjt.stride_per_key_per_rank()
     if kjt.variable_stride_per_key() and len(ranks) != len(kjt.keys()):
         raise ShapeError(f"stride_per_key_per_rank has {len(ranks)} rows for {len(kjt.keys())} keys{where}.")

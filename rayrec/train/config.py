@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rayrec.checks import absolute_path, is_uri, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 
@@ -84,8 +85,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         for what, value in (("every_n_steps", self.every_n_steps), ("num_to_keep", self.num_to_keep)):
-            if value is not None and value < 1:
-                raise ConfigError(f"CheckpointConfig has {what}={value}; it must be at least 1, or None.")
+            if value is not None:
+                whole_number(f"CheckpointConfig has {what}", value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,8 @@ class ProfileConfig:
     """Where to write a profile of some steps, and of which.
 
     Attributes:
-        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there, over those of an earlier run.
+        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there, over those of an earlier run. A
+            relative path is taken from the working directory of the process that makes this config.
         skip_steps: steps of this run before it, of which the first are slow.
         steps: so many are timed by part, and then as many traced.
     """
@@ -103,11 +105,11 @@ class ProfileConfig:
     steps: int = 10
 
     def __post_init__(self) -> None:
-        if not self.path or "://" in self.path:
+        if not self.path or is_uri(self.path):
             raise ConfigError(f"ProfileConfig has path={self.path!r}; it must be a folder of the ranks' own file system.")
+        object.__setattr__(self, "path", absolute_path("ProfileConfig has path", self.path))
         for what, value in (("skip_steps", self.skip_steps), ("steps", self.steps)):
-            if value < 1:
-                raise ConfigError(f"ProfileConfig has {what}={value}; it must be at least 1.")
+            whole_number(f"ProfileConfig has {what}", value)
 
     def check_steps(self, steps: int) -> None:
         """See that a run of so many steps is long enough.
@@ -134,8 +136,12 @@ class TrainSpec:
         global_batch_size: rows of one step over all ranks.
         steps: global steps until the run ends, counted from the first step of the model's life (a resumed run does the rest).
         seed: of initial values and of the order of the data.
-        resume_from: checkpoint directory to start from, or None.
-        run_path: folder that receives step directories, or None (then nothing is saved).
+        resume_from: checkpoint directories to continue from, the wanted one first; a later one is used only where those before it
+            turn out to be damaged. Empty starts anew.
+        new_data: continue with the weights and the step of `resume_from`, and begin the data anew.
+        init_from: checkpoint directory whose weights a new run starts with at step 0, or None.
+        init_optimizer_state: take the optimizers' state of `init_from`, too.
+        run_path: absolute folder or URI that receives step directories, or None (then nothing is saved).
         report_every_s: seconds between reports, about; also how soon a stop takes effect.
         qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks, one of WIRE_PRECISIONS.
         share_tables: CPU ranks of one host read each other's rows in place where they can.
@@ -154,7 +160,10 @@ class TrainSpec:
     dense_optimizer: OptimizerConfig = DEFAULT_DENSE
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run_path: str | None = None
-    resume_from: str | None = None
+    resume_from: tuple[str, ...] = ()
+    new_data: bool = False
+    init_from: str | None = None
+    init_optimizer_state: bool = False
     report_every_s: float = 2.0
     shuffle: bool = True
     drop_last: bool = False
@@ -165,16 +174,43 @@ class TrainSpec:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.global_batch_size < 1:
-            raise ConfigError(f"global_batch_size={self.global_batch_size}; a step needs at least one row.")
-        if self.steps < 0:
-            raise ConfigError(f"steps={self.steps}; it must not be negative.")
-        _check_name("dense_optimizer", self.dense_optimizer.name, DENSE_OPTIMIZERS)
-        _check_name("sparse_optimizer", self.sparse_optimizer.name, SPARSE_OPTIMIZERS)
-        _check_name("qcomms_forward", self.qcomms_forward, WIRE_PRECISIONS)
-        _check_name("qcomms_backward", self.qcomms_backward, WIRE_PRECISIONS)
+        whole_number("global_batch_size", self.global_batch_size)
+        whole_number("steps", self.steps, 0)
+        seed_number("seed", self.seed)
+        check_names(self)
 
 
-def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise ConfigError(f"{what} {name!r} is not known; choose one of {', '.join(known)}.")
+class NamedChoices(Protocol):
+    """What `RunConfig` and `TrainSpec` say by name."""
+
+    @property
+    def sparse_optimizer(self) -> OptimizerConfig:
+        """The tables' optimizer."""
+
+    @property
+    def dense_optimizer(self) -> OptimizerConfig:
+        """The optimizer of all other parameters."""
+
+    @property
+    def qcomms_forward(self) -> str:
+        """The precision of pooled rows between ranks."""
+
+    @property
+    def qcomms_backward(self) -> str:
+        """The precision of their gradients."""
+
+
+def check_names(choices: NamedChoices) -> None:
+    """Check optimizers and wire precisions that are said by name.
+
+    Raises:
+        ConfigError: a name is not known; lists those that are.
+    """
+    for what, name, known in (
+        ("dense_optimizer", choices.dense_optimizer.name, DENSE_OPTIMIZERS),
+        ("sparse_optimizer", choices.sparse_optimizer.name, SPARSE_OPTIMIZERS),
+        ("qcomms_forward", choices.qcomms_forward, WIRE_PRECISIONS),
+        ("qcomms_backward", choices.qcomms_backward, WIRE_PRECISIONS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{what} {name!r} is not known; choose one of {', '.join(known)}.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rayrec.distributed import DistributedModelParallel
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, ConfigError
 
 
 def dense_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
@@ -41,3 +42,20 @@ def dense_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> tor
     """The optimizer of a name, or None without parameters."""
     kinds: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
     return kinds[name](parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
+
+
+def check_dense_optimizer(extras: Mapping[str, Any], wanted: str, path: str) -> None:
+    """Check that a checkpoint's dense optimizer is the one that this run uses.
+
+    Args:
+        extras: what the checkpoint at `path` keeps besides weights.
+        wanted: the name of the run's dense optimizer.
+    Raises:
+        ConfigError: it was trained with another one.
+    """
+    saved = extras.get("dense_optimizer", wanted)
+    if saved != wanted:
+        raise ConfigError(
+            f"{path} was trained with the dense optimizer {saved!r}, the run wants {wanted!r}. Use {saved!r}, or start a new run from "
+            "its weights alone with init_from (--init-from)."
+        )

@@ -13,24 +13,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.checkpoint import CheckpointManager, restore_checkpoint, save_checkpoint
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.distributed.timing import StepTimer
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import InputError
 from rayrec.layout.times import RankTimes
-from rayrec.metrics import BinaryMetrics
+from rayrec.metrics import BinaryScores
 from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.dense import dense_optimizer, dense_tensors, load_dense
+from rayrec.train.dense import dense_optimizer
+from rayrec.train.evaluation import Part, evaluate
+from rayrec.train.keeper import Keeper
 from rayrec.train.pipeline import TrainPipelineSparseDist
 from rayrec.train.place import Place
+from rayrec.train.predictions import PredictionConfig
 from rayrec.train.profile import profile_steps
 from rayrec.train.profile_page import Profile, check_folder
 from rayrec.train.progress import ProgressReport
-from rayrec.train.step import checked, forward, summarize
+from rayrec.train.step import checked, summarize
 from rayrec.train.times import StepTimes
-from rayrec.train.window import Window, all_sum, gather_objects, next_length
+from rayrec.train.window import Window, gather_objects, next_length
 
 
 class RankTrainer:
@@ -39,13 +41,19 @@ class RankTrainer:
     Args:
         spec: the run.
         device: of this rank.
+        on_phase: gets what the trainer is doing, in words that complete "while ...".
     Raises:
         ConfigError: the model holds nothing to shard or an optimizer is unknown.
         PlanError: the plan is not for this model or this many ranks.
     """
 
-    def __init__(self, spec: TrainSpec, device: torch.device | str = "cpu") -> None:
-        self.spec, self.device = spec, torch.device(device)
+    def __init__(
+        self,
+        spec: TrainSpec,
+        device: torch.device | str = "cpu",
+        on_phase: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.spec, self.device, self._on_phase = spec, torch.device(device), on_phase
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         torch.manual_seed(spec.seed)
@@ -66,9 +74,9 @@ class RankTrainer:
         self._dense = dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
-        self.checkpoint: str | None = None
         self.profile: Profile | None = None
         self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
+        self._keeper = Keeper(spec, self.model, self.tables, self._dense, self._place, self.rank, self.world_size)
         self._window_steps = 1
         if self.device.type == "cpu":  # a GPU's parts would have to be waited for
             self.model.timer = StepTimer()
@@ -106,6 +114,7 @@ class RankTrainer:
             CommError: another rank is gone.
         """
         self.model.train()
+        self._on_phase("reading the first batch")
         batches = self._place.batches()
         every = self.spec.checkpoint.every_n_steps if self.spec.run_path else None
         profile_at = self._profile_at()
@@ -153,6 +162,8 @@ class RankTrainer:
             self._place.advance()
             self.step += 1
             on_step(self.step)
+            if self.step == first + 1:
+                self._on_phase("training")
         self._times.add(window.steps)
         total = window.merge(should_stop, self._pipeline.data_wait_s - waited_s)
         self.rows += total.rows
@@ -207,84 +218,37 @@ class RankTrainer:
         """Where the time of the mean step went, of every rank on every rank; empty where it was not measured."""
         return tuple(times for times in gather_objects(self._times.mean()) if times is not None)
 
-    def _to_device(self, batch: Any) -> Any:
-        return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
-
-    @torch.no_grad()
-    def evaluate(self, data: Dataset) -> Any:
-        """Scores of the model on all rows of `data`, merged over ranks; the same `BinaryScores` on every rank."""
-        training = self.model.training
-        self.model.eval()
-        metrics = BinaryMetrics(self.device)
-        for batch in data.loader(self.rank, self.world_size, self.spec.global_batch_size, shuffle=False):
-            _, logits, labels = forward(self.model, self._to_device(batch))
-            if batch.rows:
-                metrics.update(logits, labels)
-        state = metrics.state()
-        all_sum(state)
-        self.model.train(training)
-        return BinaryMetrics.from_state(state).compute()
+    def evaluate(
+        self,
+        data: Dataset,
+        predictions: PredictionConfig | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> BinaryScores | None:
+        """Score the model on all rows of `data`; see `rayrec.train.evaluation.evaluate`."""
+        part = Part(self.rank, self.world_size, self.spec.global_batch_size)
+        return evaluate(self.model, data, part, self.device, predictions, should_stop, on_batch)
 
     def save(self, path: str | None = None) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step; returns where.
 
         Raises:
-            CheckpointError: on every rank, when any of them could not write.
+            SaveError: on every rank, when any of them could not write.
         """
-        manager = CheckpointManager(self.spec.run_path) if path is None and self.spec.run_path else None
-        where = path or (manager.path(self.step) if manager else None)
-        if where is None:
-            raise ConfigError("the run has no storage path; pass save(path) one.")
-        if where == self.checkpoint:
-            return where
-        save_checkpoint(
-            where,
-            shards=self.model.shard_states(),
-            tables=self.tables,
-            plan=self.spec.plan,
-            rank=self.rank,
-            world_size=self.world_size,
-            gather=gather_objects,
-            dense=dense_tensors(self.model),
-            dense_optimizer=None if self._dense is None else self._dense.state_dict(),
-            step=self.step,
-            cursor=self._place.cursor(),
-            optimizers={name: {"name": o.name, **o.hyperparameters} for name, o in self.model.sparse_optimizers.items()},
-            extras={"dense_optimizer": self.spec.dense_optimizer.name, "table_updates": self.model.iteration, **self.spec.extras},
-        )
-        self.checkpoint = where
-        if manager and self.rank == 0 and self.spec.checkpoint.num_to_keep:
-            manager.prune(self.spec.checkpoint.num_to_keep)
+        self._on_phase("saving a checkpoint")
+        where = self._keeper.save(self.step, path)
+        self._on_phase("training")
         return where
 
-    def restore(self, path: str, *, weights_only: bool = False) -> None:
-        """Continue from a checkpoint of any number of ranks and any plan: weights, optimizer state, step and place in the data.
+    def begin(self, note: Callable[[str], None] = lambda line: None) -> None:
+        """Start where the spec says: anew, from the weights of another run, or from a checkpoint; see `Keeper.begin`."""
+        self.step = self._keeper.begin(note)
 
-        Args:
-            path: a checkpoint directory.
-            weights_only: take no optimizer state and no place in the data, as evaluation does.
-        Raises:
-            CheckpointError: it is missing, damaged, or of another model.
-            ConfigError: the run's batch size or seed differ, so that the place in the data means nothing.
-        """
-        states = self.model.shard_states()
-        if weights_only:
-            states = [type(state)(state.shard, state.weight) for state in states]
-        optimizers = {name: {"name": optimizer.name} for name, optimizer in self.model.sparse_optimizers.items()}
-        saved = restore_checkpoint(path, states, tables=self.tables, optimizers=None if weights_only else optimizers)
-        load_dense(dense_tensors(self.model), saved.dense, path)
-        self.step = saved.step
-        if weights_only:
-            return
-        if self.spec.run_path and path.rstrip("/") == CheckpointManager(self.spec.run_path).path(saved.step):
-            self.checkpoint = path.rstrip("/")
-        self._place.restore(saved.cursor, path)
-        self.model.iteration = int(saved.extras.get("table_updates", 0))
-        name = saved.extras.get("dense_optimizer", self.spec.dense_optimizer.name)
-        if name != self.spec.dense_optimizer.name:
-            raise ConfigError(f"{path} was trained with dense optimizer {name!r}, the run wants {self.spec.dense_optimizer.name!r}.")
-        if self._dense is not None and saved.dense_optimizer is not None:
-            rates = [group["lr"] for group in self._dense.param_groups]
-            self._dense.load_state_dict(saved.dense_optimizer)
-            for group, rate in zip(self._dense.param_groups, rates, strict=True):
-                group["lr"] = rate  # the run's, not the checkpoint's
+    def restore(self, path: str, *, weights_only: bool = False) -> None:
+        """Continue from a checkpoint; see `Keeper.restore`."""
+        self.step = self._keeper.restore(path, weights_only=weights_only)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Path of the newest checkpoint of the run, or None."""
+        return self._keeper.newest

@@ -7,11 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rayrec.data import FileDataset
 from rayrec.errors import ConfigError
-from rayrec.train.config import TrainSpec
+from rayrec.train.config import Dataset, TrainSpec
+
+
+class PlacedRun(Protocol):
+    """What the place in the data depends on, of a `TrainSpec` or of what a driver knows before there is one."""
+
+    @property
+    def data(self) -> Dataset | None:
+        """What to train on."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of one step over all ranks."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of the data."""
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether the data are shuffled."""
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last partial batch is left out."""
 
 
 class Place:
@@ -52,8 +76,8 @@ class Place:
         spec, data = self._spec, self._spec.data
         assert data is not None
         loader: Callable[..., Iterator[Any]] = data.loader
-        if self._pin_memory and isinstance(data, FileDataset):
-            loader = partial(data.loader, pin_memory=True)
+        if isinstance(data, FileDataset):  # the windows of training are scored as clicks
+            loader = partial(data.loader, pin_memory=self._pin_memory, binary_labels=True)
         while True:
             yield from loader(
                 self._rank,
@@ -76,21 +100,55 @@ class Place:
         if self.batch >= self._per_epoch:
             self.epoch, self.batch = self.epoch + 1, 0
 
-    def cursor(self) -> dict[str, int]:
-        """For a checkpoint."""
-        spec = self._spec
-        return {"epoch": self.epoch, "batch": self.batch, "global_batch_size": spec.global_batch_size, "seed": spec.seed}
+    def cursor(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the place: it means the same rows only with the same data, batch size and seed."""
+        return {"epoch": self.epoch, "batch": self.batch, **meaning_of_place(self._spec)}
 
     def restore(self, cursor: Mapping[str, Any], path: str) -> None:
-        """Go to the place that the checkpoint at `path` was saved at.
+        """Go to the place that the checkpoint at `path` was saved at, or stay at the beginning of new data.
 
         Raises:
-            ConfigError: the run's batch size or seed differ, so that it means nothing.
+            ConfigError: the run's data, batch size or seed differ, so that the place means other rows.
         """
-        for what, wanted in (("global_batch_size", self._spec.global_batch_size), ("seed", self._spec.seed)):
-            if cursor.get(what, wanted) != wanted:
-                raise ConfigError(
-                    f"{path} was trained with {what}={cursor[what]}, the run has {wanted}; its place in the data would mean other rows. "
-                    f"Use {what}={cursor[what]}."
-                )
+        if self._spec.new_data:
+            return
+        check_same_place(cursor, meaning_of_place(self._spec), path)
         self.epoch, self.batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
+
+
+def meaning_of_place(spec: PlacedRun) -> dict[str, Any]:
+    """Return what an epoch and a batch number depend on; the data's fingerprint is None where a data set has none."""
+    fingerprint = getattr(spec.data, "fingerprint", None)
+    return {
+        "global_batch_size": spec.global_batch_size,
+        "seed": spec.seed,
+        "shuffle": spec.shuffle,
+        "drop_last": spec.drop_last,
+        "data": None if fingerprint is None else fingerprint(),
+    }
+
+
+def check_same_place(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
+    """Check that a saved place means the same rows in this run.
+
+    Args:
+        cursor: what the checkpoint at `path` says.
+        meaning: what `meaning_of_place` says of this run.
+    Raises:
+        ConfigError: names what differs, with both values and the remedies.
+    """
+    for what, wanted in meaning.items():
+        saved = cursor.get(what)
+        if saved is None or wanted is None or saved == wanted:  # unknown on one side: an older checkpoint, or data without files
+            continue
+        if what == "data":
+            raise ConfigError(
+                f"{path} was trained on other data: its files had the fingerprint {saved}, those of this run have {wanted}. Give the "
+                "data that it was trained on; or say new_data (--new-data) to keep weights and step and begin these data anew; or "
+                "start a new run from its weights with init_from (--init-from)."
+            )
+        raise ConfigError(
+            f"{path} was trained with {what}={saved}, the run has {wanted}; its place in the data would mean other rows. "
+            f"Use {what}={saved}; or say new_data (--new-data) to keep weights and step and begin the data anew; or start a new run "
+            "from its weights with init_from (--init-from)."
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def _line(name: str, share: str, values: list[float], what: str, form: Callable[
 
 
 def ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | None:
-    """What ranks in other folders are given for a profile of a run of so many steps, if any: the absolute path.
+    """Check that a run of so many steps can write the profile, before ranks are started for it.
 
     Raises:
         ConfigError: the path cannot be written to from here, or the run is too short.
@@ -131,7 +131,7 @@ def ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | 
         return None
     profile.check_steps(steps)
     check_folder(profile.path)
-    return replace(profile, path=str(Path(profile.path).absolute()))
+    return profile
 
 
 def check_folder(path: str) -> None:

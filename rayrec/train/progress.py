@@ -13,6 +13,8 @@ import traceback as traceback_module
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rayrec.errors import RayrecError, as_user_mistake
+
 RankState = Literal["idle", "running", "done", "failed"]
 
 # What gloo, NCCL and the store say when the trouble is at the other end of the wire.
@@ -73,13 +75,23 @@ Event = ProgressReport | Milestone | str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
-    """Why a rank's thread ended: one line, the traceback as text, when, in which step, and whether a peer is to blame."""
+    """Why a rank's thread ended.
+
+    Attributes:
+        cause: type and message on one line.
+        traceback: as text.
+        at: when, in seconds of the wall clock.
+        step: global steps that were finished.
+        collateral: a peer is to blame.
+        mistake: a user's mistake as the error to raise again, or None where it is none.
+    """
 
     cause: str
     traceback: str
     at: float
     step: int
     collateral: bool
+    mistake: RayrecError | None = None
 
     @classmethod
     def of(cls, error: BaseException, step: int) -> RankError:
@@ -87,15 +99,34 @@ class RankError:
         text = "".join(traceback_module.format_exception(error))
         first = str(error).strip().splitlines() or [""]
         line = f"{type(error).__name__}: {first[0]}" if first[0] else type(error).__name__
-        return cls(cause=line, traceback=text, at=time.time(), step=step, collateral=is_collateral(error))
+        mistake = as_user_mistake(error, str(error).strip())
+        return cls(
+            cause=line,
+            traceback=text,
+            at=time.time(),
+            step=step,
+            collateral=mistake is None and is_collateral(error),
+            mistake=mistake,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPoll:
-    """A rank's answer to `poll(seen)`: its state, its reports and lines after the first `seen`, and its error or result at the end."""
+    """A rank's answer to `poll(seen)`.
+
+    Attributes:
+        state: whether its task runs.
+        step: global steps done.
+        phase: what the task is doing, in words that complete "while ...".
+        beats: signs of progress since the task began.
+        events: reports and lines after the first `seen`.
+        error, result: how the task ended.
+    """
 
     state: RankState
     step: int = 0
+    phase: str = ""
+    beats: int = 0
     events: tuple[Event, ...] = ()
     error: RankError | None = None
     result: Any = None
@@ -106,6 +137,8 @@ class ProgressLog:
     """Collects what a rank's thread reports until the driver asks; written by one thread, read and waited for by others."""
 
     step: int = 0
+    phase: str = "starting"
+    beats: int = 0
     events: list[Event] = field(default_factory=list)
     _over: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)

@@ -75,6 +75,16 @@ class RankContext:
     def at_step(self, step: int) -> None:
         """Remember how far this rank is."""
         self.log.step = step
+        self.log.beats += 1
+
+    def phase(self, name: str) -> None:
+        """Say what this rank is doing now, in words that complete "while ...": "reading the first batch"."""
+        self.log.phase = name
+        self.log.beats += 1
+
+    def beat(self) -> None:
+        """Give a sign of progress inside a phase."""
+        self.log.beats += 1
 
 
 class RankTask(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,7 @@ from rayrec.layout import Topology
 from rayrec.layout.times import RankTimes
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
+from rayrec.train.predictions import PredictionConfig
 from rayrec.train.profile_page import Profile
 from rayrec.train.seat import RankContext
 
@@ -44,20 +46,28 @@ class FitOutcome:
     profile: Profile | None = None
 
 
+Scorer = Callable[[RankTrainer], Mapping[str, float]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitTask:
-    """Train as the spec says, then score the evaluation data."""
+    """Train as the spec says, then score the model.
+
+    Attributes:
+        spec: the run.
+        scorer: gives the scores of the trained model, on every rank alike; None scores `spec.eval_data`.
+    """
 
     spec: TrainSpec
+    scorer: Scorer | None = None
 
     def run(self, context: RankContext) -> FitOutcome:
         """On one rank; all ranks run it together."""
-        spec = self.spec
         context.mark("ranks connected")
-        with RankTrainer(spec, _device(context)) as trainer:
-            if spec.resume_from:
-                trainer.restore(spec.resume_from)
-                context.note(f"resumed from {spec.resume_from} at step {trainer.step}")
+        context.phase("making the model and its tables")
+        with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+            context.phase("reading the checkpoint" if self.spec.resume_from or self.spec.init_from else "starting")
+            trainer.begin(context.note)
             context.at_step(trainer.step)
             context.mark("model and tables made")
             first = trainer.step + 1
@@ -69,35 +79,55 @@ class FitTask:
 
             stopped = trainer.run(context.should_stop, context.report, at_step)
             times = trainer.times()
-            metrics = {}
-            if spec.eval_data is not None and not stopped:
-                metrics = plain_scores(trainer.evaluate(spec.eval_data))
+            metrics = {} if stopped else self._scores(trainer, context)
         return FitOutcome(
             steps=trainer.step,
             rows=trainer.rows,
             seconds=trainer.seconds,
             train_loss=trainer.loss,
-            metrics=metrics,
+            metrics=metrics if metrics is not None else {},
             checkpoint=trainer.checkpoint,
-            stopped=stopped,
+            stopped=stopped or metrics is None,
             times=times,
             profile=trainer.profile,
         )
 
+    def _scores(self, trainer: RankTrainer, context: RankContext) -> dict[str, float] | None:
+        """Scores of the trained model; None when the evaluation was stopped."""
+        context.phase("evaluating")
+        if self.scorer is not None:
+            return dict(self.scorer(trainer))
+        if self.spec.eval_data is None:
+            return {}
+        found = trainer.evaluate(self.spec.eval_data, None, context.should_stop, context.beat)
+        return None if found is None else plain_scores(found)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateTask:
-    """Restore the weights of `spec.resume_from` and score the evaluation data."""
+    """Score the evaluation data with the weights of a checkpoint.
+
+    Attributes:
+        spec: its `eval_data` are scored.
+        checkpoint: directory of the weights; None scores the untrained model.
+        predictions: where the score of every row goes, if it is wanted.
+    """
 
     spec: TrainSpec
+    checkpoint: str | None
+    predictions: PredictionConfig | None = None
 
-    def run(self, context: RankContext) -> dict[str, float]:
-        """On one rank; all ranks run it together."""
+    def run(self, context: RankContext) -> dict[str, float] | None:
+        """On one rank; all ranks run it together. None when it was stopped."""
         assert self.spec.eval_data is not None
-        with RankTrainer(self.spec, _device(context)) as trainer:
-            if self.spec.resume_from:
-                trainer.restore(self.spec.resume_from, weights_only=True)
-            return plain_scores(trainer.evaluate(self.spec.eval_data))
+        context.phase("making the model and its tables")
+        with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+            if self.checkpoint is not None:
+                context.phase("reading the checkpoint")
+                trainer.restore(self.checkpoint, weights_only=True)
+            context.phase("evaluating")
+            found = trainer.evaluate(self.spec.eval_data, self.predictions, context.should_stop, context.beat)
+        return None if found is None else plain_scores(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,8 +16,10 @@ import pytest
 
 from jobs import convert_criteo as criteo_job
 from jobs import convert_movielens as movielens_job
+from rayrec.command import run_command
 from rayrec.data import FeatureSchema, ParquetDataset
 from rayrec.data.criteo import CATEGORIES, DENSE, convert_criteo, parse_hex
+from rayrec.data.grouplens import GENRES
 from rayrec.data.hashing import hash_integers
 from rayrec.data.movielens import convert_movielens
 from rayrec.errors import ConfigError, InputError
@@ -163,10 +165,84 @@ def test_movielens_names_what_is_wrong(tmp_path, capsys):
     with pytest.raises(InputError, match=r"ml-100k\.inter: column 'rating' holds 'good'"):
         convert_movielens(source, tmp_path / "out")
     (source / "ml-100k.user").write_text("user_id:token\tage:token\n10\t3\n")
-    assert movielens_job.main([str(source), str(tmp_path / "out")]) == 2
-    assert criteo_job.main([str(source / "none"), str(tmp_path / "out")]) == 2
+    assert run_command(movielens_job.main, [str(source), str(tmp_path / "out")]) == 2
+    assert run_command(criteo_job.main, [str(source / "none"), str(tmp_path / "out")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2 and "no column 'gender'" in errors[0] and "none" in errors[1]
+
+
+def test_a_second_conversion_does_not_mix_with_the_first(tmp_path, capsys):
+    """Rows of both would be read together; with --overwrite the second takes the place of the first."""
+    source, out = small_movielens(tmp_path / "in"), tmp_path / "out"
+    arguments = [str(source), str(out), "--eval-fraction", "0.5"]
+    assert run_command(movielens_job.main, arguments) == 0
+    (out / "train" / "older.parquet").write_bytes((out / "train" / "part-00000.parquet").read_bytes())
+    (out / "mine.txt").write_text("not of the conversion")
+    before = read(out / "train")
+    assert run_command(movielens_job.main, arguments) == 2
+    assert "already holds train and eval and schema.json" in capsys.readouterr().err
+    assert read(out / "train") == before
+    assert run_command(movielens_job.main, [*arguments, "--overwrite"]) == 0
+    assert len(read(out / "train")) == len(before) // 2 and (out / "mine.txt").exists()
+
+
+def test_a_conversion_that_fails_leaves_what_was_there(tmp_path, capsys):
+    source, out = small_movielens(tmp_path / "in"), tmp_path / "out"
+    assert run_command(movielens_job.main, [str(source), str(out), "--eval-fraction", "0.5"]) == 0
+    before = sorted(path.name for path in out.rglob("*"))
+    (source / "ml-100k.inter").write_text("user_id:token\titem_id:token\trating:float\n10\t5\tgood\n")
+    assert run_command(movielens_job.main, [str(source), str(out), "--overwrite"]) == 2
+    assert sorted(path.name for path in out.rglob("*")) == before
+
+
+def test_binary_input_is_no_criteo_log(tmp_path, capsys):
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 40)
+    assert run_command(criteo_job.main, [str(tmp_path / "noise"), str(tmp_path / "out")]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "noise" in line
+
+
+@needs_movielens
+def test_the_files_of_grouplens_convert_to_the_same(tmp_path):
+    """The real data, written as GroupLens writes them, give the same rows as the tab-separated form."""
+    as_grouplens(MOVIELENS, tmp_path / "lens")
+    assert movielens_job.main([str(MOVIELENS), str(tmp_path / "a")]) == 0
+    assert movielens_job.main([str(tmp_path / "lens"), str(tmp_path / "b")]) == 0
+    for part in ("train", "eval"):
+        assert read(tmp_path / "a" / part) == read(tmp_path / "b" / part)
+    assert (tmp_path / "a" / "schema.json").read_text() == (tmp_path / "b" / "schema.json").read_text()
+
+
+def as_grouplens(source: Path, out: Path) -> None:
+    """u.data, u.user and u.item with what the tab-separated files say."""
+    out.mkdir()
+
+    def rows(name: str) -> list[list[str]]:
+        return [line.split("\t") for line in (source / name).read_text(encoding="utf-8").splitlines()[1:]]
+
+    (out / "u.data").write_text("".join("\t".join(row) + "\n" for row in rows("ml-100k.inter")))
+    (out / "u.user").write_text("".join("|".join(row) + "\n" for row in rows("ml-100k.user")))
+    lines = []
+    for item, _, year, genres in rows("ml-100k.item"):
+        flags = ["1" if genre in genres.split(" ") else "0" for genre in GENRES]
+        lines.append("|".join([item, "L\u00e9on", f"01-Jan-{year}" if year else "", "", "http://x", *flags]))
+    (out / "u.item").write_text("\n".join(lines) + "\n", encoding="latin-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("u.data", "1|2|3\n", "with 4 columns"),
+        ("u.item", "1|T|01-Jan-1995||u" + "|7" * 19 + "\n", "row 0 holds '7' for genre unknown"),
+    ],
+)
+def test_a_bad_file_of_grouplens_is_named(tmp_path, name, text, says):
+    (tmp_path / "u.data").write_text("1\t1\t5\t0\n")
+    (tmp_path / "u.user").write_text("1|24|M|technician|85711\n")
+    (tmp_path / "u.item").write_text("1|T|01-Jan-1995||u" + "|0" * 19 + "\n")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=says):
+        convert_movielens(tmp_path, tmp_path / "out")
 
 
 @needs_movielens

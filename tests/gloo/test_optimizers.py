@@ -11,6 +11,7 @@ from rayrec.optim import (
     Adam,
     CombinedOptimizer,
     FusedOptimizer,
+    GradientClipping,
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
     LarsSGD,
@@ -36,7 +37,10 @@ MIXTURES: dict[str, list[SparseOptimizer]] = {  # of the four tables: table-wise
         RowWiseAdagrad(0.05, weight_decay=0.1),
     ],
 }
-STAGES = [WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=4), WarmupStage(policy=WarmupPolicy.COSINE, max_iters=8, value=0.1)]
+STAGES = [
+    WarmupStage(WarmupPolicy.LINEAR, 4, 0.0),
+    WarmupStage(WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS, 12, 0.1, sgdr_period=16),
+]
 
 
 def train(rank: int, world_size: int, mixture: str, scheduled: bool):
@@ -49,10 +53,10 @@ def train(rank: int, world_size: int, mixture: str, scheduled: bool):
     model = DistributedModelParallel(module, plan=make_plan("mixed", world_size), sparse_optimizer=marked)
     dense = KeyedOptimizerWrapper(dict(model.dense_parameters()), lambda params: torch.optim.Adam(params, lr=1e-2, eps=1e-4))
     fused = FusedOptimizer([lookup.kernel for lookup in model._engine.lookups.values()])
-    clipped = GradientClippingOptimizer(dense, max_gradient=0.5)
+    clipped = GradientClippingOptimizer(dense, GradientClipping.NORM, max_gradient=0.5)
     optimizer = CombinedOptimizer([("dense", clipped), ("tables", fused)])
     if scheduled:
-        optimizer = WarmupOptimizer(optimizer, STAGES)
+        optimizer = WarmupOptimizer(optimizer, STAGES, lr=None)
     losses = [float(train_step(model, optimizer, parts(step, rank, world_size), world_size).loss_sum) for step in range(STEPS)]
     tables = [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
     return losses, tables, sorted({round(group["lr"] / base, 9) for group, base in zip(fused.param_groups, bases(fused), strict=True)})
@@ -79,5 +83,26 @@ def test_1_2_and_4_ranks_train_alike(ranks: RankPool, mixture: str, scheduled: b
 
 def test_the_schedule_reaches_the_tables(ranks: RankPool) -> None:
     plain, scheduled = ranks.run(2, train, "adam", False)[0], ranks.run(2, train, "adam", True)[0]
-    assert plain[2] == [1.0] and scheduled[2] == pytest.approx([0.55])  # 4 of 8 steps along the cosine from 1 to 0.1
+    assert plain[2] == [1.0] and scheduled[2] == pytest.approx([0.55])  # step 8 of 16 of the cosine from 1 to 0.1
     assert any((a - b).abs().max() > 1e-3 for (_, a), (_, b) in zip(plain[1], scheduled[1], strict=True))
+
+
+def sharded_norm(rank: int, world_size: int, norm_type: float):
+    """A parameter of which each rank has a part, and one that is the same on all: the norm and the clipped gradients."""
+    part, same = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
+    keyed = KeyedOptimizerWrapper({"part": part, "same": same}, lambda params: torch.optim.SGD(params, lr=1.0))
+    groups = {part: [torch.distributed.group.WORLD]}
+    optimizer = GradientClippingOptimizer(keyed, GradientClipping.NORM, 1.0, norm_type, enable_global_grad_clip=True, param_to_pgs=groups)
+    part.grad, same.grad = torch.tensor([3.0, 4.0]) * rank, torch.tensor([2.0])
+    if rank == 0:
+        part.grad = None
+    optimizer.step()
+    return float(optimizer.last_total_grad_norm), part.detach().clone(), same.detach().clone()
+
+
+@pytest.mark.parametrize("norm_type, norm", [(2.0, 29**0.5), (1.0, 9.0), (float("inf"), 4.0)])
+def test_the_norm_of_sharded_parameters_is_of_all_ranks(ranks: RankPool, norm_type: float, norm: float) -> None:
+    for rank, (found, part, same) in enumerate(ranks.run(2, sharded_norm, norm_type)):
+        assert found == pytest.approx(norm)
+        torch.testing.assert_close(part, -torch.tensor([3.0, 4.0]) * rank / norm, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(same, -torch.tensor([2.0]) / norm, rtol=1e-5, atol=1e-6)

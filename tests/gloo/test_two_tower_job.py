@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,17 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.held_out import Truth
-from jobs.recipe import run_job
-from jobs.retrieval import RetrievalTask, TwoTowerRecipe, write_positives
+from jobs.retrieval import RetrievalScorer, TwoTowerRecipe, write_positives
 from jobs.train_two_tower import main
+from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
 from rayrec.train.config import CheckpointConfig, TrainSpec
+from rayrec.train.progress import ProgressLog
+from rayrec.train.seat import RankContext, Seat
+from rayrec.train.tasks import FitOutcome, FitTask
 from tests.ranks import RankPool
 
 USERS, ITEMS, GROUPS = 60, 40, 4
-NO_RANK = SimpleNamespace(seat=SimpleNamespace(device="cpu"), should_stop=lambda: False, report=lambda r: None, at_step=lambda s: None)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_recall_beats_popularity(planted: Path, tmp_path: Path, capsys: pytest.C
     assert "two towers: recall@5" in said and "popularity: recall@5" in said
 
 
-def task_for(folder: Path, work: Path, world_size: int, steps: int) -> RetrievalTask:
+def task_for(folder: Path, work: Path, world_size: int, steps: int) -> FitTask:
     schema = (folder / "schema.json").read_text()
     paths = write_positives(str(folder / "train"), str(folder / "eval"), schema, "item", str(work))
     recipe = TwoTowerRecipe(schema=schema, query=("user",), candidate=("item", "kind"), layers=(8,), temperature=0.1, log_q=paths.log_q)
@@ -76,25 +77,27 @@ def task_for(folder: Path, work: Path, world_size: int, steps: int) -> Retrieval
         drop_last=True,
         checkpoint=CheckpointConfig(at_end=False),
     )
-    return RetrievalTask(spec=spec, paths=paths, query=("user",), candidate=("item", "kind"), ks=(3, 10))
+    scorer = RetrievalScorer(paths=paths, query=("user",), candidate=("item", "kind"), ks=(3, 10))
+    return FitTask(spec=spec, scorer=scorer)
 
 
-def run_task(rank: int, world_size: int, task: RetrievalTask):
-    return task.run(NO_RANK)
+def run_task(rank: int, world_size: int, task: FitTask) -> FitOutcome:
+    seat = Seat(rank=rank, world_size=world_size, host="localhost", store_host="localhost", store_port=0)
+    outcome = task.run(RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False))
+    return replace(outcome, seconds=0.0, times=())
 
 
 def test_lists_do_not_depend_on_the_number_of_ranks(ranks: RankPool, planted: Path, tmp_path: Path) -> None:
     """Untrained, since in-batch negatives do; every rank embeds a share of items and users, and all know the whole."""
     found = {w: ranks.run(w, run_task, task_for(planted, tmp_path / str(w), w, 0)) for w in (1, 3)}
     assert found[3][0] == found[3][1] == found[3][2]
-    assert found[3][0].model == pytest.approx(found[1][0].model, abs=1e-6)
-    assert found[3][0].popularity == found[1][0].popularity and found[3][0].queries == found[1][0].queries
+    assert found[3][0].metrics == pytest.approx(found[1][0].metrics, abs=1e-6)
 
 
 def test_two_ranks_learn_as_well(ranks: RankPool, planted: Path, tmp_path: Path) -> None:
     one, other = ranks.run(2, run_task, task_for(planted, tmp_path, 2, 200))
-    assert one == replace(other, seconds=one.seconds)
-    assert one.model["recall@3"] > 2 * one.popularity["recall@3"]
+    assert one == other
+    assert one.metrics["model recall@3"] > 2 * one.metrics["popularity recall@3"]
 
 
 def test_truth_leaves_out_what_a_user_has(planted: Path) -> None:
@@ -115,9 +118,9 @@ def test_truth_leaves_out_what_a_user_has(planted: Path) -> None:
 
 
 def test_mistakes_are_said_in_one_line(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_job(main, ["--local"]) == 2
+    assert run_command(main, ["--local"]) == 2
     assert "--source DIR" in capsys.readouterr().err
-    assert run_job(main, [*options(planted), "--query", "user,age"]) == 2
+    assert run_command(main, [*options(planted), "--query", "user,age"]) == 2
     assert "no feature 'age'" in capsys.readouterr().err
     schema = (planted / "schema.json").read_text()
     with pytest.raises(ConfigError, match="'year' is not in the schema"):
@@ -126,6 +129,50 @@ def test_mistakes_are_said_in_one_line(planted: Path, tmp_path: Path, capsys: py
     pq.write_table(none, tmp_path / "none.parquet")
     with pytest.raises(InputError, match="none with label=1"):
         write_positives(str(tmp_path / "none.parquet"), str(planted / "eval"), schema, "item", str(tmp_path / "out"))
+
+
+def test_held_out_rows_without_positives_are_refused_before_training(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = pq.read_table(planted / "eval")
+    pq.write_table(rows.filter(pa.compute.equal(rows["label"], 0)), tmp_path / "eval.parquet")
+    assert run_command(main, [*options(planted), "--eval", str(tmp_path / "eval.parquet")]) == 2
+    said = capsys.readouterr()
+    assert "recall has no meaning" in said.err and "step" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--epochs", "0"], "epochs=0"),
+        (["--work-dir", "FILE"], "--work-dir"),
+        (["--timeout", "nan"], "timeout_s=nan"),
+        (["--seed", str(2**63)], "seed=9223372036854775808"),
+        (["--resume", ""], "resume_from=''"),
+        (["--keep", "2"], "keeps checkpoints of a run that has none"),
+    ],
+)
+def test_mistaken_options_are_said_in_one_line(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
+) -> None:
+    (tmp_path / "file").touch()
+    words = [str(tmp_path / "file") if word == "FILE" else word for word in more]
+    assert run_command(main, [*options(planted), *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_a_run_saves_and_goes_on(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two halves end as the whole does, and the job says where it saved."""
+    small = [*options(planted), "--global-batch-size", "64", "--checkpoint-dir"]
+    assert main([*small, str(tmp_path / "whole"), "--epochs", "4", "--result", str(tmp_path / "whole.json")]) == 0
+    assert main([*small, str(tmp_path / "half"), "--epochs", "2"]) == 0
+    resumed = [*small, str(tmp_path / "half"), "--epochs", "4", "--resume", "latest", "--result", str(tmp_path / "half.json")]
+    assert main(resumed) == 0
+    assert "resumed from" in capsys.readouterr().out
+    whole, half = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "half"))
+    assert whole["model"] == half["model"] and whole["steps"] == half["steps"]
+    assert half["checkpoint"] == f"{tmp_path}/half/step-{half['steps']:08d}"
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from jobs.recipe import ModelRecipe, open_data
+from jobs.options import open_data
+from jobs.recipe import ModelRecipe
 from rayrec.distributed import DistributedModelParallel
 from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology

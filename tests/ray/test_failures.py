@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.errors import ConfigError, PlanError, TrainingFailed
+from rayrec.errors import CheckpointError, ConfigError, InputError, PlanError, TrainingFailed
 from tests.ray import worlds
 from tests.ray.worlds import CLUSTER_CPUS
 
@@ -52,6 +52,7 @@ def test_an_exception_on_one_rank_is_the_cause(clicks: SyntheticPaths, tmp_path:
     assert error.rank == 1 and error.cause == "ValueError: the third step of rank 1 is cursed"
     assert "after step 2" in str(error)
     assert "in fail" in error.traceback and "cursed" in str(error.__cause__)
+    assert "in fail" in Path(error.log).read_text(), "a file keeps the traceback for a terminal that shows one line"
 
 
 def test_a_stopped_process_is_named_after_the_timeout(clicks: SyntheticPaths, tmp_path: Path) -> None:
@@ -95,12 +96,12 @@ def test_a_plan_for_other_ranks_is_refused(clicks: SyntheticPaths) -> None:
 
 
 def test_a_missing_checkpoint_is_named(clicks: SyntheticPaths, tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailed, match=r"CheckpointError.*nowhere"):
+    with pytest.raises(CheckpointError, match=r"nowhere has no file manifest"):
         worlds.driver(clicks, 2).evaluate(f"{tmp_path}/nowhere")
 
 
 def test_divergence_is_an_error_and_not_a_result(clicks: SyntheticPaths, tmp_path: Path) -> None:
     from rayrec.driver import OptimizerConfig
 
-    with pytest.raises(TrainingFailed, match=r"the loss is (nan|inf).*[Ll]ower the learning rate"):
+    with pytest.raises(InputError, match=r"the loss is (nan|inf).*[Ll]ower the learning rate"):
         worlds.driver(clicks, 1, epochs=20, sparse_optimizer=OptimizerConfig(name="sgd", lr=1e30)).fit()

@@ -117,7 +117,7 @@ def test_resume_on_another_number_of_ranks_ends_as_if_never_interrupted(clicks: 
 
 
 def test_a_second_run_does_not_mix_with_the_first(clicks: SyntheticPaths, trained: Path) -> None:
-    with pytest.raises(ConfigError, match=r"already holds checkpoints.*step-00000012.*resume_from"):
+    with pytest.raises(ConfigError, match=r"already holds checkpoints.*step-00000012.*resume_from='latest'"):
         worlds.driver(clicks, 1, storage_path=str(trained)).fit()
 
 

@@ -80,7 +80,10 @@ def test_train_writes_its_result_and_evaluate_agrees(private_home: Path, tmp_pat
     assert json.loads(checked.read_text())["eval"]["auc"] == pytest.approx(told["eval"]["auc"], abs=1e-6)
 
 
-def test_sigterm_saves_and_leaves_no_process(private_home: Path, tmp_path: Path, data: list[str], mark: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_leaves_no_process(
+    private_home: Path, tmp_path: Path, data: list[str], mark: str, number: signal.Signals, code: int
+) -> None:
     train = job(
         private_home,
         "train_dlrm",
@@ -91,26 +94,33 @@ def test_sigterm_saves_and_leaves_no_process(private_home: Path, tmp_path: Path,
     for line in train.stdout:
         if line.startswith("step "):
             break
-    train.send_signal(signal.SIGTERM)
+    train.send_signal(number)
     out, err = train.communicate(timeout=60)
-    assert train.returncode == 0, err
+    assert train.returncode == code, err
     assert "stopped at step" in out and "checkpoint: " in out
+    assert err.splitlines()[-1] == f"interrupted by {number.name}"
     assert [p.name.startswith("step-") for p in (tmp_path / "run").iterdir()] == [True]
     expect_gone(mark)
 
 
-def test_ctrl_c_ends_everything(private_home: Path, data: list[str], mark: str) -> None:
-    train = job(private_home, "train_dlrm", *(*data, *SMALL, "--ranks", "1", "--steps", "1000000"), mark=mark)
+@pytest.mark.parametrize("after", ["", "making ", "Plan: "])
+def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, after: str, mark: str) -> None:
+    """At once, while Ray starts, and while ranks start: nothing is trained, nothing is saved, nothing is left."""
+    made = ("--rows", "20000", "--eval-rows", "1000", *SMALL, "--ranks", "1", "--steps", "1000000")
+    train = job(private_home, "train_dlrm", *made, "--checkpoint-dir", str(tmp_path / "run"), mark=mark)
     assert train.stdout is not None
-    for line in train.stdout:
-        if line.startswith("step "):
+    if not after:
+        time.sleep(1.0)
+    for line in train.stdout if after else ():
+        if line.startswith(after):
             break
     train.send_signal(signal.SIGINT)
     try:
         _, err = train.communicate(timeout=60)
     finally:
         train.kill()
-    assert train.returncode == 130 and "interrupted" in err
+    assert train.returncode == 130, err
+    assert "Traceback" not in err and "interrupted" in err.splitlines()[-1]
     expect_gone(mark)
 
 
@@ -118,7 +128,7 @@ def test_ctrl_c_ends_everything(private_home: Path, data: list[str], mark: str) 
     ("options", "words"),
     [
         (["--plan", "rowwise"], "neither a file nor one of"),
-        (["--ranks", "0"], "num_workers=0"),
+        (["--ranks", "0"], "--ranks 0"),
         (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read /nowhere/schema.json"),
         (["--eval", "/x"], "--eval and --schema need --train"),
     ],

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from jobs.recipe import ModelRecipe, open_data
+from jobs.options import open_data
+from jobs.recipe import ModelRecipe
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 

@@ -13,7 +13,7 @@ import torch
 
 from rayrec.checkpoint import Manifest, ShardState, load_table, read_manifest, restore_checkpoint
 from rayrec.checkpoint.shardfile import shard_path
-from rayrec.errors import CheckpointError, ShapeError
+from rayrec.errors import CheckpointError, DamagedCheckpointError, ShapeError
 from rayrec.layout import EmbeddingBagConfig, Shard, ShardingPlan, TablePlacement, data_parallel, row_wise
 from tests.unit.checkpoint_worlds import attempt_save, make_truth, one_rank_plan, save_world, shard_states
 
@@ -50,7 +50,7 @@ def test_one_changed_byte_anywhere_that_is_read_is_found(seed, copy):
     entry = rng.choice([*read_manifest(str(copy)).files, None, None])
     target = copy / (entry.path if entry else rng.choice(("dense.pt", "manifest.json")))
     data = bytearray(target.read_bytes())
-    end = entry.marks[-2].end if entry else len(data) - (target.name == "manifest.json")  # a restore reads no footers; "\n" ends the JSON
+    end = len(data) - (target.name == "manifest.json")  # "\n" ends the JSON
     at = rng.randrange(end)
     data[at] ^= 1 << rng.randrange(8)
     target.write_bytes(data)
@@ -78,6 +78,30 @@ def test_garbage_without_verification_is_still_a_checkpoint_error(copy):
     with pytest.raises(CheckpointError, match="cannot be read"):
         restore(copy, verify=False)
     with pytest.raises(CheckpointError, match="cannot be read"):
+        load_table(str(copy), entry.table, verify=False)
+
+
+@pytest.mark.parametrize("at", [0.01, 0.5, -1])
+def test_a_flipped_byte_of_a_table_is_found_by_restore_and_by_load_table(copy, at):
+    """The last byte lies in the footer, which no row is read from."""
+    entry = read_manifest(str(copy)).files[0]
+    data = bytearray((copy / entry.path).read_bytes())
+    data[int(len(data) * at) if at > 0 else at] ^= 1
+    (copy / entry.path).write_bytes(data)
+    with pytest.raises(DamagedCheckpointError, match=r"is damaged.*Restore an earlier"):
+        restore(copy)
+    with pytest.raises(DamagedCheckpointError, match=r"is damaged.*Restore an earlier"):
+        load_table(str(copy), entry.table)
+
+
+def test_a_truncated_or_missing_table_is_named_by_load_table(copy):
+    entry = read_manifest(str(copy)).files[0]
+    with open(copy / entry.path, "r+b") as file:
+        file.truncate(entry.num_bytes - 1)
+    with pytest.raises(DamagedCheckpointError, match=rf"{entry.path} has {entry.num_bytes - 1} bytes"):
+        load_table(str(copy), entry.table)
+    os.remove(copy / entry.path)
+    with pytest.raises(DamagedCheckpointError, match=rf"{entry.path} has 0 bytes"):
         load_table(str(copy), entry.table)
 
 

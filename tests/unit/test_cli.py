@@ -9,10 +9,12 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli.main import main
 from rayrec.cli.tables import load_tables
+from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, PoolingType, ShardingPlan, Topology
 from rayrec.layout.html import render_page
@@ -111,9 +113,9 @@ raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100"
     ],
 )
 def test_mistakes_end_in_one_line(schema: Path, change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--schema", str(schema), "--topology", "h100", *change]) == 1
+    assert main(["plan", "--schema", str(schema), "--topology", "h100", *change]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("rayrec plan: ") and message in error and error.count("\n") == 1
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +123,7 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_p
     path.write_text(Topology(hosts=((0,), (1, 2)), memory_bytes=(10**9,) * 3).to_json())
     argv = ["plan", "--schema", str(schema), "--topology", str(path)]
     assert main(argv) == 0 and "on 3 ranks" in capsys.readouterr().out
-    assert main([*argv, "--ranks", "4"]) == 1 and "--ranks 4 contradicts" in capsys.readouterr().err
+    assert main([*argv, "--ranks", "4"]) == 2 and "--ranks 4 contradicts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -230,4 +232,43 @@ def test_pooling_factors_are_counted_from_the_data(schema: Path, tmp_path: Path,
     limits["item"] = ParameterConstraints(pooling_factor=1.125)
     wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(tables.tables)
     assert ShardingPlan.load(out).estimates == wanted.estimates
-    assert main([*argv, "--profile", str(tmp_path / "nowhere")]) == 1 and "cannot profile" in capsys.readouterr().err
+    assert main([*argv, "--profile", str(tmp_path / "nowhere")]) == 2 and "cannot profile" in capsys.readouterr().err
+
+
+def test_the_version_is_said(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and re.fullmatch(r"rayrec \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("argv", [["nosuch"], ["plan"], ["plan", "--bogus"], ["calibrate", "--ranks", "two"]])
+def test_a_mistaken_command_line_ends_in_one_line(argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_table_of_unknown_features_is_refused(schema, capsys):
+    raw = json.loads(schema.read_text())
+    raw["tables"][0]["features"].append("ghost")
+    schema.write_text(json.dumps(raw))
+    assert main(["plan", "--schema", str(schema), "--topology", "h100"]) == 2
+    assert "names the unknown feature 'ghost'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--out", "--html"])
+def test_a_file_that_cannot_be_written_is_named(option, schema, capsys):
+    assert main(["plan", "--schema", str(schema), "--topology", "h100", option, "/nowhere/at/all"]) == 2
+    assert f"cannot write {option} '/nowhere/at/all'" in capsys.readouterr().err
+
+
+def test_made_data_are_what_the_job_makes(tmp_path, capsys):
+    out = tmp_path / "clicks"
+    arguments = ["make-data", str(out), "--rows", "3000", "--eval-rows", "500", "--seed", "3"]
+    assert main(arguments) == 0
+    made = write_synthetic(tmp_path / "same", SyntheticConfig(rows_train=3000, rows_eval=500, seed=3))
+    assert pq.read_table(out / "train").equals(pq.read_table(made.train))
+    assert (out / "truth.json").read_text() == made.truth.read_text()
+    assert main(arguments) == 2 and "already holds" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite"]) == 0

@@ -58,6 +58,24 @@ def test_every_node_installs_the_synced_copy_with_the_fitting_extra(cluster):
         assert any(f"{target}[{extra}]" in command for command in commands), f"{name}: {commands}"
 
 
+def test_every_node_has_the_role_that_the_documents_make(cluster):
+    """Ray gives a role to the head alone; ranks on workers need one to read data and to write checkpoints."""
+    document = (ROOT / "docs" / "cluster.md").read_text()
+    for name, node in cluster["available_node_types"].items():
+        role = node["node_config"].get("IamInstanceProfile", {}).get("Name")
+        assert role and f"--instance-profile-name {role} --role-name {role}" in document, name
+        if node["node_config"]["ImageId"].startswith("resolve:ssm:"):
+            assert "ssm:GetParameters" in document and "iam:PassRole" in document
+
+
+def test_nodes_without_gpus_get_the_cpu_build_of_torch_first(cluster):
+    pin = next(d for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if d.startswith("torch"))
+    for commands in (cluster["head_setup_commands"], cluster["worker_setup_commands"]):
+        assert f"{pin}+cpu --index-url" in commands[0] and "rayrec[cpu]" in commands[1]
+    (gpu,) = (node for node in cluster["available_node_types"].values() if node["resources"].get("GPU"))
+    assert not any("+cpu" in command for command in gpu["worker_setup_commands"])
+
+
 def test_images_bring_the_ray_that_the_project_pins(cluster):
     wanted = next(d for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if d.startswith("ray"))
     version = wanted.partition("==")[2]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from rayrec.driver.answers import death_line
 from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import shortage
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.rank_group import death_line, neighbours, places_on_machines
+from rayrec.driver.rank_group import places_on_machines
+from rayrec.driver.rank_start import neighbours
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.train.config import CheckpointConfig, OptimizerConfig
 from rayrec.train.progress import ProgressReport
@@ -22,7 +24,21 @@ from rayrec.train.window import next_length
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: ScalingConfig(num_workers=0), "num_workers=0"),
+        (lambda: ScalingConfig(num_workers=-1), "num_workers=-1"),
+        (lambda: ScalingConfig(num_workers=True), "num_workers=True"),
+        (lambda: ScalingConfig(placement_timeout_s=float("nan")), "placement_timeout_s=nan"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, timeout_s=float("nan")), "timeout_s=nan"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, seed=-1), "seed=-1"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, seed=2**63), "seed=9223372036854775808"),
+        (lambda: RunConfig(global_batch_size=8, steps=1.5), "steps=1.5"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, resume_from=""), "resume_from=''"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, resume_from="latest"), "needs RunConfig\\(storage_path"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, resume_from="a", init_from="b"), "Give one of them"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, new_data=True), "give resume_from"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, init_optimizer_state=True), "give init_from"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, checkpoint=CheckpointConfig(num_to_keep=2)), "a run that has none"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, qcomms_forward="fp7"), "'fp7' is not known"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, storage_path="/tmp/ray/s/working_dir_files/_ray_pkg_1/runs"), "temporary copy"),
         (lambda: ScalingConfig(num_workers=(1, 4)), "num_workers"),  # type: ignore[arg-type]
         (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
         (lambda: ScalingConfig(placement_strategy="TIGHT"), "STRICT_PACK"),
@@ -116,3 +132,12 @@ def test_plain_lines_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[s
     display.close()
     Display("off").line("nothing")
     assert capsys.readouterr().out == "step 5/10  1,234 rows/s  loss 0.25000  auc 0.7500\na line\n"
+
+
+def test_paths_are_made_absolute_where_they_are_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunConfig(global_batch_size=8, steps=1, storage_path="runs", name="a", resume_from="old/step-00000001")
+    monkeypatch.chdir("/")
+    assert run.run_path == f"{tmp_path}/runs/a" and run.resume_from == f"{tmp_path}/old/step-00000001"
+    remote = RunConfig(global_batch_size=8, steps=1, storage_path="s3://bucket/runs/")
+    assert remote.run_path == "s3://bucket/runs/run"

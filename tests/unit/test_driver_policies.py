@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import pytest
 
 from rayrec.driver.policies import COLLECT_S, GRACE_S, Observation, first_failure, judge
+from rayrec.errors import (
+    CommError,
+    ConfigError,
+    DamagedCheckpointError,
+    InputError,
+    PlanError,
+    RayrecError,
+    SaveError,
+    TrainingFailed,
+)
 from rayrec.train.progress import RankError, RankPoll, is_collateral
 
 
@@ -53,8 +64,31 @@ def test_a_silent_rank_is_blamed_for_the_symptoms_of_others() -> None:
 
 def test_a_death_comes_before_an_error_and_still_tells_it() -> None:
     failure = first_failure([failed(1, "ValueError: x", 1.0), dead(2, at=2.0)])
-    assert failure.rank == 2 and failure.step == 5
-    assert "rank 1 failed with ValueError: x" in failure.message(3)
+    assert failure.rank == 2 and failure.step == 7, "the other rank had told of step 7"
+    assert "rank 1 failed with ValueError: x" in str(failure.error(3))
+
+
+def test_a_frozen_rank_is_placed_at_the_step_that_the_others_reached() -> None:
+    ranks = [failed(0, "CommError: timed out", 1.0, collateral=True), running(1, silent_s=40.0)]
+    assert "failed after step 7: no answer for 40 s" in str(first_failure(ranks, silent_limit_s=10.0).error(2))
+    behind = Observation(rank=1, host="h", poll=RankPoll(state="running", step=0), silent_s=40.0)
+    assert "failed after step 7: no answer" in str(first_failure([ranks[0], behind], silent_limit_s=10.0).error(2))
+
+
+@pytest.mark.parametrize("kind", [InputError, ConfigError, PlanError, DamagedCheckpointError])
+def test_a_users_mistake_keeps_its_class_across_pickling(kind: type[RayrecError]) -> None:
+    said = RankError.of(kind("id 7 is bad"), step=3)
+    error = pickle.loads(pickle.dumps(said))
+    observed = Observation(rank=1, host="h1", poll=RankPoll(state="failed", step=3, error=error))
+    raised = first_failure([running(0), observed]).error(2)
+    assert type(raised) is kind and str(raised) == "id 7 is bad (found by rank 1 of 2 on h1 after step 3)"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SaveError("the disk is full"), CommError("gone")])
+def test_what_the_user_did_not_cause_is_a_failed_run(error: Exception) -> None:
+    said = RankError.of(error, step=3)
+    observed = Observation(rank=0, host="h0", poll=RankPoll(state="failed", step=3, error=said))
+    assert type(first_failure([observed]).error(1)) is TrainingFailed
 
 
 @pytest.mark.seeds(range(50))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.recipe import ModelRecipe, open_data
+from jobs.options import open_data
+from jobs.recipe import ModelRecipe
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.driver.planning import find_tables

@@ -62,6 +62,13 @@ def test_an_input_that_ran_ahead_is_no_part_of_the_step() -> None:
     assert "rank 2 took 2.0 times" in finding
 
 
+def test_a_rank_without_shards_is_not_a_slow_machine() -> None:
+    """It is predicted to do nothing; the little that it does is infinitely more than that."""
+    idle, busy = measured([0.3, 0.2, 0.3, 0.3, 0.1], [0] * 5, 6), measured([1] * 5, [0] * 5, 6)
+    told = (predicted(1, 1, 1, 1, 1), predicted(1, 1, 1, 1, 1), predicted(0, 0, 0, 0, 0))
+    assert Hindsight(told, (busy, busy, idle)).findings() == []
+
+
 @pytest.mark.parametrize("index", range(len(PARTS)))
 def test_a_part_that_is_far_off_names_its_constant(index: int) -> None:
     times = [1.0] * len(PARTS)

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,11 @@ def test_every_public_name_exists_and_is_documented(name):
     value = getattr(rayrec, name)
     assert value.__name__ == name
     assert value.__doc__
+
+
+def test_the_version_is_that_of_the_package():
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert rayrec.__version__ == stated
 
 
 def test_an_unknown_name_is_an_attribute_error():

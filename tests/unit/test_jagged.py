@@ -94,6 +94,13 @@ def test_empty_has_no_bags(weighted):
     assert JaggedTensor(torch.empty(0), offsets=torch.empty(0, dtype=torch.int32)).offsets().tolist() == [0]
 
 
+@pytest.mark.parametrize("sizes", ["lengths", "offsets"])
+def test_sizes_from_an_empty_list_are_integers(sizes):
+    jt = JaggedTensor(torch.tensor([]), **{sizes: torch.tensor([])})  # torch makes floats of an empty list
+    assert jt.lengths().dtype == jt.offsets().dtype == torch.int64 and jt.to_dense() == []
+    assert jt.lengths().numel() == 0 and jt.offsets().tolist() == [0]
+
+
 def test_empty_like_on_a_device_keeps_shapes():
     like = JaggedTensor.empty_like(JaggedTensor(torch.arange(3), offsets=torch.tensor([0, 1, 3])), device="meta")
     assert like.values().shape == (3,) and like.offsets().shape == (3,) and like.device().type == "meta"

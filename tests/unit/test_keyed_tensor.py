@@ -78,15 +78,25 @@ def test_mistakes_raise_typed_errors():
         kt["b"]
     with pytest.raises(UnknownKeyError, match="no key 'b'"):
         KeyedTensor.regroup([kt], [["b"]])
-    with pytest.raises(InputError, match="without keys"):
-        KeyedTensor.regroup([kt], [[]])
+    with pytest.raises(InputError, match="no KeyedTensor"):
+        KeyedTensor.regroup([], [[]])
     with pytest.raises(ShapeError, match="2 keys and 1 tensors"):
         KeyedTensor.from_tensor_list(["a", "b"], [torch.rand(1, 1)])
     with pytest.raises(ShapeError, match="1 groups and 2 keys"):
         KeyedTensor.regroup_as_dict([kt], [["a"]], ["x", "y"])
 
 
-@pytest.mark.parametrize("groups", [[["a", "c"], ["b"]], [["c", "a"], ["a", "b"]], [["a", "b", "c"]], [["b"], ["b", "c"], ["a", "b", "c"]]])
+def test_a_group_without_keys_has_no_columns():
+    kt = KeyedTensor(["a"], [1], torch.rand(3, 1))
+    nothing, one = KeyedTensor.regroup([kt], [[], ["a"]])
+    assert nothing.shape == (3, 0) and torch.equal(one, kt.values())
+    assert KeyedTensor.regroup_as_dict([KeyedTensor([], [], torch.empty(2, 0))], [[]], ["x"])["x"].shape == (2, 0)
+    assert KeyedTensor.regroup([KeyedTensor(["a"], [2], torch.rand(2, 5), key_dim=0)], [[]])[0].shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    "groups", [[["a", "c"], ["b"]], [["c", "a"], [], ["a", "b"]], [["a", "b", "c"]], [["b"], ["b", "c"], ["a", "b", "c"]]]
+)
 def test_regroup_passes_gradients_to_the_columns_they_come_from(groups):
     widths = {"a": 2, "b": 3, "c": 1}
     values = torch.rand(4, 6, requires_grad=True)

@@ -150,6 +150,13 @@ def test_empty_has_no_keys(weighted):
     assert bags_of(KeyedJaggedTensor.concat([kjt, full]) if weighted == (weights_of(full) is not None) else full) == bags_of(full)
 
 
+@pytest.mark.parametrize("sizes", ["lengths", "offsets"])
+def test_sizes_from_an_empty_list_are_integers(sizes):
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([], dtype=torch.int64), **{sizes: torch.tensor([])})
+    assert kjt.stride() == 0 and kjt.length_per_key() == [0, 0]
+    assert kjt.lengths().dtype == kjt.offsets().dtype == torch.int64 and kjt.lengths().numel() == 0
+
+
 def test_text_shows_keys_and_bags():
     plain = KeyedJaggedTensor(["a", "b"], torch.arange(8), lengths=torch.tensor([2, 0, 1, 1, 1, 3]))
     assert str(plain) == 'KeyedJaggedTensor({\n    "a": [[0, 1], [], [2]],\n    "b": [[3], [4], [5, 6, 7]]\n})\n'

@@ -19,8 +19,12 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "errors": 0,
+    "version": 0,
+    "checks": 1,
+    "command": 1,
     "_compat": 1,
     "layout": 1,
+    "storage": 2,
     "planner": 2,
     "sparse": 3,
     "modules": 4,
@@ -37,7 +41,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "cli": 10,
     "jobs": 10,
 }
-PURE = {"errors", "layout", "planner"}  # standard library only: plans are made and read without torch
+PURE = {"errors", "checks", "command", "version", "layout", "planner"}  # standard library only: plans are made and read without torch
 MAY_IMPORT_RAY = {"driver", "actors", "jobs"}
 MAY_IMPORT_ACTORS = {"driver", "actors"}
 EXEMPT = {"rayrec"}  # rayrec/__init__.py, whose lazy exports name every layer

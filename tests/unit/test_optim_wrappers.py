@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import random
 
 import pytest
 import torch
 from torch import nn
 
+import rayrec.optim
 from rayrec.distributed.lookup import make_lookup
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import EmbeddingBagConfig
@@ -22,6 +26,7 @@ from rayrec.optim import (
     FusedOptimizer,
     GradientClipping,
     GradientClippingOptimizer,
+    KeyedOptimizer,
     KeyedOptimizerWrapper,
     LarsSGD,
     RowWiseAdagrad,
@@ -99,29 +104,35 @@ def test_torchs_schedulers_drive_the_kernels() -> None:
 def test_warm_up_drives_dense_parameters_and_tables_alike() -> None:
     model, (lookup, work) = dense_model(), kernel_of(SGD(0.4))
     combined = CombinedOptimizer([("dense", keyed_adam(model)), ("tables", FusedOptimizer([lookup]))])
-    stages = [WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=4, value=0.0), WarmupStage(policy=WarmupPolicy.CONSTANT, value=0.5)]
-    optimizer = WarmupOptimizer(combined, stages)
+    stages = [WarmupStage(WarmupPolicy.LINEAR, 3, 0.0), WarmupStage(WarmupPolicy.CONSTANT, 4, 0.5)]
+    optimizer = WarmupOptimizer(combined, stages, lr=None)
     rates, moved = [], []
     for _ in range(6):
         rates.append([group["lr"] for group in optimizer.param_groups])
         moved.append(train(lookup, work))
         dense_step(model, optimizer)
-    torch.testing.assert_close(torch.tensor(rates), torch.tensor([0, 0.25, 0.5, 0.75, 0.5, 0.5])[:, None] * torch.tensor([0.1, 0.4]))
+    torch.testing.assert_close(torch.tensor(rates), torch.tensor([0, 1 / 3, 2 / 3, 1, 0.5, 1])[:, None] * torch.tensor([0.1, 0.4]))
     assert moved[0] == 0.0 and moved[3] > 1e-3
 
 
+COSINE = WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS
+
+
 @pytest.mark.parametrize(
-    ("stage", "factors"),
+    ("stage", "factors"),  # the stage's own factors up to step max_iters, and then 1
     [
-        (WarmupStage(policy=WarmupPolicy.NONE, max_iters=3), [1, 1, 1]),
-        (WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=4, value=0.2), [0.2, 0.4, 0.6, 0.8, 1.0]),
-        (WarmupStage(policy=WarmupPolicy.CONSTANT, max_iters=2, value=0.3), [0.3, 0.3, 0.3]),
-        (WarmupStage(policy=WarmupPolicy.POLY, max_iters=4, value=2.0), [1, 0.5625, 0.25, 0.0625, 0, 0]),
-        (WarmupStage(policy=WarmupPolicy.STEP, max_iters=6, value=0.1, decay_iters=2), [1, 1, 0.1, 0.1, 0.01, 0.01, 0.001]),
-        (WarmupStage(policy=WarmupPolicy.INVSQRT, max_iters=4), [1, 0.5**0.5, 3**-0.5, 0.5]),
-        (WarmupStage(policy=WarmupPolicy.COSINE, max_iters=4, value=0.5), [1, 0.75 + 0.25 * 0.5**0.5, 0.75, 0.75 - 0.25 * 0.5**0.5, 0.5]),
-        (WarmupStage(policy=WarmupPolicy.COSINE, max_iters=4, sgdr_period=2), [1, 0.5, 1, 0.5, 0]),
-        (WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=2, lr_scale=3.0), [0, 1.5, 3]),
+        (WarmupStage(), [1, 1, 1]),
+        (WarmupStage(WarmupPolicy.NONE, 2, 0.3), [1, 1, 1, 1]),
+        (WarmupStage(WarmupPolicy.LINEAR, 4, 0.2), [0.2, 0.4, 0.6, 0.8, 1.0, 1, 1]),
+        (WarmupStage(WarmupPolicy.LINEAR, 2, 0.0, 3.0), [0, 1.5, 3, 1, 1]),
+        (WarmupStage(WarmupPolicy.CONSTANT, 2, 0.3), [0.3, 0.3, 0.3, 1, 1]),
+        (WarmupStage(WarmupPolicy.POLY, 4, 2.0), [1, 0.5625, 0.25, 0.0625, 0, 1, 1]),
+        (WarmupStage(WarmupPolicy.POLY, 2, 1.0, decay_iters=4), [1, 0.75, 0.5, 1, 1]),
+        (WarmupStage(WarmupPolicy.STEP, 3, 0.5), [1, 0.5, 0.25, 0.125, 1, 1]),
+        (WarmupStage(WarmupPolicy.STEP, 5, 0.1, decay_iters=2), [1, 1, 0.1, 0.1, 0.01, 0.01, 1]),
+        (WarmupStage(COSINE, 3, 0.5), [1, 1, 1, 1, 1]),
+        (WarmupStage(COSINE, 5, 0.2, sgdr_period=4), [1, 0.6 + 0.2 * 2**0.5, 0.6, 0.6 - 0.2 * 2**0.5, 1, 0.6 + 0.2 * 2**0.5, 1]),
+        (WarmupStage(WarmupPolicy.INTERPOLATE, 4, 0.2, start_interpolating_iters=0, end_value=1.0), [0.2, 0.4, 0.6, 0.8, 1, 1]),
     ],
     ids=lambda v: v.policy.value if isinstance(v, WarmupStage) else "",
 )
@@ -129,8 +140,87 @@ def test_factors_of_a_stage(stage: WarmupStage, factors: list[float]) -> None:
     assert [learning_rate_at(i, 2.0, [stage]) / 2 for i in range(len(factors))] == pytest.approx(factors)
 
 
+def test_stages_share_one_axis_of_steps() -> None:
+    stages = [
+        WarmupStage(WarmupPolicy.LINEAR, 2, 0.0),
+        WarmupStage(WarmupPolicy.INVSQRT, 4),
+        WarmupStage(WarmupPolicy.LINEAR, 8, 0.0),
+        WarmupStage(WarmupPolicy.INTERPOLATE, 12, 1.0, start_interpolating_iters=8, end_value=0.0),
+    ]
+    factors = [0, 0.5, 1, 3**-0.5, 0.5, 5 / 8, 6 / 8, 7 / 8, 1, 0.75, 0.5, 0.25, 0, 1, 1]
+    assert [learning_rate_at(i, 1.0, stages) for i in range(len(factors))] == pytest.approx(factors)
+
+
+def test_the_base_learning_rate_is_torchrecs_unless_told() -> None:
+    def rates(**options) -> list[float]:
+        sgd = KeyedOptimizerWrapper(
+            dict(dense_model().named_parameters()), lambda p: torch.optim.SGD([{"params": p[:2], "lr": 3.0}, {"params": p[2:], "lr": 5.0}])
+        )
+        return [group["lr"] for group in WarmupOptimizer(sgd, [], **options).param_groups]
+
+    assert rates() == [0.1, 0.1]
+    assert rates(lr=0.7) == [0.7, 0.7]
+    assert rates(lr=None) == [3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("stages", "match"),
+    [
+        ([WarmupStage(max_iters=4), WarmupStage(max_iters=4)], "stage 1 ends at step max_iters=4, the one before it at 4"),
+        ([WarmupStage(WarmupPolicy.INVSQRT, 4)], "INVSQRT does not begin at step 0"),
+        ([WarmupStage(WarmupPolicy.POLY, 4, 0.5, decay_iters=2)], "factor nan at step 4"),
+        ([WarmupStage(WarmupPolicy.POLY, 4, 1.0, decay_iters=2)], r"factor -1.0 at step 4"),
+        ([WarmupStage(WarmupPolicy.INTERPOLATE, 4, 0.1, start_interpolating_iters=3, end_value=1.0)], "at step 0"),
+    ],
+)
+def test_stages_that_make_no_learning_rates_are_refused(stages, match) -> None:
+    with pytest.raises(ConfigError, match=match):
+        WarmupOptimizer(keyed_adam(dense_model()), stages)
+
+
+def test_names_of_the_schedule_are_checked() -> None:
+    with pytest.raises(ConfigError, match="lr_param='rate'"):
+        WarmupOptimizer(keyed_adam(dense_model()), [], lr_param="rate")
+    with pytest.raises(ConfigError, match=r"param_name='0\.weight'"):
+        WarmupOptimizer(keyed_adam(dense_model()), [], param_name="0.weight")
+
+
+def random_stages(seed: int) -> list[tuple[str, dict]]:
+    """Names of policies and options of up to four stages."""
+    rng, specs = random.Random(seed), []
+    for last in sorted(rng.sample(range(1, 25), rng.randint(0, 4))):
+        options = {"max_iters": last, "value": rng.choice([0.1, 0.5, 1.0, 2.0]), "lr_scale": rng.choice([1.0, 0.5])}
+        name = rng.choice([policy.name for policy in WarmupPolicy if specs or policy is not WarmupPolicy.INVSQRT])
+        if name == "STEP":
+            options["decay_iters"] = rng.choice([-1, 2])
+        elif name == "COSINE_ANNEALING_WARM_RESTARTS":
+            options["sgdr_period"] = rng.randint(1, 4)
+        elif name == "INTERPOLATE":
+            options |= {"start_interpolating_iters": specs[-1][1]["max_iters"] if specs else 0, "end_value": rng.random()}
+        specs.append((name, options))
+    return specs
+
+
+def test_schedules_are_those_of_torchrec() -> None:
+    theirs = pytest.importorskip("torchrec.optim", reason="TorchRec is not installed")
+
+    def run(optim, specs) -> tuple[list[float], list[int]]:
+        stages = [optim.WarmupStage(optim.WarmupPolicy[name], **options) for name, options in specs]
+        model, rates = dense_model(), []
+        keyed = optim.KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.3))
+        optimizer = optim.WarmupOptimizer(keyed, stages)
+        for _ in range(30):
+            rates.append(optimizer.param_groups[0]["lr"])
+            dense_step(model, optimizer)
+        return rates, optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist()
+
+    for seed in range(40):
+        specs = random_stages(seed)
+        assert run(rayrec.optim, specs) == run(theirs, specs), f"seed {seed}: {specs}"
+
+
 def test_a_schedule_goes_on_where_it_was_saved() -> None:
-    stages = [WarmupStage(max_iters=8)]
+    stages = [WarmupStage(max_iters=8, value=0.0)]
     first, second = dense_model(), dense_model()
     a, b = WarmupOptimizer(keyed_adam(first), stages), WarmupOptimizer(keyed_adam(second), stages)
     for _ in range(3):
@@ -197,11 +287,70 @@ def test_state_of_another_model_or_optimizer_is_refused() -> None:
         FusedOptimizer([lookup]).load_state_dict({"state": wide})
 
 
+class Still(KeyedOptimizer):
+    """An optimizer that does nothing."""
+
+    def step(self, closure=None) -> None:
+        pass
+
+
+def test_a_fresh_optimizer_takes_no_state_of_another() -> None:
+    first, second = dense_model(), dense_model()
+    a = KeyedOptimizerWrapper(dict(first.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    dense_step(first, a)
+    with pytest.raises(
+        CheckpointError, match=r"'0.weight' holds \['momentum_buffer'\], this optimizer's \['exp_avg', 'exp_avg_sq', 'step'\]"
+    ):
+        keyed_adam(second).load_state_dict(a.state_dict())
+    with pytest.raises(CheckpointError, match=r"\['exp_avg', 'exp_avg_sq', 'foreign', 'step'\]"):
+        b = keyed_adam(first)
+        dense_step(first, b)
+        saved = b.state_dict()
+        saved["state"]["0.bias"]["foreign"] = torch.zeros(4)
+        keyed_adam(second).load_state_dict(saved)
+    with pytest.raises(ConfigError, match=r"shape \(3,\), which has no name"):
+        Still(dict(first.named_parameters()), {torch.zeros(3): {}}, [])
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda keyed: keyed,
+        lambda keyed: CombinedOptimizer([("a", keyed)]),
+        lambda keyed: GradientClippingOptimizer(keyed, GradientClipping.NORM, 0.5),
+        lambda keyed: WarmupOptimizer(CombinedOptimizer([GradientClippingOptimizer(keyed)]), [WarmupStage(max_iters=9, value=0.0)]),
+    ],
+    ids=["keyed", "combined", "clipped", "all"],
+)
+def test_a_copy_trains_on_as_the_original_and_apart_from_it(wrap, duplicate) -> None:
+    model = dense_model()
+    optimizer = wrap(keyed_adam(model))
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # puts a `step` of its own on the optimizer
+    for _ in range(2):
+        dense_step(model, optimizer)
+    twin_model, twin = duplicate((model, optimizer))
+    before = [p.detach().clone() for p in twin_model.parameters()]
+    for _ in range(2):
+        dense_step(model, optimizer)
+    assert all(torch.equal(p, w) for p, w in zip(twin_model.parameters(), before, strict=True))
+    for _ in range(2):
+        dense_step(twin_model, twin)
+    assert all(torch.equal(p, w) for p, w in zip(twin_model.parameters(), model.parameters(), strict=True))
+    mine, theirs = optimizer.state_dict(), twin.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"] and mine["state"].keys() == theirs["state"].keys()
+    twin.load_state_dict(mine)
+
+
 def test_combined_state_keeps_each_part_its_own() -> None:
     models = [dense_model(0), dense_model(1)]
 
     def make() -> CombinedOptimizer:
-        stages = [WarmupStage(max_iters=9)]
+        stages = [WarmupStage(max_iters=9, value=0.0)]
         return CombinedOptimizer([("a", WarmupOptimizer(keyed_adam(models[0]), stages)), ("b", keyed_adam(models[1]))])
 
     first = make()
@@ -211,12 +360,13 @@ def test_combined_state_keeps_each_part_its_own() -> None:
         first.step()
         first.zero_grad()
     saved = first.state_dict()
-    assert {"a.0.weight", "b.0.weight"} <= set(saved["state"])
+    assert {"a.0.weight", "b.0.weight", "a.__warmup"} <= set(saved["state"])
     second = make()
     second.load_state_dict(saved)
     assert second.param_groups[0]["lr"] == pytest.approx(0.1 * 3 / 9)
     for name, state in second.state_dict()["state"].items():
-        assert torch.equal(state["exp_avg"], saved["state"][name]["exp_avg"])
+        for key, value in state.items():
+            assert torch.equal(value, saved["state"][name][key])
     with pytest.raises(ConfigError, match="prefix"):
         CombinedOptimizer([keyed_adam(models[0]), keyed_adam(models[1])])
 
@@ -243,7 +393,7 @@ def test_clipping_by_norm_takes_all_parameters_together(limit: float) -> None:
     optimizer.step()
     for name, p in params.items():
         torch.testing.assert_close(before[name] - p, grads[name] * min(1.0, limit / norm), rtol=1e-4, atol=1e-6)
-    assert float(optimizer.last_norm) == pytest.approx(norm)
+    assert float(optimizer.last_total_grad_norm) == pytest.approx(norm)
 
 
 def test_clipping_by_value_clamps_elements() -> None:
@@ -256,7 +406,36 @@ def test_clipping_by_value_clamps_elements() -> None:
     for p, w, g in zip(params.values(), before, grads, strict=True):
         torch.testing.assert_close(w - p, g.clamp(-0.25, 0.25))
     with pytest.raises(ConfigError, match="max_gradient=0"):
-        GradientClippingOptimizer(keyed_adam(model), max_gradient=0.0)
+        GradientClippingOptimizer(keyed_adam(model), GradientClipping.VALUE, max_gradient=0.0)
+
+
+@pytest.mark.parametrize("norm_type", [1, 2.0, "inf"])
+def test_nothing_is_clipped_unless_told_and_the_norm_is_tracked_when_told(norm_type: float | str) -> None:
+    model = dense_model()
+    params = dict(model.named_parameters())
+    sgd = KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0))
+    plain, tracked = GradientClippingOptimizer(sgd), GradientClippingOptimizer(sgd, norm_type=norm_type, track_grad_norm=True)
+    for optimizer in (plain, tracked):
+        sgd.zero_grad()
+        model(torch.full((2, 3), 9.0)).sum().backward()
+        before, grads = [p.detach().clone() for p in params.values()], [p.grad.clone() for p in params.values()]
+        optimizer.step()
+        assert all(torch.equal(p, w - g) for p, w, g in zip(params.values(), before, grads, strict=True))
+    assert plain.last_total_grad_norm is None
+    norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]), float(norm_type))
+    torch.testing.assert_close(tracked.last_total_grad_norm, norm)
+    sgd.zero_grad()
+    tracked.step()
+    assert tracked.last_total_grad_norm is None
+
+
+def test_options_of_clipping_that_contradict_each_other_are_refused() -> None:
+    params = dict(dense_model().named_parameters())
+    sgd = KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0))
+    with pytest.raises(ConfigError, match="norm_type=0"):
+        GradientClippingOptimizer(sgd, norm_type=0)
+    with pytest.raises(ConfigError, match="enable_global_grad_clip=True"):
+        GradientClippingOptimizer(sgd, GradientClipping.NORM, param_to_pgs={params["0.weight"]: [object()]})
 
 
 # values and marks
@@ -283,6 +462,9 @@ def test_an_optimizer_is_rebuilt_from_its_name_and_constants(name: str) -> None:
         lambda: sparse_optimizer("sgd", 0.1, eps=1e-3),
         lambda: WarmupStage(max_iters=0),
         lambda: WarmupStage(value=-1.0),
+        lambda: WarmupStage(sgdr_period=0),
+        lambda: WarmupStage(WarmupPolicy.INTERPOLATE, 4, end_value=1.0),
+        lambda: WarmupStage(WarmupPolicy.INTERPOLATE, 4, start_interpolating_iters=4, end_value=1.0),
     ],
 )
 def test_impossible_options_are_refused(make) -> None:

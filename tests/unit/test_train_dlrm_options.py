@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from jobs.recipe import MODELS, process_start, seconds_by_part, timing_table
+from jobs.recipe import MODELS
+from jobs.report import process_start, seconds_by_part, timing_table
 from jobs.train_dlrm import parse
 from rayrec.optim import SPARSE_OPTIMIZERS
 from rayrec.train.progress import Milestone
@@ -17,9 +18,9 @@ def test_every_option_reads_into_its_value() -> None:
     words += " --dense-lr 0.25 --optimizer adam --seed 7 --checkpoint-dir d --result e"
     args = parse(words.split())
     assert (args.train, args.eval, args.schema, args.model, args.ranks, args.plan) == ("a", "b", "c", "dcn", 3, "row_wise")
-    assert (args.global_batch, args.steps, args.epochs, args.sparse_lr, args.dense_lr) == (8, 5, 2, 0.5, 0.25)
+    assert (args.global_batch_size, args.steps, args.epochs, args.sparse_lr, args.dense_lr) == (8, 5, 2, 0.5, 0.25)
     assert (args.optimizer, args.seed, args.checkpoint_dir, args.result) == ("adam", 7, "d", "e")
-    assert parse(["--global-batch", "9"]).global_batch == 9
+    assert parse(["--global-batch", "9"]).global_batch_size == 9
 
 
 @pytest.mark.parametrize(("option", "names"), [("--optimizer", SPARSE_OPTIMIZERS), ("--model", MODELS)])

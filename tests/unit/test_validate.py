@@ -59,6 +59,11 @@ def test_incoherent_batches_are_refused(broken, message):
         check_kjt(broken(), source="somewhere")
 
 
+def test_a_repeated_key_is_named():
+    with pytest.raises(InputError, match="key 'a' occurs 2 times in step 3"):
+        check_kjt(KeyedJaggedTensor(["a", "b", "a"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64)), source="step 3")
+
+
 def test_negative_lengths_and_wild_inverse_indices_are_named():
     with pytest.raises(InputError, match="length -1 of key 'b', row 0"):
         check_kjt(batch([1, 2], [3, -1]))

@@ -1,0 +1,70 @@
+"""Bad values found before training, by the statistics that Parquet files keep of every row group.
+
+A writer stores the least and the largest value and the number of nulls of each column of a row group.
+Where they say that an id lies outside of its table, or that a label is missing or is neither 0 nor 1,
+that row group is read and converted as training would, which raises the error that names the row.
+Nothing else is read, so this costs the files' metadata. Values that statistics do not tell of, such as
+NaN, are found by the rank that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rayrec.data.convert import to_batch
+from rayrec.data.files import FileDataset
+from rayrec.data.readers import ParquetReader
+from rayrec.data.schema import FeatureSchema
+
+MAX_COLUMNS = 200_000  # column chunks looked at; about a second
+
+
+def check_statistics(data: FileDataset) -> None:
+    """Find bad ids and labels that the statistics of a data set's files tell of.
+
+    Args:
+        data: what to train on or to score; only Parquet files keep statistics.
+    Raises:
+        InputError: names feature, column, row, file and value of the first bad entry, and the remedy.
+    """
+    looked_at = 0
+    for file in data.files:
+        reader = data.open(file)
+        if not isinstance(reader, ParquetReader):
+            return
+        first_row = 0
+        for group, rows in enumerate(file.chunk_rows):
+            looked_at += reader.metadata.num_columns
+            if looked_at > MAX_COLUMNS:
+                return
+            if any(_is_bad(column, data.schema) for column in _columns(reader, group)):
+                table = reader.read(group, list(data.schema.columns()))
+                to_batch(table, data.schema, repr(file.path), first_row, binary_labels=True)
+            first_row += rows
+
+
+def _columns(reader: ParquetReader, group: int) -> Iterator[Any]:
+    metadata = reader.metadata.row_group(group)
+    for index in range(metadata.num_columns):
+        yield metadata.column(index)
+
+
+def _is_bad(column: Any, schema: FeatureSchema) -> bool:
+    """Whether the statistics of one column of a row group tell of a value that training refuses."""
+    statistics = column.statistics
+    if statistics is None:
+        return False
+    name = column.path_in_schema.split(".")[0]  # a list's values lie below the column's name
+    if name == schema.label:
+        missing = statistics.has_null_count and statistics.null_count > 0
+        return missing or (statistics.has_min_max and not (0 <= statistics.min <= statistics.max <= 1))
+    limits = schema.limits()
+    for feature in schema.features:
+        if feature.column != name or feature.hash_buckets is not None:
+            continue
+        if not statistics.has_min_max or not isinstance(statistics.min, int):
+            continue
+        if statistics.min < 0 or statistics.max >= limits[feature.name]:
+            return True
+    return False

@@ -1,0 +1,121 @@
+"""The dense part of a model on several ranks: DistributedDataParallel, and what it needs to be right here.
+
+Gradients are averaged through shared memory where all ranks are CPU ranks of one host
+(`rayrec.comm.dense`), else over the process group. Parameters that a step does not use, on all
+ranks or on some, are right unless DDP is told to see to them itself (`rayrec.comm.unused`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from rayrec.comm.choose import Transport, exchange_for
+from rayrec.comm.dense import AverageStatic, average_gradients
+from rayrec.comm.exchange import Exchange
+from rayrec.comm.shared_memory import SharedMemoryExchange
+from rayrec.comm.unused import Hook, reach_all, with_unused
+from rayrec.errors import ConfigError
+
+_OWN = {"self", "module", "device_ids", "output_device", "dim", "process_group", "device_mesh", "check_reduction"}
+_DDP = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters.keys() - _OWN)
+_EXTRA = ("comm_hook", "params_to_ignore")
+
+
+def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
+    """Check the names of options, and the names of parameters in them.
+
+    Args:
+        options: keyword arguments of DistributedDataParallel; or "comm_hook", a pair (state, hook)
+            as for register_comm_hook, or "params_to_ignore", names of parameters that are not averaged.
+        module: whose dense part they are for.
+    Raises:
+        ConfigError: names the option or the parameter.
+    """
+    for name in options:
+        if name not in _DDP and name not in _EXTRA:
+            known = ", ".join(sorted({*_DDP, *_EXTRA}))
+            raise ConfigError(f"ddp_options has {name!r}, which is none of {known}.")
+    names = dict(module.named_parameters())
+    lost = [name for name in options.get("params_to_ignore", ()) if name not in names]
+    if lost:
+        raise ConfigError(f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no such dense parameter.")
+    hook = options.get("comm_hook")
+    if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
+        raise ConfigError(f"ddp_options['comm_hook'] must be a pair (state, hook), got {hook!r}.")
+
+
+class DenseReplicas:
+    """A module whose dense parameters are the same on all ranks, since their gradients are averaged.
+
+    Args:
+        module: sharded, on its device.
+        device: where its dense parameters lie.
+        process_group: all ranks.
+        transport: whether gradients may go through shared memory.
+        watch: wraps an exchange so that its waits are counted.
+        options: see `check_ddp_options`; what they leave out is DDP's default, but that buffers are
+            not broadcast and gradients are views of buckets.
+    Raises:
+        ConfigError: an option is unknown, or DDP refuses its value.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        process_group: dist.ProcessGroup | None,
+        transport: Transport,
+        watch: Callable[[Exchange], Exchange],
+        options: Mapping[str, Any],
+    ) -> None:
+        check_ddp_options(options, module)
+        ignored = list(options.get("params_to_ignore", ()))
+        if ignored:
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
+        self._parameters = [p for name, p in module.named_parameters() if p.requires_grad and name not in ignored]
+        given = {name: value for name, value in options.items() if name in _DDP}
+        keywords: dict[str, Any] = {"gradient_as_bucket_view": True, **given}
+        if "broadcast_buffers" not in given:
+            keywords.setdefault("forward_sync_buffers", False)
+        devices = [device] if device.type == "cuda" else None
+        try:
+            self._ddp = DistributedDataParallel(module, device_ids=devices, process_group=process_group, **keywords)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"ddp_options {dict(options)}: {error}") from error
+        # DDP does the same at a higher price, or has been told that nothing changes from step to step
+        self._reaches_all = not (given.get("find_unused_parameters") or given.get("static_graph"))
+        state, hook = options.get("comm_hook") or self._hook(device, process_group, transport, watch, bool(given.get("static_graph")))
+        self._ddp.register_comm_hook(state, with_unused(hook) if self._reaches_all else hook)
+
+    def _hook(
+        self,
+        device: torch.device,
+        process_group: dist.ProcessGroup | None,
+        transport: Transport,
+        watch: Callable[[Exchange], Exchange],
+        static: bool,
+    ) -> tuple[Any, Hook]:
+        if device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
+            exchange = exchange_for(process_group, device, transport, own=True)
+            if isinstance(exchange, SharedMemoryExchange):
+                return partial(watch, exchange), AverageStatic().hook if static else average_gradients
+        return process_group, allreduce_hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; the backward pass from what it returns averages gradients."""
+        output = self._ddp(*args, **kwargs)
+        return reach_all(output, self._parameters) if self._reaches_all else output
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, gradients are not averaged but kept for a later step."""
+        return self._ddp.no_sync()

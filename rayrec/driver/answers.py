@@ -1,0 +1,77 @@
+"""What Ray says of the actors, turned into values or into one line: answers of calls, and deaths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rayrec.driver.policies import Failure
+from rayrec.errors import TrainingFailed, as_user_mistake
+from rayrec.train.seat import RankAddress
+
+WAIT_TURN_S = 0.25
+
+
+def answers(
+    references: Mapping[int, Any],
+    addresses: Sequence[RankAddress],
+    world_size: int,
+    what: str,
+    timeout_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Wait for one answer of each rank in `references`; the values in the same order.
+
+    Raises:
+        TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s` seconds.
+        RayrecError: a rank found a user's mistake; it keeps its class.
+        whatever `check` raises.
+    """
+    import ray
+
+    waiting, deadline = list(references.values()), time.monotonic() + timeout_s
+    while waiting and time.monotonic() < deadline:
+        check()
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(WAIT_TURN_S, timeout_s))
+    values = []
+    for rank, reference in references.items():
+        where = addresses[rank].host if rank < len(addresses) else ""
+        failure = None
+        try:
+            if reference in waiting:
+                failure = Failure(rank=rank, host=where, cause=f"no answer in {timeout_s:.0f} s")
+            else:
+                values.append(ray.get(reference))
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if error.cause is not None else error
+            mistake = as_user_mistake(cause, str(cause).strip())
+            if mistake is not None:
+                raise mistake from error
+            first = (str(cause).strip().splitlines() or [""])[0]
+            line = f"{type(cause).__name__}: {first}"
+            failure = Failure(rank=rank, host=where, cause=line, traceback=str(error))
+        except ray.exceptions.RayActorError as error:
+            failure = Failure(rank=rank, host=where, cause=death_line(error), traceback=str(error))
+        if failure is not None:
+            who = f"rank {rank} of {world_size} on {where or 'an unknown host'}"
+            message = f"{who} could not {what}: {failure.cause}"
+            raise TrainingFailed(message, rank, where, failure.cause, failure.traceback)
+    return values
+
+
+def death_line(error: BaseException) -> str:
+    """One line about why an actor is gone, from Ray's long message."""
+    text = str(error)
+    low = text.lower()
+    if "node has died" in low or "node was terminated" in low or "node failure" in low:
+        return "its node died or lost its connection"
+    if "ActorUnavailable" in type(error).__name__:
+        # without restarts Ray says so when it cannot reach the actor's raylet, which never comes back
+        return "its node's raylet does not answer: it was killed, or the node lost its connection"
+    if "OutOfMemory" in type(error).__name__ or "memory monitor" in low or "low memory" in low:
+        return "its process was killed because the node ran out of memory"
+    if any(words in low for words in ("worker unexpectedly exits", "exit_detail", "worker process has died")):
+        return "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or crashed in native code)"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"its process died: {lines[-1] if lines else type(error).__name__}"

@@ -1,0 +1,95 @@
+"""One rank in this very process, without Ray: `ScalingConfig(num_workers=0)`, as in Ray Train.
+
+It is for small runs, for a debugger and for a first try on a laptop. The task, the plan and the
+checkpoints are those of one rank on a cluster; an error is raised as it is, with its traceback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.signals import hold_signals
+from rayrec.errors import ConfigError
+from rayrec.layout import Topology
+from rayrec.train.progress import Event, Milestone, ProgressLog
+from rayrec.train.seat import RankContext, RankTask, Seat
+
+GPU_SHARE = 0.8  # of a GPU's free memory, that tables and buffers may take
+
+
+def local_topology(scaling: ScalingConfig) -> Topology:
+    """The topology of one rank in this process.
+
+    Raises:
+        ConfigError: it shall have a GPU and torch sees none.
+    """
+    memory = scaling.memory_per_worker
+    if scaling.use_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("use_gpu=True needs a GPU in this process, and torch sees none; leave use_gpu out.")
+        memory = memory or int(torch.cuda.mem_get_info(0)[0] * GPU_SHARE)
+    return Topology.local(1, memory_bytes=memory, device="cuda" if scaling.use_gpu else "cpu")
+
+
+def run_here(
+    scaling: ScalingConfig,
+    prepare: Callable[[Topology], RankTask | None],
+    on_event: Callable[[Event], None],
+    stop_asked: Callable[[], bool],
+    timeout_s: float,
+) -> tuple[tuple[Any, ...], int | None]:
+    """Run one task in this thread.
+
+    Args:
+        scaling: what the rank gets; its threads are cpus_per_worker.
+        prepare: makes the task for the topology; None ends the run there.
+        on_event: gets every report and line.
+        stop_asked: read at the end of each window of training.
+        timeout_s: bound on every collective, of which one rank has none.
+    Returns:
+        the task's result as a tuple of one, empty without a task; and the signal that ended it early.
+    Raises:
+        whatever the task raised.
+        RunInterrupted: a signal came before the task began.
+    """
+    import torch
+
+    class ForwardingLog(ProgressLog):
+        """Hands every event on at once, since nobody polls."""
+
+        def add(self, event: Event) -> None:
+            on_event(event)
+
+    with hold_signals() as signals:
+        task = prepare(local_topology(scaling))
+        if task is None:
+            return (), None
+        signals.check()
+        on_event(Milestone("plan"))
+        threads_before = torch.get_num_threads()
+        seat = Seat(
+            rank=0,
+            world_size=1,
+            host="localhost",
+            store_host="localhost",
+            store_port=0,
+            device="cuda" if scaling.use_gpu else "cpu",
+            threads=max(1, math.floor(scaling.cpus_per_worker)),
+            timeout_s=timeout_s,
+        )
+        torch.set_num_threads(seat.threads)
+        try:
+            context = RankContext(
+                seat=seat,
+                log=ForwardingLog(),
+                should_stop=lambda: signals.came or stop_asked(),
+            )
+            result = task.run(context)
+        finally:
+            torch.set_num_threads(threads_before)
+        return (result,), signals.number

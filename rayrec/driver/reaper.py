@@ -1,0 +1,51 @@
+"""Ends what a private Ray cluster leaves when its driver is killed: run as a script beside the driver.
+
+Ray's own processes notice the end of a driver within seconds, but two agents of each node then try for
+a minute to tell the head, which is gone, about it. This script waits for the end of its standard input,
+which comes when the driver ends in whatever way, gives Ray some seconds, and kills what is left of the
+cluster: processes that were born with the cluster's mark and below a raylet. It needs the standard
+library only, and imports nothing of rayrec, so that it starts in a moment and takes little memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = "RAYREC_PRIVATE_CLUSTER"
+PATIENCE_S = 4.0
+
+
+def members(mark: str) -> list[int]:
+    """Process ids of the cluster's agents and workers; a program that the driver itself started is none of them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # it ended, or belongs to another user
+            continue
+        below_a_raylet = any(variable.startswith(b"RAY_RAYLET_PID=") for variable in environment)
+        if below_a_raylet and f"{MARK}={mark}".encode() in environment:
+            found.append(int(entry.name))
+    return found
+
+
+def main(mark: str) -> None:
+    """Wait for the driver's end, then see to it that nothing of its cluster is left."""
+    sys.stdin.buffer.read()
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := members(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in left:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver
+    main(sys.argv[1])

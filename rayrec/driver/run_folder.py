@@ -1,0 +1,224 @@
+"""The folder of a run while a driver writes to it: writable, and owned by one driver at a time.
+
+`held` proves that the folder can be written to, before a rank is started for it, and takes its lock:
+a file that names the owner and is written anew every `BEAT_S` seconds. A second driver is refused
+while the owner lives. An owner that is gone does not hold the folder: on the same machine a dead
+process is seen at once, from elsewhere by a beat older than `STALE_S`. The token file that `held`
+leaves tells ranks on other hosts whether they see the same folder. Works on local disks and on every
+file system of pyarrow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rayrec.errors import ConfigError, RayrecError
+from rayrec.storage import one_line, resolve
+
+LOCK = "lock.json"
+BEAT_S = 10.0
+STALE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A driver that holds a run folder.
+
+    Attributes:
+        token: a random name of this hold.
+        host: its host's name. machine: identifies the kernel and the process namespace.
+        pid: its process. started: when that process started, in ticks since boot.
+        beat: when it was last heard of, in seconds of its wall clock.
+    """
+
+    token: str
+    host: str
+    machine: str
+    pid: int
+    started: int
+    beat: float
+
+    @classmethod
+    def here(cls, token: str) -> Owner:
+        """This process, now."""
+        pid = os.getpid()
+        return cls(token, socket.gethostname(), _machine(), pid, _started(pid) or 0, time.time())
+
+    def is_gone(self) -> bool:
+        """Return whether the process ended, or has not been heard of for `STALE_S` seconds."""
+        if self.machine == _machine():
+            return _started(self.pid) != self.started
+        return time.time() - self.beat > STALE_S
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class RunFolder:
+    """A folder that this process holds; see `held`.
+
+    Attributes:
+        path: absolute folder or URI.
+        token: name of a file in the folder that ranks look for.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._filesystem, self._root = resolve(path)
+        self._id = uuid.uuid4().hex
+        self.token = f".rayrec-token-{self._id}"
+        self._made = False
+        self._end = threading.Event()
+        self._lost: Owner | None = None
+        self._thread = threading.Thread(target=self._beat, name="rayrec-lock", daemon=True)
+
+    def check(self) -> None:
+        """See that the folder is still this driver's.
+
+        Raises:
+            RayrecError: another driver took it over, since this one seemed to be gone.
+        """
+        if self._lost is not None:
+            raise RayrecError(
+                f"{self.path} was taken over by {self._lost}, because this driver had not been heard "
+                f"of for {STALE_S:.0f} s. End one of the two, and continue from the newest checkpoint."
+            )
+
+    def open(self, say: Callable[[str], None]) -> None:
+        """Write the token, take the lock, and keep it.
+
+        Raises:
+            ConfigError: the folder cannot be written to, or another driver holds it.
+        """
+        try:
+            self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
+            self._filesystem.create_dir(self._root, recursive=True)
+            self._write(self.token, b"rayrec")
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder or a "
+                "URI that can be written to, with storage_path and name (--checkpoint-dir)."
+            ) from None
+        owner = self._owner()
+        if owner is not None and not owner.is_gone():
+            raise ConfigError(
+                f"{self.path} is in use by {owner}, last heard of {time.time() - owner.beat:.0f} s ago. "
+                "Wait for that run or end it, or give this run another name or storage_path."
+            )
+        if owner is not None:
+            say(f"took over {self.path} from {owner}, which is gone")
+        self._write(LOCK, _to_json(Owner.here(self._id)), new=owner is None)
+        winner = self._owner()
+        if winner is not None and winner.token != self._id:
+            raise ConfigError(f"{self.path} is in use by {winner}, which started at the same time.")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give the folder back: no token, no lock, and no folder that was made for nothing."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(BEAT_S)
+        with suppress(OSError, pa.ArrowException):
+            self._filesystem.delete_file(f"{self._root}/{self.token}")
+        with suppress(OSError, pa.ArrowException):
+            owner = self._owner()
+            if owner is not None and owner.token == self._id:
+                self._filesystem.delete_file(f"{self._root}/{LOCK}")
+        if self._made and isinstance(self._filesystem, fs.LocalFileSystem):
+            with suppress(OSError):
+                os.rmdir(self._root)  # only an empty folder goes
+
+    def _beat(self) -> None:
+        while not self._end.wait(BEAT_S):
+            owner = self._owner()
+            if owner is not None and owner.token != self._id:
+                self._lost = owner
+                return
+            with suppress(OSError, pa.ArrowException):  # a full disk must not end the run here
+                self._write(LOCK, _to_json(Owner.here(self._id)))
+
+    def _owner(self) -> Owner | None:
+        """Who the lock names, or None where there is none that can be read."""
+        try:
+            with self._filesystem.open_input_stream(f"{self._root}/{LOCK}") as file:
+                return Owner(**json.loads(file.read()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _write(self, name: str, content: bytes, *, new: bool = False) -> None:
+        """Write a small file so that it appears whole; with `new`, one that stands by now is left."""
+        target = f"{self._root}/{name}"
+        local = isinstance(self._filesystem, fs.LocalFileSystem)
+        partial = f"{self._root}/.{name}-{self._id}" if local else target
+        with self._filesystem.open_output_stream(partial, compression=None) as stream:
+            stream.write(content)
+        if not local:
+            return
+        if new and self._owner() is not None:
+            os.unlink(partial)
+            return
+        try:
+            if new:
+                os.link(partial, target)  # fails where another driver's lock stands: one of two wins
+                os.unlink(partial)
+            else:
+                os.replace(partial, target)
+        except FileExistsError:
+            if self._owner() is None:  # what stands there is no lock
+                os.replace(partial, target)
+            else:
+                os.unlink(partial)
+
+
+@contextmanager
+def held(path: str | None, say: Callable[[str], None]) -> Iterator[RunFolder | None]:
+    """Hold the folder of a run inside the block; does nothing without one.
+
+    Args:
+        path: absolute folder or URI, made if need be.
+        say: gets a line when the folder was taken over from an owner that is gone.
+    Raises:
+        ConfigError: the folder cannot be written to, or another driver holds it.
+    """
+    if path is None:
+        yield None
+        return
+    folder = RunFolder(path)
+    try:
+        folder.open(say)
+        yield folder
+    finally:
+        folder.close()
+
+
+def _to_json(owner: Owner) -> bytes:
+    return json.dumps(asdict(owner)).encode()
+
+
+def _machine() -> str:
+    """Identify the running kernel and the namespace of process ids, which containers do not share."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return f"unknown/{uuid.uuid4().hex}"  # equals no other: only the beat tells
+
+
+def _started(pid: int) -> int | None:
+    """When a process started, in ticks since boot; None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if stat[0] in "ZX" else int(stat[19])

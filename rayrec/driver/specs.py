@@ -1,0 +1,108 @@
+"""From what a user says of a run to what its ranks are given, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.data import FileDataset
+from rayrec.data.statistics import check_statistics
+from rayrec.driver.config import RunConfig
+from rayrec.driver.start import Start
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
+from rayrec.train.config import Dataset, ProfileConfig, TrainSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def total_steps(run: RunConfig, data: Dataset, start: Start) -> int:
+    """Global steps until the run ends, counted from the first step of the model's life.
+
+    Raises:
+        ConfigError: the data make no batch.
+    """
+    per_epoch = data.num_batches(run.global_batch_size, drop_last=run.drop_last)
+    if per_epoch < 1:
+        raise ConfigError(
+            f"the data has {data.num_rows} rows, which make no batch of {run.global_batch_size} with drop_last={run.drop_last}."
+        )
+    if run.steps is not None:
+        return run.steps
+    before = start.step if run.new_data else 0  # epochs of new data count from where they begin
+    return before + per_epoch * (run.epochs or 0)
+
+
+def train_spec(
+    run: RunConfig,
+    model: Callable[[], nn.Module],
+    plan: ShardingPlan,
+    *,
+    data: Dataset | None = None,
+    eval_data: Dataset | None = None,
+    steps: int = 0,
+    start: Start | None = None,
+    profile: ProfileConfig | None = None,
+) -> TrainSpec:
+    """The spec that every rank of a run is given."""
+    return TrainSpec(
+        model=model,
+        data=data,
+        plan=plan,
+        global_batch_size=run.global_batch_size,
+        steps=steps,
+        seed=run.seed,
+        eval_data=eval_data,
+        sparse_optimizer=run.sparse_optimizer,
+        dense_optimizer=run.dense_optimizer,
+        checkpoint=run.checkpoint,
+        run_path=run.run_path,
+        resume_from=start.resume_from if start is not None else (),
+        new_data=run.new_data,
+        init_from=run.init_from,
+        init_optimizer_state=run.init_optimizer_state,
+        report_every_s=run.report_every_s,
+        shuffle=run.shuffle,
+        drop_last=run.drop_last,
+        qcomms_forward=run.qcomms_forward,
+        qcomms_backward=run.qcomms_backward,
+        share_tables=run.share_tables,
+        profile=profile,
+        extras=run.extras,
+    )
+
+
+def local_files(data: Dataset | None) -> list[tuple[str, int]]:
+    """Path and size of the data's files on this machine's disks; empty for data that know no files."""
+    return data.local_files() if isinstance(data, FileDataset) else []
+
+
+def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
+    """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object store."""
+    path = Path(checkpoint) / MANIFEST
+    return [(str(path), path.stat().st_size)] if path.is_file() else []
+
+
+def check_keys(data: Dataset, keys: Sequence[str]) -> None:
+    """Refuse predictions of data without files, or with key columns that the files do not have.
+
+    Raises:
+        ConfigError: the data do not lie in files.
+        InputError: a file has no such column.
+    """
+    if not isinstance(data, FileDataset):
+        raise ConfigError("predictions name files and rows, so they need a ParquetDataset or an ArrowDataset.")
+    data.check_columns_exist(keys)
+
+
+def check_values(data: Dataset | None) -> None:
+    """Find bad ids and labels that the metadata of the data's files tell of, before ranks start.
+
+    Raises:
+        InputError: names the first bad entry by row and file.
+    """
+    if isinstance(data, FileDataset):
+        check_statistics(data)

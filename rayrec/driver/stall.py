@@ -1,0 +1,83 @@
+"""Says where a run stands when nothing happens for a while, and writes down every stack.
+
+A run is always in some phase: connecting to Ray, waiting for room, training. When a phase shows no
+sign of progress for `STALL_S` seconds, a thread says so in one line, writes the stacks of the driver
+and of all ranks to the run's log, and says it again after twice, four times, ... as long. It ends
+nothing: timeouts do that. Costs one look a second.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+from rayrec.driver.run_log import RunLog
+
+STALL_S = 30.0
+
+
+class StallWatch:
+    """Watches one run.
+
+    Args:
+        say: gets the line for the user; called in the watch's own thread.
+        log: receives the stacks.
+        rank_stacks: returns the stacks of the ranks as text, within some seconds.
+        stall_s: seconds without progress until the first line.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        log: RunLog,
+        rank_stacks: Callable[[], str],
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._say, self._log, self._rank_stacks, self._stall_s = say, log, rank_stacks, stall_s
+        self._where, self._patient = "starting", False
+        self._since = time.monotonic()
+        self._next_s = stall_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rayrec-stall", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._end.set()
+
+    def at(self, where: str, *, patient: bool = False) -> None:
+        """Note progress: the run is at `where` now.
+
+        Args:
+            where: completes "no progress for 30 s while ...", for example "starting the ranks".
+            patient: waiting is expected here, so no stacks are written.
+        """
+        self._where, self._patient = where, patient
+        self._since = time.monotonic()
+        self._next_s = self._stall_s
+
+    def _watch(self) -> None:
+        while not self._end.wait(min(1.0, self._stall_s / 4)):
+            silent_s = time.monotonic() - self._since
+            if silent_s < self._next_s:
+                continue
+            self._next_s *= 2
+            line = f"no progress for {silent_s:.0f} s while {self._where}"
+            if not self._patient:
+                path = self._log.write(f"{line}\n{driver_stacks()}\n{self._rank_stacks()}")
+                line += f"; the stacks of the driver and of the ranks are in {path}"
+            self._say(line)
+
+
+def driver_stacks() -> str:
+    """The stacks of all threads of this process, as text."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return f"-- driver\n{file.read()}"

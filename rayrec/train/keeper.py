@@ -1,0 +1,201 @@
+"""`Keeper`: writes a rank's part of the run's checkpoints, and fills the model from a checkpoint.
+
+A run continues from a checkpoint (weights, optimizers, step, place in the data), or starts with the
+weights of another run. All ranks call the same methods together. A damaged checkpoint is found while
+its rows are read, so every rank tries the same checkpoints in the same order and they agree, after
+each, whether it was whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rayrec.checkpoint import (
+    CheckpointManager,
+    RestoredCheckpoint,
+    restore_checkpoint,
+    save_checkpoint,
+)
+from rayrec.distributed import DistributedModelParallel
+from rayrec.errors import ConfigError, DamagedCheckpointError
+from rayrec.layout import BaseEmbeddingConfig
+from rayrec.train.config import TrainSpec
+from rayrec.train.dense import check_dense_optimizer, dense_tensors, load_dense
+from rayrec.train.place import Place
+from rayrec.train.window import gather_objects
+
+
+class Keeper:
+    """Saves and restores one rank of a run.
+
+    Args:
+        spec: the run.
+        model: the sharded model, whose shards are saved and filled in place.
+        tables: the configs of all tables of the model.
+        dense: the optimizer of the dense parameters, or None where there are none.
+        place: the place in the data, which a resume moves.
+        rank, world_size: this rank of so many.
+    Attributes:
+        newest: path of the newest checkpoint of the run, or None.
+    """
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        model: DistributedModelParallel,
+        tables: Sequence[BaseEmbeddingConfig],
+        dense: torch.optim.Optimizer | None,
+        place: Place,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._spec, self._model, self._tables, self._dense = spec, model, tables, dense
+        self._place, self._rank, self._world_size = place, rank, world_size
+        self.newest: str | None = None
+
+    def save(self, step: int, path: str | None = None) -> str:
+        """Write a checkpoint, by default into the run's folder under the number of the step.
+
+        Returns:
+            where it lies; a checkpoint that was written or restored there before is left as it is.
+        Raises:
+            SaveError: on every rank, when the storage refused on any of them.
+        """
+        manager = CheckpointManager(self._spec.run_path) if path is None and self._spec.run_path else None
+        where = path or (manager.path(step) if manager else None)
+        if where is None:
+            raise ConfigError("the run has no storage path; pass save(path) one.")
+        if where == self.newest:
+            return where
+        optimizers = self._model.sparse_optimizers
+        save_checkpoint(
+            where,
+            shards=self._model.shard_states(),
+            tables=self._tables,
+            plan=self._spec.plan,
+            rank=self._rank,
+            world_size=self._world_size,
+            gather=gather_objects,
+            dense=dense_tensors(self._model),
+            dense_optimizer=None if self._dense is None else self._dense.state_dict(),
+            step=step,
+            cursor=self._place.cursor(),
+            optimizers={name: {"name": o.name, **o.hyperparameters} for name, o in optimizers.items()},
+            extras={
+                "dense_optimizer": self._spec.dense_optimizer.name,
+                "table_updates": self._model.iteration,
+                **self._spec.extras,
+            },
+        )
+        self.newest = where
+        if manager and self._rank == 0 and self._spec.checkpoint.num_to_keep:
+            manager.prune(self._spec.checkpoint.num_to_keep)
+        return where
+
+    def begin(self, note: Callable[[str], None]) -> int:
+        """Put the model where the spec says that the run starts.
+
+        Args:
+            note: gets a line about what was done.
+        Returns:
+            global steps done.
+        Raises:
+            CheckpointError, ConfigError: as `restore` and `warm_start`.
+        """
+        spec = self._spec
+        if spec.init_from:
+            self.warm_start(spec.init_from, optimizer_state=spec.init_optimizer_state)
+            what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
+            note(f"started with the {what} of {spec.init_from}, at step 0")
+            return 0
+        if not spec.resume_from:
+            return 0
+        path, step = self._restore_first_whole(spec.resume_from, note)
+        note(f"resumed from {path} at step {step}" + (", with new data from the beginning" if spec.new_data else ""))
+        if step >= spec.steps:
+            note(f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint is at step {step}")
+        self._set_later_aside(path, step, note)
+        return step
+
+    def restore(self, path: str, *, weights_only: bool = False) -> int:
+        """Continue from a checkpoint of any number of ranks and any plan.
+
+        Args:
+            path: a checkpoint directory.
+            weights_only: take no optimizer state and no place in the data, as evaluation does.
+        Returns:
+            global steps done.
+        Raises:
+            CheckpointError: it is missing, damaged, or of another model.
+            ConfigError: the run's data, batch size or seed differ, so that the place in the data
+                means other rows.
+        """
+        saved = self._load(path, with_state=not weights_only)
+        if weights_only:
+            return saved.step
+        if self._spec.run_path and CheckpointManager(self._spec.run_path).step_of(path) == saved.step:
+            self.newest = path
+        self._place.restore(saved.cursor, path)
+        return saved.step
+
+    def warm_start(self, path: str, *, optimizer_state: bool = False) -> None:
+        """Take the weights of another run; step and place in the data stay at the beginning.
+
+        Args:
+            path: a checkpoint directory; its tables and dense layers have the names and sizes of
+                this model's.
+            optimizer_state: take the optimizers' state, too.
+        Raises:
+            CheckpointError: it is missing, damaged, of another model, or was trained with other
+                sparse optimizers whose state is wanted.
+            ConfigError: the same of the dense optimizer.
+        """
+        self._load(path, with_state=optimizer_state)
+
+    def _restore_first_whole(self, paths: Sequence[str], note: Callable[[str], None]) -> tuple[str, int]:
+        """Restore the first of `paths` that no rank finds damaged; the path and its step."""
+        for path in paths:
+            step, damage = 0, ""
+            try:
+                step = self.restore(path)
+            except DamagedCheckpointError as error:
+                damage = str(error)
+            first = next((found for found in gather_objects(damage) if found), "")
+            if not first:
+                return path, step
+            if path == paths[-1]:
+                raise DamagedCheckpointError(first)
+            note(f"passed over {path}, which is damaged: {first}")
+        raise AssertionError("paths is not empty")
+
+    def _set_later_aside(self, path: str, step: int, note: Callable[[str], None]) -> None:
+        """Move later steps of the same folder away, since this run writes those steps anew."""
+        if not self._spec.run_path or self._rank != 0:
+            return
+        manager = CheckpointManager(self._spec.run_path)
+        if manager.step_of(path) is None:
+            return
+        folder = manager.set_aside(step)
+        if folder is not None:
+            note(f"checkpoints after step {step} were set aside in {folder}")
+
+    def _load(self, path: str, *, with_state: bool) -> RestoredCheckpoint:
+        """Fill tables and dense layers from a checkpoint, with the optimizers' state if asked."""
+        states = self._model.shard_states()
+        if not with_state:
+            states = [type(state)(state.shard, state.weight) for state in states]
+        names = {name: {"name": o.name} for name, o in self._model.sparse_optimizers.items()}
+        saved = restore_checkpoint(path, states, tables=self._tables, optimizers=names if with_state else None)
+        load_dense(dense_tensors(self._model), saved.dense, path)
+        if not with_state:
+            return saved
+        check_dense_optimizer(saved.extras, self._spec.dense_optimizer.name, path)
+        self._model.iteration = int(saved.extras.get("table_updates", 0))
+        if self._dense is not None and saved.dense_optimizer is not None:
+            rates = [group["lr"] for group in self._dense.param_groups]
+            self._dense.load_state_dict(saved.dense_optimizer)
+            for group, rate in zip(self._dense.param_groups, rates, strict=True):
+                group["lr"] = rate  # the run's, not the checkpoint's
+        return saved

@@ -1,0 +1,146 @@
+"""Predictions in a Parquet file: one row per row of the data, in the order of the files.
+
+Every rank scores its part of each batch of rows in file order. Rank 0 gathers the parts, which lie
+side by side in the batch, and appends them, so memory holds a few batches and the file needs no
+sorting. The file appears under its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+from pyarrow import fs
+from torch import Tensor
+
+from rayrec.data.origin import RowOrigin
+from rayrec.errors import ConfigError, InputError, SaveError
+from rayrec.storage import one_line, resolve
+
+COLUMNS = ("score", "label", "file", "row")
+GROUP_ROWS = 131_072
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionConfig:
+    """Where predictions go and what stands beside them.
+
+    Attributes:
+        path: absolute path or URI of the Parquet file.
+        keys: columns of the data that are copied beside each score.
+    Raises:
+        ConfigError: a key has the name of a column that every such file has.
+    """
+
+    path: str
+    keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.keys:
+            if name in COLUMNS or self.keys.count(name) > 1:
+                what = "is a column of every prediction file" if name in COLUMNS else "is named twice"
+                raise ConfigError(f"key column {name!r} {what}; leave it out.")
+
+
+class PredictionWriter:
+    """Writes one file; all ranks make one and call it together.
+
+    Args:
+        config: where to, and which columns.
+        files: paths of the data's files, by the numbers that batches give.
+        rank, world_size: this rank of so many; rank 0 writes.
+    """
+
+    def __init__(self, config: PredictionConfig, files: Sequence[str], rank: int, world_size: int) -> None:
+        self._config, self._files = config, pa.array(list(files), pa.string())
+        self._rank, self._world_size = rank, world_size
+        self._filesystem, self._path = resolve(config.path)
+        local = isinstance(self._filesystem, fs.LocalFileSystem)
+        folder, _, name = self._path.rpartition("/")
+        self._partial = f"{folder}/.{name}.partial" if local else self._path
+        self._waiting: list[pa.Table] = []
+        self._file: pq.ParquetWriter | None = None
+
+    def add(self, scores: Tensor, labels: Tensor, origin: RowOrigin | None) -> None:
+        """Append the rows of one batch.
+
+        Args:
+            scores: (B,) predicted probabilities of label 1.
+            labels: (B,) what the data says.
+            origin: of the B rows; None when this rank's part has none.
+        Raises:
+            InputError: a key column has other types in other files.
+            SaveError: the storage refuses.
+        """
+        mine = None if origin is None else self._table(scores, labels, origin)
+        parts: list[Any] = [mine]
+        if self._world_size > 1:
+            everyone: list[Any] | None = [None] * self._world_size if self._rank == 0 else None
+            dist.gather_object(mine, everyone)
+            parts = everyone or []
+        self._waiting += [part for part in parts if part is not None and part.num_rows]
+        if sum(part.num_rows for part in self._waiting) >= GROUP_ROWS:
+            self._write()
+
+    def finish(self) -> None:
+        """Write what is left and give the file its name.
+
+        Raises:
+            SaveError: the storage refuses.
+        """
+        self._write()
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+            if self._partial != self._path:
+                os.replace(self._partial, self._path)
+        except (OSError, pa.ArrowException) as error:
+            raise self._refused(error) from error
+
+    def abandon(self) -> None:
+        """Remove what was written of an unfinished file."""
+        if self._file is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._file.close()
+            with suppress(OSError, pa.ArrowException):
+                self._filesystem.delete_file(self._partial)
+
+    def _table(self, scores: Tensor, labels: Tensor, origin: RowOrigin) -> pa.Table:
+        files = pa.DictionaryArray.from_arrays(pa.array(origin.file), self._files)
+        columns = {
+            "score": pa.array(scores.float().cpu().numpy()),
+            "label": pa.array(labels.float().cpu().numpy()),
+            "file": files,
+            "row": pa.array(origin.row),
+        }
+        for name in self._config.keys:
+            assert origin.columns is not None, "the loader was asked for the keys"
+            columns[name] = origin.columns[name]
+        return pa.table(columns)
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        try:
+            table = pa.concat_tables(self._waiting, promote_options="permissive").unify_dictionaries()
+            self._waiting = []
+            if self._file is None:
+                self._file = pq.ParquetWriter(self._partial, table.schema, filesystem=self._filesystem)
+            self._file.write_table(table.cast(self._file.schema), row_group_size=GROUP_ROWS)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InputError(
+                f"a key column of {list(self._config.keys)} has other types in other files: {one_line(error)}. "
+                "Write all files with the same types, or leave the column out."
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> SaveError:
+        return SaveError(f"cannot write predictions to {self._config.path}: {one_line(error)}.")

@@ -1,0 +1,126 @@
+"""Clusters as `ray start` makes them, for tests: a head with ports, a temporary folder and a home of its own, and further nodes.
+
+Such a cluster stands beside any other cluster of this machine. `ray stop` is never called: it ends every Ray process of the user. Nodes
+run with --block, and a SIGTERM to that one process ends what it started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from tests.leftovers import processes_with
+
+ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
+PORTS = (
+    *("--port", "--dashboard-port", "--dashboard-agent-listen-port", "--dashboard-agent-grpc-port", "--ray-client-server-port"),
+    *("--metrics-export-port", "--runtime-env-agent-port", "--node-manager-port", "--object-manager-port"),
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster started by `ray start --head`.
+
+    Attributes:
+        address: of its dashboard, which takes jobs.
+        gcs: host:port that drivers and nodes join.
+        folder: Ray's temporary folder.
+        env: environment of everything that belongs to it.
+    """
+
+    address: str
+    gcs: str
+    folder: str
+    env: dict[str, str]
+
+    @property
+    def mark(self) -> str:
+        """The variable that all of its processes were born with."""
+        return f"RAYREC_TEST_MARK={self.env['RAYREC_TEST_MARK']}"
+
+    def submit(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """`ray job submit --working-dir . -- command`, from the root of the repository."""
+        words = [str(BIN / "ray"), "job", "submit", "--address", self.address, "--working-dir", ".", "--", *command]
+        return subprocess.run(words, cwd=ROOT, env=self.env, text=True, capture_output=True, timeout=timeout_s)
+
+    def exit_code(self, output: str) -> int | None:
+        """What the job's own process exited with; the command line gives 1 for any failure."""
+        from ray.job_submission import JobSubmissionClient
+
+        (name,) = set(re.findall(r"raysubmit_\w+", output))
+        return JobSubmissionClient(self.address).get_job_info(name).driver_exit_code
+
+    def run(self, cwd: Path, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """A job that joins this cluster, started in a folder of the user's."""
+        env = {**self.env, "RAY_ADDRESS": self.gcs, "PYTHONPATH": str(ROOT)}
+        words = [sys.executable, "-m", *command]
+        return subprocess.run(words, cwd=cwd, env=env, text=True, capture_output=True, timeout=timeout_s)
+
+
+@contextmanager
+def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
+    """A head inside the block; nothing of it is left afterwards."""
+    mark = uuid.uuid4().hex
+    env = {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "RAYREC_TEST_MARK": mark}
+    env["PATH"] = f"{BIN}:{env['PATH']}"  # jobs run `python` of the head's PATH
+    env.pop("RAY_ADDRESS", None)
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
+    # Ray's sockets lie in its temporary folder, and their paths may not be long
+    with tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True) as folder:
+        words = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={num_cpus}", "--dashboard-host=127.0.0.1"]
+        words += [f"--temp-dir={folder}", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
+        words += [f"{name}={port}" for name, port in ports.items()]
+        with open(f"{folder}/head.log", "w+") as log:
+            process = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
+            address = f"http://127.0.0.1:{ports['--dashboard-port']}"
+            try:
+                _wait_for(address, process, Path(log.name))
+                yield Head(address, f"127.0.0.1:{ports['--port']}", folder, env)
+            finally:
+                process.terminate()
+                process.wait(30)
+    deadline = time.monotonic() + 20
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, left
+
+
+@contextmanager
+def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
+    """A second node of one CPU, in a mount namespace where `hidden` is an empty disk of its own. Needs root."""
+    ray = f"exec {BIN}/ray start --block --address={head.gcs} --num-cpus=1 --temp-dir={head.folder} --disable-usage-stats"
+    script = f"mount -t tmpfs none {hidden} && {ray} --min-worker-port=0 --max-worker-port=0"
+    with open(f"{head.folder}/node.log", "w") as log:
+        process = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], env=head.env, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 60) -> None:
+    """Until the dashboard answers, which takes jobs."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urlopen(f"{address}/api/version", timeout=2):
+                return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    raise AssertionError(f"no head after {timeout_s} s, exit code {process.poll()}:\n{log.read_text()[-3000:]}")

@@ -1,0 +1,96 @@
+"""What is said of ranks that die, or see another disk, before training starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rayrec.driver.cluster import connected
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.placement import placed
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_start import started
+from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
+from rayrec.train.seat import RankContext
+
+pytestmark = pytest.mark.usefixtures("cluster")
+RANKS = 2
+
+
+class Idle:
+    """A task that does nothing."""
+
+    def run(self, context: RankContext) -> None:
+        """On one rank."""
+
+
+def on_ranks(act: Callable[[RankGroup], None], check: Callable[[], None] = lambda: None) -> None:
+    """Call `act` with a group of ranks that have not begun."""
+    scaling = ScalingConfig(num_workers=RANKS)
+    with connected() as cluster, placed(scaling, cluster) as room, started(scaling, room, 60.0, check) as group:
+        act(group)
+
+
+@pytest.mark.parametrize("victim", range(RANKS))
+def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> None:
+    def act(group: RankGroup) -> None:
+        os.kill(group.addresses[victim].pid, signal.SIGKILL)
+        group.start(Idle(), 30.0, 30.0)
+
+    with pytest.raises(TrainingFailed, match=rf"rank {victim} of {RANKS} on .* could not (start|make the rendezvous): its process died"):
+        on_ranks(act)
+
+
+def test_a_folder_or_a_file_that_a_rank_does_not_see_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.parquet").write_bytes(b"1234")
+    (tmp_path / "token").touch()
+
+    def act(group: RankGroup) -> None:
+        group.see_folder(str(tmp_path), "token", 30.0)
+        group.see_files([(f"{tmp_path}/data.parquet", 4)], "data", 30.0)
+        with pytest.raises(
+            ConfigError, match=rf"folder {tmp_path} is not shared by all hosts: rank 0 of 2 .* does not see what the driver"
+        ):
+            group.see_folder(str(tmp_path), "another token", 30.0)
+        with pytest.raises(ConfigError, match=r"the data are not on every host: rank 0 of 2 .*with 4 bytes, the driver with 5"):
+            group.see_files([(f"{tmp_path}/data.parquet", 5)], "data", 30.0)
+
+    on_ranks(act)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.parquet", "token"]
+
+
+def test_stacks_of_ranks_tell_a_mute_one(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    def act(group: RankGroup) -> None:
+        os.kill(group.addresses[1].pid, signal.SIGSTOP)
+        texts.append(group.stacks(3.0))
+
+    on_ranks(act)
+    rank0, rank1 = texts[0].split("-- rank 1")
+    assert "Thread 0x" in rank0 and "in stacks" in rank0
+    assert "no answer in 3 s" in rank1
+
+
+def test_a_wait_for_ranks_can_be_interrupted() -> None:
+    """A stopped rank would be waited for until the timeout of a minute."""
+    calls = [0]
+
+    def check() -> None:
+        calls[0] += 1
+        if calls[0] > 20:
+            raise RunInterrupted(signal.SIGINT)
+
+    def act(group: RankGroup) -> None:
+        os.kill(group.addresses[0].pid, signal.SIGSTOP)
+        group.start(Idle(), 60.0, 60.0)
+
+    begun = time.monotonic()
+    with pytest.raises(RunInterrupted):
+        on_ranks(act, check)
+    assert time.monotonic() - begun < 50

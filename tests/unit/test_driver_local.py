@@ -1,0 +1,322 @@
+"""A driver with one rank in this process: where runs start, what they keep, what they predict, how they stop. No Ray."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch import nn
+
+from jobs.options import open_data
+from jobs.recipe import ModelRecipe
+from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
+from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
+from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
+from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
+    config = SyntheticConfig(rows_train=1530, rows_eval=501, num_features=5, num_lists=1, num_dense=3, dim=4, cap=100, seed=3)
+    return write_synthetic(tmp_path_factory.mktemp("clicks"), config)
+
+
+def driver(clicks: SyntheticPaths, storage: Path | None = None, *, model: Any = None, train: Path | None = None, **run: Any) -> Driver:
+    """A tiny run of `STEPS` steps that saves every 4 steps when it has a storage path."""
+    schema = clicks.schema.read_text()
+    options: dict[str, Any] = {"global_batch_size": 128, "steps": STEPS, "progress": "off"}
+    if storage is not None:
+        options |= {"storage_path": str(storage), "checkpoint": CheckpointConfig(every_n_steps=4)}
+    return Driver(
+        model or ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,)),
+        open_data(str(train or clicks.train), schema),
+        ScalingConfig(num_workers=0),
+        RunConfig(**(options | run)),
+        eval_data=open_data(str(clicks.eval), schema),
+        plan="table_wise",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a whole run with checkpoints at steps 4, 8 and 12."""
+    folder = tmp_path_factory.mktemp("whole")
+    result = driver(clicks, folder).fit()
+    assert result.steps == STEPS and result.checkpoint == f"{folder}/run/step-00000012"
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the run's folder, to be spoilt or continued."""
+    return Path(shutil.copytree(whole, tmp_path / "copy" / "run"))
+
+
+def tables_of(checkpoint: str | Path) -> dict[str, pa.Table]:
+    return {t.name: load_table(str(checkpoint), t.name) for t in read_manifest(str(checkpoint)).tables}
+
+
+def damage(checkpoint: Path, at: int = -1) -> str:
+    """Flip a bit in the middle, or in the footer, of a table's file; its path in the checkpoint."""
+    path = read_manifest(str(checkpoint)).files[0].path
+    data = bytearray((checkpoint / path).read_bytes())
+    data[at if at < 0 else len(data) // 2] ^= 1
+    (checkpoint / path).write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("step", [4, 8, 12])
+def test_a_run_goes_on_from_any_step_and_ends_as_the_whole(clicks: SyntheticPaths, whole: Path, copy: Path, step: int) -> None:
+    result = driver(clicks, copy.parent, resume_from=str(copy / f"step-{step:08d}")).fit()
+    assert result.steps == STEPS and tables_of(result.checkpoint or "") == tables_of(whole / "step-00000012")
+    later = {f"step-{s:08d}" for s in (8, 12) if s > step}
+    aside = list(copy.glob("set-aside-*"))
+    assert len(aside) == (1 if later else 0)
+    assert {path.name for folder in aside for path in folder.iterdir()} == later
+    assert CheckpointManager(str(copy)).steps() == (4, 8, 12)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_latest_passes_over_what_is_damaged_and_says_so(
+    clicks: SyntheticPaths, whole: Path, copy: Path, at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damage in the middle of the rows is found while ranks restore, after half of the tables were filled."""
+    path = damage(copy / "step-00000012", at)
+    result = driver(clicks, copy.parent, resume_from="latest", progress="plain").fit()
+    said = capsys.readouterr().out
+    assert f"passed over {copy}/step-00000012, which is damaged: {copy}/step-00000012/{path}" in said
+    assert f"resumed from {copy}/step-00000008 at step 8" in said and "set aside" in said
+    assert tables_of(result.checkpoint or "") == tables_of(whole / "step-00000012")
+
+
+def test_latest_passes_over_a_damaged_manifest_and_missing_files(
+    clicks: SyntheticPaths, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / "step-00000012" / "manifest.json").write_text("{")
+    os.remove(copy / "step-00000008" / read_manifest(str(copy / "step-00000008")).files[0].path)
+    driver(clicks, copy.parent, resume_from="latest", progress="plain").fit()
+    said = capsys.readouterr().out
+    assert said.count("passed over") == 2 and f"resumed from {copy}/step-00000004 at step 4" in said
+
+
+def test_nothing_whole_is_an_error_that_names_the_damage(clicks: SyntheticPaths, copy: Path) -> None:
+    for step in (4, 8, 12):
+        path = damage(copy / f"step-{step:08d}", 0)
+    with pytest.raises(CheckpointError, match=rf"step-00000004/{path} is damaged"):
+        driver(clicks, copy.parent, resume_from="latest").fit()
+    assert sorted(p.name for p in copy.iterdir()) == ["step-00000004", "step-00000008", "step-00000012"]
+
+
+def test_other_data_are_refused_unless_they_are_meant(clicks: SyntheticPaths, copy: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(clicks.train, tmp_path / "other"))
+    (part,) = other.glob("*.parquet")
+    pq.write_table(pq.read_table(part).slice(0, 1100), part)
+    options: dict[str, Any] = {"resume_from": str(copy / "step-00000008"), "train": other, "global_batch_size": 100}
+    with pytest.raises(ConfigError, match=r"trained with global_batch_size=128, the run has 100"):
+        driver(clicks, copy.parent, **options).fit()
+    options["global_batch_size"] = 128
+    with pytest.raises(ConfigError, match=r"trained on other data.*--new-data"):
+        driver(clicks, copy.parent, **options).fit()
+    assert not list(copy.glob("set-aside-*")), "a refused run leaves everything as it was"
+    result = driver(clicks, copy.parent, **options, new_data=True, steps=None, epochs=1).fit()
+    assert result.steps == 8 + math.ceil(1100 / 128) and result.rows == 1100
+    assert read_manifest(result.checkpoint or "").cursor["batch"] == 9
+
+
+def test_the_same_data_elsewhere_are_the_same_data(clicks: SyntheticPaths, copy: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(clicks.train, tmp_path / "moved"))
+    assert driver(clicks, copy.parent, resume_from="latest", train=moved).fit().steps == STEPS
+
+
+def test_a_warm_start_takes_weights_and_begins_at_step_0(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+    """Another batch size, seed and optimizer: untrained, so that the weights can be compared with the source's."""
+    options: dict[str, Any] = {
+        "init_from": str(whole / "step-00000008"),
+        "global_batch_size": 100,
+        "seed": 7,
+        "sparse_optimizer": OptimizerConfig(name="sgd", lr=0.0),
+        "dense_optimizer": OptimizerConfig(name="sgd", lr=0.0),
+    }
+    result = driver(clicks, tmp_path, steps=2, **options).fit()
+    assert result.steps == 2 and result.rows == 200
+    source, warm = tables_of(whole / "step-00000008"), tables_of(result.checkpoint or "")
+    assert {name: t["weight"] for name, t in source.items()} == {name: t["weight"] for name, t in warm.items()}
+    assert read_manifest(result.checkpoint or "").cursor["seed"] == 7
+
+
+def test_optimizer_state_is_taken_only_when_asked(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+    frozen: dict[str, Any] = {"sparse_optimizer": OptimizerConfig(name="rowwise_adagrad", lr=0.0), "steps": 1}
+    source = tables_of(whole / "step-00000012")
+    for asked in (False, True):
+        start = {"init_from": str(whole / "step-00000012"), "init_optimizer_state": asked}
+        result = driver(clicks, tmp_path / str(asked), **frozen, **start).fit()
+        after = tables_of(result.checkpoint or "")
+        name = max(source, key=lambda table: source[table].num_rows)
+        (state,) = (column for column in source[name].column_names if column not in ("row", "weight"))
+        grown = [a - b for a, b in zip(after[name][state].to_pylist(), source[name][state].to_pylist(), strict=True)]
+        assert (min(grown) >= 0) is asked
+    with pytest.raises(CheckpointError, match=r"trained with 'rowwise_adagrad', 'sgd' is wanted"):
+        sgd = OptimizerConfig(name="sgd", lr=0.1)
+        driver(clicks, tmp_path / "sgd", init_from=str(whole / "step-00000012"), init_optimizer_state=True, sparse_optimizer=sgd).fit()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"resume_from": "NOWHERE"}, "has no file manifest.json"),
+        ({"init_from": "NOWHERE"}, "has no file manifest.json"),
+        ({"resume_from": "WHOLE", "seed": 9}, "trained with seed=0, the run has 9"),
+        ({"resume_from": "WHOLE", "shuffle": False}, "trained with shuffle=True, the run has False"),
+        ({"resume_from": "WHOLE", "dense_optimizer": OptimizerConfig(name="sgd", lr=0.1)}, "dense optimizer 'adam', the run wants 'sgd'"),
+        ({"resume_from": "WHOLE", "sparse_optimizer": OptimizerConfig(name="adam", lr=0.1)}, "'rowwise_adagrad', 'adam' is wanted"),
+    ],
+)
+def test_what_a_manifest_tells_is_refused_before_a_model_is_made(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    paths = {"NOWHERE": str(tmp_path / "nowhere"), "WHOLE": str(whole / "step-00000008")}
+    given = {name: paths.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
+    with pytest.raises((CheckpointError, ConfigError), match=says):
+        driver(clicks, **given).fit()
+
+
+def test_a_checkpoint_of_another_model_is_refused(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+    schema = json.loads(clicks.schema.read_text())
+    schema["tables"][0]["num_embeddings"] += 1
+    wider = ModelRecipe(model="dlrm", schema=json.dumps(schema), dense_layers=(8,), over_layers=(8,))
+    with pytest.raises(CheckpointError, match=r"is \d+ x 4 in .* and \d+ x 4 in the model"):
+        driver(clicks, model=wider, resume_from=str(whole / "step-00000008")).fit()
+
+
+def test_predictions_are_rows_in_file_order_and_agree_with_the_scores(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+    schema = clicks.schema.read_text()
+    table = pq.read_table(clicks.eval)
+    table = table.append_column("key", pa.array([f"k{i}" for i in range(table.num_rows)]))
+    (tmp_path / "eval").mkdir()
+    pq.write_table(table.slice(0, 200), tmp_path / "eval" / "a.parquet", row_group_size=70)
+    pq.write_table(table.slice(200), tmp_path / "eval" / "b.parquet", row_group_size=90)
+    out = tmp_path / "scores.parquet"
+    data = open_data(str(tmp_path / "eval"), schema)
+    scores = driver(clicks).evaluate(str(whole / "step-00000012"), data, predictions=str(out), keys=["key"])
+    rows = pq.read_table(out)
+    assert rows.column_names == ["score", "label", "file", "row", "key"]
+    assert rows["key"].to_pylist() == table["key"].to_pylist() and rows["label"].to_pylist() == table["label"].to_pylist()
+    assert rows["row"].to_pylist() == [*range(200), *range(301)]
+    assert [Path(name).name for name in rows["file"].to_pylist()] == ["a.parquet"] * 200 + ["b.parquet"] * 301
+    losses = [
+        -math.log(score if label else 1 - score) for score, label in zip(rows["score"].to_pylist(), rows["label"].to_pylist(), strict=True)
+    ]
+    assert sum(losses) / len(losses) == pytest.approx(scores["logloss"], abs=1e-5)
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"), [(["nokey"], "'nokey' is missing"), (["score"], "'score' is a column of every"), (["d_0", "d_0"], "named twice")]
+)
+def test_keys_are_checked_before_anything_is_scored(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path, keys: list[str], says: str
+) -> None:
+    with pytest.raises((ConfigError, InputError), match=says):
+        driver(clicks).evaluate(str(whole / "step-00000012"), predictions=str(tmp_path / "p.parquet"), keys=keys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_row_leaves_no_half_file_of_predictions(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+    table = pq.read_table(clicks.eval)
+    labels = table["label"].to_pylist()
+    labels[450] = 2
+    spoilt = table.set_column(table.column_names.index("label"), "label", pa.array(labels, table["label"].type))
+    pq.write_table(spoilt, tmp_path / "eval.parquet", write_statistics=False)
+    data = open_data(str(tmp_path / "eval.parquet"), clicks.schema.read_text())
+    with pytest.raises(InputError, match=r"'label' holds 2 in row 450"):
+        driver(clicks).evaluate(str(whole / "step-00000012"), data, predictions=str(tmp_path / "out" / "p.parquet"))
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_raises(clicks: SyntheticPaths, tmp_path: Path, number: signal.Signals) -> None:
+    recipe = ModelRecipe(model="dlrm", schema=clicks.schema.read_text(), dense_layers=(8,), over_layers=(8,))
+
+    def model() -> nn.Module:
+        module = recipe()
+        calls = [0]
+
+        def before(*_: object) -> None:
+            calls[0] += 1
+            if calls[0] == 5:
+                os.kill(os.getpid(), number)
+
+        module.register_forward_pre_hook(before)
+        return module
+
+    kept = signal.getsignal(number)
+    with pytest.raises(RunInterrupted) as stopped:
+        driver(clicks, tmp_path, model=model, steps=100_000, report_every_s=0.05).fit()
+    result = stopped.value.result
+    assert stopped.value.code == 128 + number and result.stopped and 5 <= result.steps < 100_000
+    assert read_manifest(result.checkpoint).step == result.steps
+    assert signal.getsignal(number) is kept
+
+
+def test_request_stop_returns_a_result(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    endless = driver(clicks, tmp_path, steps=100_000, report_every_s=0.05)
+    timer = threading.Timer(0.5, endless.request_stop)
+    timer.start()
+    result = endless.fit()
+    timer.join()
+    assert result.stopped and result.checkpoint is not None and result.metrics == {}
+
+
+def test_a_folder_of_another_run_is_not_written_to(clicks: SyntheticPaths, copy: Path, whole: Path) -> None:
+    with pytest.raises(ConfigError, match=r"already holds checkpoints.*resume_from='latest'"):
+        driver(clicks, copy.parent).fit()
+    with pytest.raises(ConfigError, match="already holds checkpoints"):
+        driver(clicks, copy.parent, init_from=str(whole / "step-00000008")).fit()
+    with pytest.raises(ConfigError, match="already holds checkpoints"):
+        driver(clicks, copy.parent, resume_from=str(whole / "step-00000008")).fit()
+
+
+def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot write to the run's folder .*file/run"):
+        driver(clicks, tmp_path / "file").fit()
+    with pytest.raises(CheckpointError, match="has no file"):
+        driver(clicks, tmp_path / "new", resume_from=str(tmp_path / "nowhere")).fit()
+    assert not (tmp_path / "new" / "run").exists(), "a refused run leaves no empty folder"
+
+
+def test_bad_evaluation_data_are_refused_before_training(
+    clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(clicks.eval)
+    ids = table["cat_0"].to_pylist()
+    ids[77] = 4711
+    spoilt = table.set_column(table.column_names.index("cat_0"), "cat_0", pa.array(ids, table["cat_0"].type))
+    pq.write_table(spoilt, tmp_path / "eval.parquet")
+    schema = clicks.schema.read_text()
+    run = RunConfig(global_batch_size=128, steps=2, progress="plain")
+    recipe = ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,))
+    bad = open_data(str(tmp_path / "eval.parquet"), schema)
+    with pytest.raises(InputError, match=r"'cat_0' .*holds id 4711 in row 77 of '.*eval\.parquet'"):
+        Driver(recipe, open_data(str(clicks.train), schema), ScalingConfig(num_workers=0), run, eval_data=bad).fit()
+    assert "step" not in capsys.readouterr().out
+
+
+def test_evaluation_data_of_other_features_are_refused(clicks: SyntheticPaths) -> None:
+    schema = json.loads(clicks.schema.read_text())
+    schema["dense"] = schema["dense"][:-1]
+    other = open_data(str(clicks.eval), json.dumps(schema))
+    train = open_data(str(clicks.train), clicks.schema.read_text())
+    with pytest.raises(ConfigError, match="number of dense columns of the training data and of the evaluation data differ: 3 and 2"):
+        Driver(nn.Module, train, ScalingConfig(num_workers=0), RunConfig(global_batch_size=128, steps=2), eval_data=other)

@@ -1,0 +1,127 @@
+"""One driver at a time in a run's folder: refused while the owner lives, taken over when it is gone, also after a SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rayrec.driver import run_folder
+from rayrec.driver.run_folder import LOCK, Owner, held
+from rayrec.errors import ConfigError, RayrecError
+from rayrec.storage import folder_trouble, missing_file, probe_output, write_whole
+
+HOLD = """
+import sys, time
+from rayrec.driver.run_folder import held
+from rayrec.errors import ConfigError
+try:
+    with held(sys.argv[1], print):
+        print("held", flush=True)
+        time.sleep(float(sys.argv[2]))
+except ConfigError as error:
+    print("refused", error)
+"""
+
+
+def hold(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    """A process that holds the folder for some seconds."""
+    words = [sys.executable, "-c", HOLD, str(folder), str(seconds)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    other = hold(folder, 60)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"in use by process {other.pid} on .*last heard of 0 s ago"), held(str(folder), print):
+            pass
+        said: list[str] = []
+        other.send_signal(signal.SIGKILL)
+        other.wait(10)
+        with held(str(folder), said.append) as mine:
+            assert mine is not None
+            assert said == [f"took over {folder} from process {other.pid} on {os.uname().nodename}, which is gone"]
+            assert not folder_trouble(str(folder), mine.token)
+        left = [path.name for path in folder.iterdir()]
+        assert len(left) == 1 and left[0].startswith(".rayrec-token-"), "only the killed process could not clean up"
+    finally:
+        other.kill()
+        other.wait(10)
+
+
+def test_of_many_that_start_at_once_one_holds_the_folder(tmp_path: Path) -> None:
+    drivers = [hold(tmp_path / "run", 3) for _ in range(6)]
+    said = [driver.communicate(timeout=60)[0] for driver in drivers]
+    assert sorted(text.split()[0] for text in said) == ["held", *["refused"] * 5]
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_owner_elsewhere_holds_the_folder_until_its_beat_is_old(tmp_path: Path) -> None:
+    owner = Owner("t", "elsewhere", "another machine", 1, 1, time.time() - 30)
+    (tmp_path / LOCK).write_text(json.dumps({name: getattr(owner, name) for name in Owner.__slots__}))
+    with pytest.raises(ConfigError, match=r"in use by process 1 on elsewhere, last heard of 3\d s ago"), held(str(tmp_path), print):
+        pass
+    (tmp_path / LOCK).write_text((tmp_path / LOCK).read_text().replace(str(owner.beat), str(owner.beat - 60)))
+    with held(str(tmp_path), print):
+        pass
+
+
+def test_a_damaged_lock_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("{")
+    with held(str(tmp_path), print):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_driver_that_lost_its_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "BEAT_S", 0.05)
+    with held(str(tmp_path), print) as folder:
+        assert folder is not None
+        folder.check()
+        thief = {"token": "x", "host": "h", "machine": "m", "pid": 7, "started": 1, "beat": time.time()}
+        (tmp_path / LOCK).write_text(json.dumps(thief))
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                folder.check()
+            except RayrecError as error:
+                assert "taken over by process 7 on h" in str(error)
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("the thief was not noticed")
+    assert (tmp_path / LOCK).exists(), "another driver's lock is left alone"
+
+
+def test_no_path_holds_nothing() -> None:
+    with held(None, print) as folder:
+        assert folder is None
+
+
+def test_a_folder_that_is_another_on_this_host_is_in_trouble(tmp_path: Path) -> None:
+    assert "does not see what the driver wrote" in folder_trouble(str(tmp_path), "token")
+    assert "does not see" in missing_file([(str(tmp_path / "none"), 3)])
+    (tmp_path / "data").write_text("four")
+    assert "with 4 bytes, the driver with 3" in missing_file([(str(tmp_path / "data"), 3)])
+    assert missing_file([(str(tmp_path / "data"), 4)]) == ""
+
+
+def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    probe_output("x", str(tmp_path / "new" / "out.json"))
+    assert not list((tmp_path / "new").iterdir())
+    write_whole("x", str(tmp_path / "new" / "out.json"), "{}")
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["out.json"]
+    for bad in (tmp_path / "new", tmp_path / "new" / "out.json" / "below"):
+        with pytest.raises(ConfigError, match="cannot write x to"):
+            probe_output("x", str(bad))
+        with pytest.raises(ConfigError, match="cannot write x to"):
+            write_whole("x", str(bad), "{}")
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["out.json"]
