@@ -14,7 +14,16 @@ from rayrec.version import VERSION
 __version__ = VERSION
 
 _EXPORTS = {
-    "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "ProfileConfig", "Result", "RunConfig", "ScalingConfig"),
+    "rayrec.driver": (
+        "CheckpointConfig",
+        "Driver",
+        "FailureConfig",
+        "OptimizerConfig",
+        "ProfileConfig",
+        "Result",
+        "RunConfig",
+        "ScalingConfig",
+    ),
     "rayrec.distributed": ("DistributedModelParallel",),
     "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
