@@ -220,6 +220,7 @@ def test_weights_that_are_no_numbers_are_refused():
         check_columns(table.schema, schema_of({}, weights=True), "file y")
 
 
+@pytest.mark.slow  # a figure of the machine, which benchmarks/data.py measures; this one finds a path through Python lists
 def test_conversion_costs_a_few_memcpys():
     """8192 rows x 26 list<int64> within 8x of one copy of the ids and 10x faster than to_pylist; best of 15 (quiet: 4x)."""
     rng = np.random.default_rng(0)

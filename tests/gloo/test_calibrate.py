@@ -1,4 +1,7 @@
-"""Real ranks measure themselves: all agree, the constants make sense, and parts of a step add up to no more than the step."""
+"""Real ranks measure themselves: all agree, the constants make sense, and parts of a step add up to no more than the step.
+
+Bounds of what is measured are those of any machine under any load: a hundred times off what is usual.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ def test_ranks_agree_on_a_topology_that_makes_sense(ranks: RankPool, transport: 
     first, second = ranks.run(2, calibrate_rank, transport)
     assert first == second
     found = Topology.from_json(first)
-    assert 1e8 < found.memory_bw < 1e12 and found.intra_host_bw > 1e7 and 0 < found.latency_s < 0.1
+    assert 1e6 < found.memory_bw < 1e14 and found.intra_host_bw > 1e5 and 0 < found.latency_s < 10
     costs = CostModel(found)
     step_s = max((costs.seconds(a) + costs.fixed_cost()).total_s for a in plan_amounts(random_design(3, 2), found, True))
-    assert 1e-4 < step_s < 1.0
+    assert 1e-6 < step_s < 100
     tables = [EmbeddingBagConfig(1000, 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
     assert EmbeddingShardingPlanner(found, 512).plan(tables).estimates is not None
 

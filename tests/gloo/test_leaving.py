@@ -19,16 +19,20 @@ from tests.ranks import RankPool
 
 
 def leave_with_garbage(rank: int, world_size: int) -> float:
+    """Seconds that a rank took to leave; rank 1 takes part in the last collective 0.3 s after rank 0 began to."""
     model = DistributedDataParallel(nn.Linear(2, 2))
     model.cycle = [model]  # type: ignore[assignment]
     model(torch.ones(1, 2)).sum().backward()
+    store = dist.distributed_c10d._get_default_store()
     if rank:
+        store.wait(["leaving"])
         time.sleep(0.3)  # the last collective of rank 0 is under way while it leaves, and then lets go of a tensor of Python's
     work = dist.all_reduce(torch.ones(1), async_op=True)
     if rank:
         work.wait()
     del model, work
     started = time.perf_counter()
+    store.set("leaving", "")
     destroy_process_group()
     gc.collect()
     return time.perf_counter() - started

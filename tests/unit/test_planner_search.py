@@ -39,16 +39,17 @@ def test_no_plan_beats_the_lower_bound(seed: int) -> None:
     assert seconds(plan) - fixed >= lower_bound(request.items(), request.topology.world_size) * (1 - 1e-9)
 
 
-def test_ample_tables_are_spread_to_within_a_tenth_of_the_lower_bound() -> None:
-    """Many tables per rank, so that the bound is near what is possible."""
+@pytest.mark.parametrize("problems", [4, pytest.param(15, marks=pytest.mark.slow)])
+def test_ample_tables_are_spread_to_within_a_tenth_of_the_lower_bound(problems: int) -> None:
+    """Many tables per rank, so that the bound is near what is possible; one problem may be further from it."""
     near = 0
-    for seed in range(15):
+    for seed in range(problems):
         rng = random.Random(seed)
         tables = random_tables(rng, 60)
         request = EmbeddingShardingPlanner(Topology.uniform(2, 4, 10**12, "cuda"), 2048, random_constraints(rng, tables)).request(tables)
         bound = lower_bound(request.items(), 8) + 4 * request.topology.latency_s
         near += seconds(plan_request(request)) <= 1.1 * bound
-    assert near >= 14
+    assert near >= problems - 1
 
 
 @pytest.mark.seeds(range(25))
@@ -179,24 +180,18 @@ def hopeless(seed: int) -> tuple[PlanRequest, NoPlan] | None:
     return None
 
 
-def test_two_hundred_impossible_requests_are_answered_by_changes_that_work() -> None:
-    asked = 0
-    for seed in itertools.count():
-        if (refused := hopeless(seed)) is None:
-            continue
-        request, error = refused
-        assert error.changes, f"seed {seed}: {error}"
-        for change in error.changes:
-            assert change.text in str(error)
-            plan = plan_request(change.request)  # it exists
-            plan.check(change.request.tables, change.request.topology.world_size)
-            differ = [
-                f for f in ("tables", "topology", "batch_size", "sparse_optimizer") if getattr(request, f) != getattr(change.request, f)
-            ]
-            assert len(differ) + (dict(request.constraints) != dict(change.request.constraints)) >= 1, f"seed {seed}: nothing changed"
-        asked += 1
-        if asked == 200:
-            break
+@pytest.mark.seeds(range(200))
+def test_an_impossible_request_is_answered_by_changes_that_work(seed: int) -> None:
+    problems = map(hopeless, itertools.count(100 * seed))
+    request, error = next(refused for refused in problems if refused is not None)
+    assert error.changes, error
+    for change in error.changes:
+        assert change.text in str(error)
+        plan = plan_request(change.request)  # it exists
+        plan.check(change.request.tables, change.request.topology.world_size)
+        fields = ("tables", "topology", "batch_size", "sparse_optimizer")
+        differ = any(getattr(request, f) != getattr(change.request, f) for f in fields)
+        assert differ or dict(request.constraints) != dict(change.request.constraints)
 
 
 def test_a_replicated_table_is_on_all_ranks_or_refused() -> None:
