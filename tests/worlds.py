@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.init import xavier_normal_
 
 from rayrec.distributed.sharding import weight_of
 from rayrec.layout import (
@@ -37,6 +38,8 @@ from rayrec.optim import SGD, Adagrad, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=1e-6), RowWiseAdagrad(lr=0.1, eps=1e-6))
+
+INIT_FNS = (None, None, xavier_normal_, lambda t: t.copy_(torch.rand_like(t) - torch.rand_like(t)))
 
 WIDE = 16  # columns from which on bags without ids stay at home
 
@@ -140,7 +143,8 @@ def random_world(
     Args:
         unit: of which all widths are multiples; 4 or `WIDE` by the seed unless given.
     """
-    rng, unit = random.Random(seed), unit or random.Random(~seed).choice([4, WIDE])
+    rng, other = random.Random(seed), random.Random(~seed)
+    unit = unit or other.choice([4, WIDE])
     if hosts is None:
         per_host, num_hosts = rng.choice([(1, 2), (2, 1), (2, 2), (3, 1), (1, 3), (4, 1), (1, 1)])
         hosts = [range(h * per_host, (h + 1) * per_host) for h in range(num_hosts)]
@@ -158,6 +162,7 @@ def random_world(
             else:
                 pooling = rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN])
                 tables.append(EmbeddingBagConfig(rows, unit * rng.randint(1, 5), name=f"t{count}", feature_names=features, pooling=pooling))
+            tables[-1].init_fn = other.choice(INIT_FNS)
             count += 1
         collections.append(tuple(tables))
         weighted.append(not sequence and rng.random() < 0.3)

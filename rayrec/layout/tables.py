@@ -6,9 +6,10 @@ Standard library only, so that a plan can be made on a machine without torch; `r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from rayrec.errors import ConfigError
 
@@ -44,8 +45,9 @@ class BaseEmbeddingConfig:
         data_type: storage of the rows.
         feature_names: the features looked up in this table, in output order; a feature may serve several tables.
         weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1 / num_embeddings).
+        init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see `rayrec.modules.init_fn` for what it may do.
     Raises:
-        ConfigError: a size is not positive, the width is no multiple of 4, or a feature is named twice.
+        ConfigError: a size is not positive, the width is no multiple of 4, a feature is named twice, or initial values are said twice.
     """
 
     num_embeddings: int
@@ -55,6 +57,7 @@ class BaseEmbeddingConfig:
     feature_names: list[str] = field(default_factory=list)
     weight_init_max: float | None = None
     weight_init_min: float | None = None
+    init_fn: Callable[[Any], Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.num_embeddings < 1:
@@ -68,6 +71,8 @@ class BaseEmbeddingConfig:
             twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
             raise ConfigError(f"table {self.name!r} names feature {twice[0]!r} twice in feature_names.")
         low, high = self.init_bounds()
+        if self.init_fn is not None and (self.weight_init_min is not None or self.weight_init_max is not None):
+            raise ConfigError(f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; give one of the two.")
         if not low <= high:
             raise ConfigError(f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}.")
 

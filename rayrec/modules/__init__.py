@@ -11,6 +11,7 @@ from rayrec.modules.feature_processor import (
     PositionWeightedModuleCollection,
 )
 from rayrec.modules.init import table_values
+from rayrec.modules.init_fn import trunc_normal_
 from rayrec.modules.interaction import pairwise_dots
 from rayrec.modules.mlp import MLP, Perceptron
 from rayrec.modules.names import get_embedding_names_by_table, torch_dtype
@@ -41,4 +42,5 @@ __all__ = [
     "pool_bags",
     "table_values",
     "torch_dtype",
+    "trunc_normal_",
 ]
