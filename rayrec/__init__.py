@@ -13,7 +13,12 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "ProfileConfig", "Result", "RunConfig", "ScalingConfig"),
-    "rayrec.distributed": ("DistributedModelParallel",),
+    "rayrec.distributed": (
+        "DistributedModelParallel",
+        "FusedEmbeddingBagCollection",
+        "FusedEmbeddingCollection",
+        "fuse_embedding_optimizer",
+    ),
     "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
     "rayrec.optim": ("SGD", "Adagrad", "RowWiseAdagrad"),

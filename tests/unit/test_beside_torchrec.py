@@ -21,6 +21,7 @@ import torchrec.metrics.ne
 import torchrec.models.dlrm
 import torchrec.modules.activation
 import torchrec.modules.crossnet
+import torchrec.modules.fused_embedding_modules
 import torchrec.modules.regroup
 import torchrec.optim
 
@@ -116,6 +117,33 @@ def test_dense_rowwise_adagrad_is_that_of_torchrec(options):
             weight.grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
             optimizer.step()
     torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_fused_collections_are_those_of_torchrec(name):
+    optimizer, kwargs = getattr(torch.optim, name), {"lr": 0.1}
+    if name == "Adagrad":
+        kwargs["eps"] = 1e-6
+
+    def build(configs, collection):
+        tables = [configs.EmbeddingBagConfig(name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]) for i in range(2)]
+        return collection(tables, optimizer, kwargs, device=torch.device("cpu"))
+
+    mine = build(rayrec.modules, rayrec.FusedEmbeddingBagCollection)
+    theirs = build(torchrec, torchrec.modules.fused_embedding_modules.FusedEmbeddingBagCollection)
+    theirs.load_state_dict(mine.state_dict())
+    for step in range(3):
+        ids = torch.randint(0, 9, (6,), generator=torch.Generator().manual_seed(step))
+        lengths = torch.tensor([1, 2, 0, 3])
+        outputs = [
+            model(package.KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)).values()
+            for model, package in ((mine, rayrec), (theirs, torchrec))
+        ]
+        torch.testing.assert_close(*outputs, **CLOSE)
+        for output in outputs:
+            output.square().sum().backward()
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[key], value, **CLOSE)
 
 
 def test_cross_entropy_is_torchrecs_in_bits():
