@@ -24,7 +24,12 @@ _EXPORTS = {
         "RunConfig",
         "ScalingConfig",
     ),
-    "rayrec.distributed": ("DistributedModelParallel",),
+    "rayrec.distributed": (
+        "DistributedModelParallel",
+        "FusedEmbeddingBagCollection",
+        "FusedEmbeddingCollection",
+        "fuse_embedding_optimizer",
+    ),
     "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
     "rayrec.optim": ("SGD", "Adagrad", "RowWiseAdagrad"),

@@ -104,7 +104,8 @@ def make_lookup(
         if isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, optimizer, workers, space)
         return TorchLookup(group, optimizer, device, workers, space)
-    return (FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup)(group, optimizer, device)
+    fused = has_fused_kernel(optimizer, device.type) and not group.key.odd
+    return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
 
 
 def has_fused_kernel(optimizer: SparseOptimizer, device_type: str) -> bool:

@@ -83,7 +83,7 @@ class EmbeddingBagCollection(nn.Module):
         is_weighted: whether each id counts times its weight in the batch.
         device: where the parameters are; "meta" allocates nothing. Default is torch's default device.
     Raises:
-        ConfigError: the tables contradict themselves.
+        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of a table.
 
     Initial values are those of `init.table_values` with seed `torch.initial_seed()`, the same as on any rank of a sharded model.
     """
@@ -91,6 +91,8 @@ class EmbeddingBagCollection(nn.Module):
     def __init__(self, tables: Sequence[EmbeddingBagConfig], is_weighted: bool = False, device: torch.device | str | None = None) -> None:
         super().__init__()
         check_module_names(tables)
+        for table in tables:
+            init.check_init_fn(table)
         self._tables, self._is_weighted = list(tables), is_weighted
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._features = [feature for table in tables for feature in table.feature_names]

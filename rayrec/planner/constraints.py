@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
+from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Device, Topology
 
 CACHE_LOAD_FACTOR = 0.2
@@ -98,6 +99,24 @@ class ParameterConstraints:
         if not kept:
             raise ConfigError(f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} have no rank in common.")
         return frozenset(kept)
+
+
+def storages_of(table: BaseEmbeddingConfig, limits: ParameterConstraints, device: Device) -> tuple[Storage, ...]:
+    """Where the rows of a table may live on ranks that compute on `device`, the fastest first.
+
+    Raises:
+        PlanError: its constraints name a storage that no kernel has for such a table.
+    """
+    found = limits.storages(device)
+    if device == "cuda" and table.embedding_dim % COLUMN_MULTIPLE:  # a kernel in torch trains it
+        found = tuple(storage for storage in found if storage.kind == "device")
+        if not found:
+            raise PlanError(
+                f"table {table.name!r} has {table.embedding_dim} columns and storage={limits.storage!r}: outside of a GPU's memory "
+                f"widths are multiples of {COLUMN_MULTIPLE}. Make it {-(-table.embedding_dim // COLUMN_MULTIPLE) * COLUMN_MULTIPLE} wide, "
+                "or leave it on the device."
+            )
+    return found
 
 
 def check_kinds(kinds: Sequence[str]) -> None:

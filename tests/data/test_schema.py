@@ -82,7 +82,7 @@ BAD = {
     "unknown type": (["tables", 0, "data_type"], "int8", "'int8'; use one of"),
     "wrong type": (["tables", 0, "num_embeddings"], "500", "'num_embeddings' of .*'500'"),
     "bool is no int": (["tables", 0, "num_embeddings"], True, "'num_embeddings' of .*True"),
-    "odd width": (["tables", 0, "embedding_dim"], 6, "multiple of 4"),
+    "no width": (["tables", 0, "embedding_dim"], 0, "at least one column"),
     "bounds crossed": (["tables", 3, "weight_init_max"], -1.0, "weight_init_max=-1.0"),
     "no label": (["label"], "", "no label column"),
     "leak as feature": (["features", 0, "column"], "label", "leak"),

@@ -60,15 +60,22 @@ def make_truth(rng: random.Random, name: str, rows: int, dim: int, state: str, d
 
 def random_truths(rng: random.Random) -> list[Truth]:
     return [
-        make_truth(rng, f"t{i}", rng.randint(1, 60), 4 * rng.randint(1, 8), rng.choice(STATES), rng.choice(list(DataType)))
+        make_truth(
+            rng,
+            f"t{i}",
+            rng.randint(1, 60),
+            4 * rng.randint(1, 8) - rng.choice([0, 0, 1, 3]),
+            rng.choice(STATES),
+            rng.choice(list(DataType)),
+        )
         for i in range(rng.randint(1, 4))
     ]
 
 
 def random_cuts(rng: random.Random, size: int, multiple: int) -> tuple[int, ...]:
-    units = size // multiple
+    units = -(-size // multiple)
     inner = rng.sample(range(1, units), rng.randint(0, min(4, units - 1)))
-    return tuple(multiple * cut for cut in (0, *sorted(inner), units))
+    return (0, *(multiple * cut for cut in sorted(inner)), size)
 
 
 def random_layout(rng: random.Random, table: EmbeddingBagConfig, world_size: int):

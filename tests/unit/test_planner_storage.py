@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.distributed.compile import compile_slots
 from rayrec.distributed.groups import CollectionSpec
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, Shard, ShardingPlan, Storage, TableLayout, TablePlacement, Topology
 from rayrec.layout.html import render_page
 from rayrec.optim import RowWiseAdagrad
@@ -176,3 +176,15 @@ def test_caches_of_different_sizes_or_widths_share_no_kernel() -> None:
 def test_storages_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"disk|cache_load_factor="):
         ParameterConstraints(**wrong)  # type: ignore[arg-type]
+
+
+def test_tables_of_odd_widths_stay_in_a_gpus_memory() -> None:
+    tables = [EmbeddingBagConfig(10_000, width, f"t{width}", feature_names=[f"f{width}"]) for width in (62, 64)]
+    limits = {t.name: ParameterConstraints(storage="auto") for t in tables}
+    little = Topology.local(1, memory_bytes=4_500_000, device="cuda")
+    plan = EmbeddingShardingPlanner(little, 8, limits).plan(tables)
+    assert plan.tables["t62"].storage.kind == "device" and plan.tables["t64"].storage.kind != "device"
+    with pytest.raises(PlanError, match=r"table 't62' has 62 columns and storage='host'.*Make it 64 wide"):
+        EmbeddingShardingPlanner(little, 8, {"t62": ParameterConstraints(storage="host")}).plan(tables)
+    cpu = Topology.local(1, memory_bytes=1 << 30)
+    assert EmbeddingShardingPlanner(cpu, 8, {"t62": ParameterConstraints(storage="host")}).plan(tables)
