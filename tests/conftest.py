@@ -17,6 +17,7 @@ import pytest
 
 from tests.ranks import RankPool
 
+MOST_WORKERS = 8
 pytest_plugins = ("tests.seeds", "tests.leftovers")
 
 
@@ -35,6 +36,12 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}; set RAYREC_DATA to a folder with ml-100k/ and criteo-tiny/")
     return folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker process per core, of which each may have four ranks of its own."""
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

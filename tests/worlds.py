@@ -214,13 +214,13 @@ class Reference:
 
     @torch.no_grad()
     def _update(self, name: str, weight: Tensor) -> None:
-        grad, optimizer = weight.grad, self.world.optimizer
-        if grad is None:
+        if weight.grad is None:
             return
+        grad, optimizer = weight.grad.float(), self.world.optimizer  # squares of float16 would be zero
         if isinstance(optimizer, SGD):
             weight -= optimizer.lr * grad
         elif isinstance(optimizer, Adagrad):
-            state = self.state.setdefault(name, torch.zeros_like(weight))
+            state = self.state.setdefault(name, torch.zeros_like(weight, dtype=torch.float32))
             state += grad**2
             weight -= optimizer.lr * grad / (state.sqrt() + optimizer.eps)
         else:

@@ -41,8 +41,9 @@ def pool_bags(weight: Tensor, bags: JaggedTensor, pooling: PoolingType, per_id: 
         ids = ids.long()
     if weight.dtype != torch.float32:  # widen the rows first: torch would sum a float16 table in float16
         ids, weight = torch.arange(ids.numel(), device=ids.device), functional.embedding(ids, weight).float()
-    if not offsets.numel() - 1 or not ids.numel():  # keeps the result in the graph, with a zero gradient
-        return weight[:0].sum() + weight.new_zeros(offsets.numel() - 1, weight.shape[1])
+    if not offsets.numel() - 1 or not ids.numel():  # keeps the result in the graph, with zero gradients
+        nothing = weight[:0].sum() if per_id is None else weight[:0].sum() + per_id[:0].sum()
+        return nothing + weight.new_zeros(offsets.numel() - 1, weight.shape[1])
     per_id = None if per_id is None else per_id.float()
     pooled = functional.embedding_bag(ids, weight, offsets.to(ids.dtype), mode="sum", per_sample_weights=per_id, include_last_offset=True)
     if pooling is PoolingType.MEAN:

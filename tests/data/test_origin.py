@@ -26,7 +26,7 @@ def first_rows(data: FileDataset) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.seeds(range(4))
 def test_every_row_names_its_file_and_number(tmp_path, kind, seed):
     """Rows number themselves in a dense column, so the origin can be compared with what was read."""
     rng = random.Random(seed)

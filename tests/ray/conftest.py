@@ -32,6 +32,8 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HOME", str(home))
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("OMP_NUM_THREADS", "1")
+        # Not Ray's 15, at which ranks start slowly beside other tests; not 0, so that a rank can be seen to leave it.
+        patch.setenv("RAY_worker_niceness", "1")
         patch.delenv("RAY_ADDRESS", raising=False)
         yield home
 

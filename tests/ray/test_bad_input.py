@@ -1,4 +1,4 @@
-"""Every kind of bad input, given to jobs.train_dlrm on two real ranks: a typed error that names the place, soon, and never a hang.
+"""Every kind of bad input, given to jobs.train_dlrm on two real ranks: a typed error that names the place, and never a hang.
 
 Where each check is made, and every variant of it, is tested beside the code: data/test_convert, data/test_schema, data/test_files,
 unit/test_layout_*, unit/test_planner_*. Here each kind goes the whole way that a user's mistake goes, once.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +21,10 @@ from rayrec.data import FeatureSchema
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
-from tests.ray.worlds import CLUSTER_CPUS
+from tests.ray.worlds import CLUSTER_CPUS, some
 
 pytestmark = pytest.mark.usefixtures("cluster")
 BAD_ROW = 4321
-SOON_S = 40.0  # two ranks start in some seconds; a hang would last until the timeout of 300 s
 SMALL = ("--global-batch", "512", "--dense-layers", "16", "--over-layers", "16")
 
 
@@ -93,14 +91,12 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize("case", some(ROWS, ["id out of range in a list", "nan label"]))
 def test_a_bad_row_in_mid_training_is_the_cause_on_the_rank_that_read_it(given: Given, case: str) -> None:
     column, spoil, kind, words = ROWS[case]
     spoil_rows(given, column, spoil, kind)
-    started = time.monotonic()
     with pytest.raises(InputError, match=rf"{words}.*found by rank [01] of 2 on "):
         run(given)
-    assert time.monotonic() - started < SOON_S
 
 
 def without_column(given: Given) -> tuple[str, ...]:
@@ -195,12 +191,11 @@ FILES: dict[str, tuple[Callable[[Given], tuple[str, ...]], type[Exception], str]
 def test_what_is_wrong_before_training_is_refused_before_it(given: Given, case: str) -> None:
     spoil, error, words = FILES[case]
     options = spoil(given)
-    started = time.monotonic()
     with pytest.raises(error, match=f"(?s){words}"):
         run(given, *options)
-    assert time.monotonic() - started < SOON_S
 
 
+@pytest.mark.slow
 def test_the_data_as_given_trains(given: Given) -> None:
     """Else any of the above could be refused for another reason."""
     run(given, *changed_plan(as_it_is)(given))

@@ -16,6 +16,7 @@ from tests.ray import worlds
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.slow
 def test_a_calibrated_driver_plans_with_what_its_ranks_measured(clicks: SyntheticPaths) -> None:
     driver = worlds.driver(clicks, 2)
     by_default = driver.plan().estimates
@@ -26,6 +27,7 @@ def test_a_calibrated_driver_plans_with_what_its_ranks_measured(clicks: Syntheti
     assert by_default.topology.rates == Rates() and plan.estimates.step_s != by_default.step_s
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_topology_that_plans_read(clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "topology.json")
     assert main(["calibrate", "--ranks", "2", "--memory", "1", "--out", out]) == 0
@@ -45,7 +47,7 @@ def test_a_topology_that_is_none_is_refused_before_anything_starts(clicks: Synth
         worlds.driver(clicks, 2, topology=str(tmp_path / "bad.json"))
 
 
-@pytest.mark.parametrize("plan", ["auto", "row_wise"])
+@pytest.mark.parametrize("plan", worlds.some(["auto", "row_wise"], ["auto"]))
 def test_a_run_is_compared_with_its_prediction(clicks: SyntheticPaths, plan: str) -> None:
     result = worlds.driver(clicks, 2, plan=plan, epochs=2).fit()
     hindsight = result.hindsight
@@ -53,5 +55,5 @@ def test_a_run_is_compared_with_its_prediction(clicks: SyntheticPaths, plan: str
     for times in hindsight.measured:
         idle = [part for part, t in times.parts.items() if t.seconds + t.ahead == 0]
         assert idle == ["output"] and times.ahead  # rows are read in place and need no way home
-        assert 0 < times.rest_s < times.step_s < 1.0 and 0 < times.waits < 10
+        assert 0 < times.rest_s < times.step_s and 0 < times.waits < 10
     assert "measured/predicted" in hindsight.report()

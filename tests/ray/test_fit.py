@@ -45,8 +45,8 @@ def test_ranks_run_at_normal_priority(clicks: SyntheticPaths, tmp_path: Path) ->
     def on_step(rank: int, step: int) -> None:
         (tmp_path / f"{rank}.nice").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 
-    worlds.driver(clicks, 2, steps=3, model=worlds.misbehaving(clicks, tmp_path, on_step)).fit()
-    assert [(tmp_path / f"{rank}.nice").read_text() for rank in range(2)] == ["0", "0"]
+    worlds.driver(clicks, 1, steps=3, model=worlds.misbehaving(clicks, tmp_path, on_step)).fit()
+    assert (tmp_path / "0.nice").read_text() == "0"
 
 
 PRIVATE = """
@@ -57,8 +57,10 @@ with connected(num_cpus=1):
 """
 
 
+@pytest.mark.slow
 def test_workers_of_a_private_cluster_have_normal_priority() -> None:
-    done = subprocess.run([sys.executable, "-c", PRIVATE], timeout=120, check=True, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "RAY_worker_niceness"}
+    done = subprocess.run([sys.executable, "-c", PRIVATE], env=env, timeout=120, check=True, capture_output=True, text=True)
     assert done.stdout.split()[-1] == "0"
 
 
@@ -76,7 +78,10 @@ def test_a_profile_that_cannot_be_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("plan", "optimizer", "lr"),
     # row-wise Adagrad keeps one value per column block, so under column cuts it is another optimizer by design; SGD is not
-    [("row_wise", "rowwise_adagrad", 0.05), ("data_parallel", "adagrad", 0.05), ("column_wise", "sgd", 5.0)],
+    worlds.some(
+        [("row_wise", "rowwise_adagrad", 0.05), ("data_parallel", "adagrad", 0.05), ("column_wise", "sgd", 5.0)],
+        [("row_wise", "rowwise_adagrad", 0.05)],
+    ),
 )
 def test_number_of_ranks_does_not_change_the_result(clicks: SyntheticPaths, plan: str, optimizer: str, lr: float) -> None:
     options = {
@@ -90,7 +95,7 @@ def test_number_of_ranks_does_not_change_the_result(clicks: SyntheticPaths, plan
         assert together.metrics[score] == pytest.approx(alone.metrics[score], abs=SUM_ORDER)
 
 
-@pytest.mark.parametrize(("ranks", "plan"), [(1, "auto"), (3, "row_wise"), (2, "column_wise")])
+@pytest.mark.parametrize(("ranks", "plan"), worlds.some([(1, "auto"), (3, "row_wise"), (2, "column_wise")], [(1, "auto")]))
 def test_checkpoint_scores_the_same_on_other_ranks(clicks: SyntheticPaths, trained: Path, ranks: int, plan: str) -> None:
     expected = json.loads((trained / "metrics.json").read_text())
     scores = worlds.driver(clicks, ranks, plan=plan).evaluate(f"{trained}/run/step-00000012")
@@ -121,6 +126,7 @@ def test_a_second_run_does_not_mix_with_the_first(clicks: SyntheticPaths, traine
         worlds.driver(clicks, 1, storage_path=str(trained)).fit()
 
 
+@pytest.mark.slow
 def test_only_the_newest_checkpoints_are_kept(clicks: SyntheticPaths, tmp_path: Path) -> None:
     keep = CheckpointConfig(every_n_steps=3, num_to_keep=2)
     worlds.driver(clicks, 2, storage_path=str(tmp_path), checkpoint=keep).fit()
@@ -159,6 +165,7 @@ def test_one_run_after_the_other_ends(clicks: SyntheticPaths) -> None:
     assert all(s == scores[0] for s in scores)
 
 
+@pytest.mark.slow
 def test_plan_fits_the_real_topology_and_can_be_given_back(clicks: SyntheticPaths, tmp_path: Path) -> None:
     plan = worlds.driver(clicks, 2).plan()
     assert plan.world_size == 2 and plan.hosts == ((0, 1),) and len(plan.tables) == 6

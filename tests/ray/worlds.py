@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from jobs.options import open_data
@@ -17,6 +18,17 @@ from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 
 CPUS_PER_RANK = 1
 CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py
+
+
+def some(cases: Iterable[Any], default: Collection[Any]) -> list[Any]:
+    """Cases of a test, of which the default tier takes some: every rank costs four seconds of a core."""
+    cases = list(cases)
+    assert all(case in cases for case in default)
+    return [case if case in default else pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases]
+
+
+def _tuple(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)
 
 
 def recipe(clicks: SyntheticPaths, model: str = "dlrm") -> ModelRecipe:

@@ -104,6 +104,14 @@ def test_bags_are_pooled_with_their_place_weights(seed: int, kind: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_batch_without_ids_has_zero_gradients(rows: int) -> None:
+    """DDP waits for the gradient of every parameter."""
+    model, lengths = processed("collection"), torch.zeros(len(KEYS) * rows, dtype=torch.int32)
+    model(KeyedJaggedTensor(KEYS, torch.empty(0, dtype=torch.int64), lengths=lengths, stride=rows)).values().sum().backward()
+    assert all(torch.equal(parameter.grad, torch.zeros_like(parameter)) for parameter in model.parameters())
+
+
 def test_at_the_start_places_change_nothing() -> None:
     batch, model = random_batch(3), processed("collection")
     assert torch.equal(model(batch).values(), collection(is_weighted=False)(batch).values())
