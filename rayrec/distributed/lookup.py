@@ -104,7 +104,7 @@ def make_lookup(
         if isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, optimizer, workers, space)
         return TorchLookup(group, optimizer, device, workers, space)
-    fused = has_fused_kernel(optimizer, device.type) and not group.key.odd
+    fused = has_fused_kernel(optimizer, device.type) and not group.key.odd and group.key.data_type in _KERNEL_TYPE
     return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
 
 

@@ -19,11 +19,12 @@ class DataType(Enum):
 
     FP32 = "FP32"
     FP16 = "FP16"
+    BF16 = "BF16"
 
     @property
     def num_bytes(self) -> int:
         """Bytes per element."""
-        return {"FP32": 4, "FP16": 2}[self.value]
+        return {"FP32": 4, "FP16": 2, "BF16": 2}[self.value]
 
 
 class PoolingType(Enum):

@@ -29,7 +29,7 @@ def pool_bags(weight: Tensor, bags: JaggedTensor, pooling: PoolingType, per_id: 
     """Pool the rows of each bag.
 
     Args:
-        weight: (rows, D) float32 or float16.
+        weight: (rows, D) float32, float16 or bfloat16.
         bags: B bags of ids.
         pooling: sum or mean.
         per_id: (N,) weight of each id, or None.

@@ -15,7 +15,7 @@ from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
-from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.tables import BaseEmbeddingConfig, DataType
 from rayrec.layout.topology import Device, Topology
 
 CACHE_LOAD_FACTOR = 0.2
@@ -108,13 +108,13 @@ def storages_of(table: BaseEmbeddingConfig, limits: ParameterConstraints, device
         PlanError: its constraints name a storage that no kernel has for such a table.
     """
     found = limits.storages(device)
-    if device == "cuda" and table.embedding_dim % COLUMN_MULTIPLE:  # a kernel in torch trains it
+    odd, bf16 = table.embedding_dim % COLUMN_MULTIPLE > 0, table.data_type is DataType.BF16
+    if device == "cuda" and (odd or bf16):  # a kernel in torch trains it
         found = tuple(storage for storage in found if storage.kind == "device")
         if not found:
             raise PlanError(
-                f"table {table.name!r} has {table.embedding_dim} columns and storage={limits.storage!r}: outside of a GPU's memory "
-                f"widths are multiples of {COLUMN_MULTIPLE}. Make it {-(-table.embedding_dim // COLUMN_MULTIPLE) * COLUMN_MULTIPLE} wide, "
-                "or leave it on the device."
+                f"table {table.name!r} has {table.embedding_dim} columns of {table.data_type.value} and storage={limits.storage!r}: "
+                f"outside of a GPU's memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or FP16. Change it, or keep it there."
             )
     return found
 

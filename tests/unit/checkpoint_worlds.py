@@ -27,6 +27,7 @@ from rayrec.layout import (
     row_wise,
     table_wise,
 )
+from rayrec.modules.names import DTYPES
 
 STATES = ("none", "row", "element")
 
@@ -53,7 +54,7 @@ class Truth:
 
 def make_truth(rng: random.Random, name: str, rows: int, dim: int, state: str, data_type: DataType = DataType.FP32) -> Truth:
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-    weight = torch.randn(rows, dim, generator=generator).to({"FP32": torch.float32, "FP16": torch.float16}[data_type.value])
+    weight = torch.randn(rows, dim, generator=generator).to(DTYPES[data_type])
     config = EmbeddingBagConfig(num_embeddings=rows, embedding_dim=dim, name=name, data_type=data_type, feature_names=[name])
     return Truth(config, state, weight, torch.rand(rows, dim, generator=generator, dtype=torch.float64))
 

@@ -51,7 +51,7 @@ def random_tables(rng: random.Random, count: int) -> list[BaseEmbeddingConfig]:
         rows = int(10 ** rng.uniform(0, 6))
         dim = 4 * rng.choice([1, 2, 4, 8, 16, 24, 32, 64]) - other.choice([0, 0, 0, 0, 0, 1, 3])
         names = [f"f{i}_{k}" for k in range(rng.choice([1, 1, 1, 2, 3]))]
-        kind = rng.choice([DataType.FP32, DataType.FP16])
+        kind = rng.choice([DataType.FP32, other.choice([DataType.FP16, DataType.FP16, DataType.BF16])])
         if rng.random() < 0.2:
             out.append(EmbeddingConfig(rows, dim, f"t{i}", kind, names))
         else:
@@ -101,8 +101,9 @@ def random_wire(rng: random.Random) -> dict[str, str]:
 
 
 def _of_kernels(table: BaseEmbeddingConfig, storage: str) -> str:
-    """A storage that a table of this width may have on a GPU."""
-    return "auto" if table.embedding_dim % 4 and storage != "device" else storage
+    """A storage that such a table may have on a GPU."""
+    fused = table.embedding_dim % 4 == 0 and table.data_type is not DataType.BF16
+    return storage if fused or storage == "device" else "auto"
 
 
 def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) -> dict[str, ParameterConstraints]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -171,3 +176,34 @@ def test_regrouping_as_a_module_is_that_of_torchrec():
 
     mine, theirs = run(rayrec, rayrec.modules), run(torchrec, torchrec.modules.regroup)
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in names)
+
+
+PAGE = re.sub(r"```.*?```", "", (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text(), flags=re.DOTALL)
+TOLD = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PAGE)))) | {"PositionWeightedModuleCollection"}
+PACKAGES = ("torchrec.modules", "torchrec.models", "torchrec.optim", "torchrec.sparse", "torchrec.metrics")
+
+
+def exported(package: str) -> set[str]:
+    """Public classes of the modules of a package; of metrics those that a user names in a config or a loop."""
+    found: set[str] = set()
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        name = f"{package}.{info.name}"
+        if info.ispkg or name.endswith(("cuda_graph_benchmark", "cuda_graph_utils")):
+            continue
+        module = importlib.import_module(name)
+        found |= {n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == name and not n.startswith("_")}
+    if package == "torchrec.metrics":
+        found = {name for name in found if name.endswith("Metric") and name not in ("RecMetric", "StateMetric")}
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_page_names_all_that_torchrec_exports(package):
+    assert exported(package) - TOLD == set()
+
+
+@pytest.mark.parametrize("package", ["torchrec", "torchrec.distributed"])
+def test_the_page_names_all_that_its_main_packages_give(package):
+    module = importlib.import_module(package)
+    given = {n for n, v in vars(module).items() if inspect.isclass(v) or inspect.isfunction(v)}
+    assert {name for name in given if "torchrec" in vars(module)[name].__module__} - TOLD - {"ShardedTensor"} == set()

@@ -105,7 +105,7 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
         torch.testing.assert_close(state.weight, want.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16], ids=lambda t: t.value)
 @pytest.mark.seeds(range(12))
 def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
     rng = random.Random(seed)
@@ -363,7 +363,7 @@ def test_odd_widths_have_a_kernel_on_gpus_whose_rows_lie_in_their_memory() -> No
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 18])
-@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16])
+@pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
 def test_means_over_an_odd_row_are_over_its_own_columns(width: int, data_type: DataType) -> None:
     optimizer = RowWiseAdagrad(0.5, eps=1e-6)
     key = replace(random_work(0, optimizer, data_type, weighted=False).group.key, odd=True)
@@ -373,5 +373,7 @@ def test_means_over_an_odd_row_are_over_its_own_columns(width: int, data_type: D
     lookup(GroupIds(torch.tensor([1]), torch.tensor([0, 1]), None)).backward(grad)
     (state,) = lookup.shard_states()
     assert state.weight.shape == (3, width) and float(state.optimizer["momentum1"][1]) == pytest.approx(float(grad.square().mean()))
-    torch.testing.assert_close(state.weight[1].float(), -0.5 * grad[0] / grad.square().mean().sqrt(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        state.weight[1].float(), -0.5 * grad[0] / grad.square().mean().sqrt(), rtol=1e-2, atol=1e-3
+    )  # bfloat16 keeps 8 bits
     assert not state.weight[[0, 2]].any()
