@@ -64,8 +64,10 @@ class TorchLookup:
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             raise ConfigError(
-                f"FBGEMM has no CUDA kernel for {optimizer}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
-                "Change the storage, or train without max_row_norm and with the decay that FBGEMM knows (docs/optimizers.md)."
+                f"FBGEMM has no CUDA kernel for {optimizer} on {group.key.data_type.value} tables, "
+                f"so the rows of {tables} cannot have storage {group.key.storage.label!r}. Change "
+                "the storage, or train without max_row_norm, with the decay that FBGEMM knows, and "
+                "Adam on FP32 (docs/optimizers.md)."
             )
         self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
