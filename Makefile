@@ -1,4 +1,4 @@
-# make train | test | test-all | lint | bench, in a clean clone: each makes .venv and installs what it needs, once.
+# make train | test | test-all | test-cuda-dry | lint | bench, in a clean clone: each makes .venv and installs what it needs, once.
 #
 #   PYTHON     the interpreter that makes .venv (3.11 or later)
 #   PIP_FLAGS  passed to pip install, for example --find-links DIR
@@ -16,13 +16,18 @@ PY := $(VENV)/bin/python
 CPU := $(VENV)/.installed-cpu
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help train test test-all lint bench clean
+# the CUDA builds of torch and FBGEMM, whose code `make test-cuda-dry` runs without a GPU: 8 GB on disk
+VENV_CUDA := .venv-cuda-dry
+CUDA := $(VENV_CUDA)/.installed
+
+.PHONY: help train test test-all test-cuda-dry lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train      train a DLRM on synthetic clicks, on this machine              (ARGS=... is passed on)"
 	@echo "make test       all tests but the slow ones                                   (ARGS=... is passed on)"
 	@echo "make test-all   all tests"
+	@echo "make test-cuda-dry   the CUDA path without a GPU, in .venv-cuda-dry: 8 GB     (ARGS=... is passed on)"
 	@echo "make lint       ruff check, ruff format --check, mypy"
 	@echo "make bench      all benchmarks, about 10 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
 	@echo "make clean      remove .venv and caches"
@@ -35,6 +40,9 @@ test: $(DEV)
 
 test-all: $(DEV)
 	@$(PY) -m pytest -q $(ARGS)
+
+test-cuda-dry: $(CUDA)
+	@$(VENV_CUDA)/bin/python -m tests.cuda_dry $(ARGS)
 
 lint: $(DEV)
 	@$(PY) -m ruff check .
@@ -60,5 +68,12 @@ $(DEV): pyproject.toml | $(PY)
 	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev]"
 	@touch $@ $(CPU)
 
+# three equals signs: a build such as 2.13.0+cpu would satisfy two, and is not the one for GPUs
+$(CUDA): pyproject.toml
+	@echo "making $(VENV_CUDA) with the CUDA builds of torch and FBGEMM (8 GB on disk)"
+	@$(PYTHON) -m venv $(VENV_CUDA)
+	@$(VENV_CUDA)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) "torch===2.13.0" --editable ".[cuda,dev]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_CUDA) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
