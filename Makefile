@@ -1,4 +1,5 @@
-# make train | test | test-all | test-cuda-dry | lint | bench, in a clean clone: each makes .venv and installs what it needs, once.
+# make train | test | test-all | test-cuda-dry | lint | bench, in a clean clone: each makes its
+# environment and installs what it needs, once.
 #
 #   PYTHON     the interpreter that makes .venv (3.11 or later)
 #   PIP_FLAGS  passed to pip install, for example --find-links DIR
@@ -16,7 +17,7 @@ PY := $(VENV)/bin/python
 CPU := $(VENV)/.installed-cpu
 DEV := $(VENV)/.installed-dev
 
-# the CUDA builds of torch and FBGEMM, whose code `make test-cuda-dry` runs without a GPU: 8 GB on disk
+# the CUDA builds of torch and FBGEMM, whose code `make test-cuda-dry` runs without a GPU
 VENV_CUDA := .venv-cuda-dry
 CUDA := $(VENV_CUDA)/.installed
 
@@ -27,7 +28,7 @@ help:
 	@echo "make train      train a DLRM on synthetic clicks, on this machine              (ARGS=... is passed on)"
 	@echo "make test       all tests but the slow ones                                   (ARGS=... is passed on)"
 	@echo "make test-all   all tests"
-	@echo "make test-cuda-dry   the CUDA path without a GPU, in .venv-cuda-dry: 8 GB     (ARGS=... is passed on)"
+	@echo "make test-cuda-dry  the CUDA path without a GPU; 8 GB in .venv-cuda-dry        (ARGS=...)"
 	@echo "make lint       ruff check, ruff format --check, mypy"
 	@echo "make bench      all benchmarks, about 10 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
 	@echo "make clean      remove .venv and caches"
@@ -72,7 +73,8 @@ $(DEV): pyproject.toml | $(PY)
 $(CUDA): pyproject.toml
 	@echo "making $(VENV_CUDA) with the CUDA builds of torch and FBGEMM (8 GB on disk)"
 	@$(PYTHON) -m venv $(VENV_CUDA)
-	@$(VENV_CUDA)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) "torch===2.13.0" --editable ".[cuda,dev]"
+	@$(VENV_CUDA)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) \
+		"torch===2.13.0" --editable ".[cuda,dev]"
 	@touch $@
 
 clean:
