@@ -64,11 +64,13 @@ class TorchLookup:
     ) -> None:
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
-            why = "widths that are no multiple of 4" if group.key.odd else str(optimizer)
+            why = f"{optimizer} on {group.key.data_type.value} tables"
+            why = "widths that are no multiple of 4" if group.key.odd else why
             why = "BF16" if group.key.data_type is DataType.BF16 else why
             raise ConfigError(
                 f"FBGEMM has no CUDA kernel for {why}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
-                "Change storage, type or width, or train without max_row_norm and with a decay that FBGEMM knows (docs/optimizers.md)."
+                "Change storage, type or width, or train without max_row_norm, with a decay that FBGEMM knows, and Adam on FP32 "
+                "(docs/optimizers.md)."
             )
         self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0

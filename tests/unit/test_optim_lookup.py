@@ -307,6 +307,16 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: S
             FusedLookup(work.group, optimizer, CPU)
 
 
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_fbgemms_adam_alone_refuses_float16_on_a_gpu(name: str) -> None:
+    optimizer, half = SPARSE_OPTIMIZERS[name](lr=0.1), DataType.FP16
+    assert has_fused_kernel(optimizer, "cuda", half) is (name != "adam")
+    if name == "adam":
+        work = random_work(0, optimizer, half, storage=Storage("host"))
+        with pytest.raises(ConfigError, match=r"FP16 tables.*storage 'host'.*Adam on FP32"):
+            make_lookup(work.group, optimizer, torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "data_type", "features", "kernel"),
     [
