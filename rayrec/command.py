@@ -73,6 +73,8 @@ def _run(main: Main, argv: Sequence[str] | None) -> int:
     except RunInterrupted as stop:
         print(f"interrupted by {signal.Signals(stop.signal_number).name}", file=sys.stderr)
         return int(stop.code or 0)
+    except SystemExit as ended:  # the parser has said why
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -39,7 +39,12 @@ from rayrec.sparse import KeyedJaggedTensor
 
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=1e-6), RowWiseAdagrad(lr=0.1, eps=1e-6))
 
-INIT_FNS = (None, None, xavier_normal_, lambda t: t.copy_(torch.rand_like(t) - torch.rand_like(t)))
+
+def _two_uniforms(table: Tensor) -> Tensor:
+    return table.copy_(torch.rand_like(table) - torch.rand_like(table))
+
+
+INIT_FNS = (None, None, xavier_normal_, _two_uniforms)
 
 WIDE = 16  # columns from which on bags without ids stay at home
 

@@ -32,7 +32,6 @@ from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Task, Workers
 from rayrec.errors import ConfigError
-from rayrec.layout import DataType
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import complete_cumsum, runs
 
@@ -65,8 +64,7 @@ class TorchLookup:
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             why = f"{optimizer} on {group.key.data_type.value} tables"
-            why = "widths that are no multiple of 4" if group.key.odd else why
-            why = "BF16" if group.key.data_type is DataType.BF16 else why
+            why += " of widths that are no multiple of 4" if group.key.odd else ""
             raise ConfigError(
                 f"FBGEMM has no CUDA kernel for {why}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
                 "Change storage, type or width, or train without max_row_norm, with a decay that FBGEMM knows, and Adam on FP32 "

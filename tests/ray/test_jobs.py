@@ -138,7 +138,7 @@ def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, a
     ("options", "words"),
     [
         pytest.param(["--plan", "rowwise"], "neither a file nor one of", marks=pytest.mark.slow),
-        (["--ranks", "0"], "--ranks 0"),
+        (["--ranks", "0"], "--ranks: '0'"),
         (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read /nowhere/schema.json"),
         (["--eval", "/x"], "--eval and --schema need --train"),
     ],
