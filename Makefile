@@ -1,4 +1,5 @@
-# make train | test | test-worlds | test-all | lint | bench, in a clean clone: each makes .venv and installs what it needs, once.
+# make train | test | test-worlds | test-all | test-cuda-dry | lint | bench, in a clean clone: each
+# makes its environment and installs what it needs, once.
 #
 #   PYTHON     the interpreter that makes .venv (3.11 or later)
 #   PIP_FLAGS  passed to pip install, for example --find-links DIR
@@ -20,10 +21,14 @@ PY := $(VENV)/bin/python
 CPU := $(VENV)/.installed-cpu
 DEV := $(VENV)/.installed-dev
 
+# the CUDA builds of torch and FBGEMM, whose code `make test-cuda-dry` runs without a GPU
+VENV_CUDA := .venv-cuda-dry
+CUDA := $(VENV_CUDA)/.installed
+
 # one worker process per core; all tests of one Ray cluster go to one of them
 PYTEST = $(PY) -m pytest -q -n auto --dist loadgroup
 
-.PHONY: help train test test-worlds test-all lint bench clean
+.PHONY: help train test test-worlds test-all test-cuda-dry lint bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +36,7 @@ help:
 	@echo "make test         the default tests, in minutes                                 (ARGS=... is passed on)"
 	@echo "make test-worlds  new random worlds for SECONDS=480; SEED=... says which"
 	@echo "make test-all     all tests with all their seeds, the slow ones too"
+	@echo "make test-cuda-dry  the CUDA path without a GPU; 8 GB in .venv-cuda-dry          (ARGS=... is passed on)"
 	@echo "make lint         ruff check, ruff format --check, mypy"
 	@echo "make bench        all benchmarks, about 10 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
 	@echo "make clean        remove .venv and caches"
@@ -46,6 +52,9 @@ test-worlds: $(DEV)
 
 test-all: $(DEV)
 	@$(PYTEST) --seeds all $(ARGS)
+
+test-cuda-dry: $(CUDA)
+	@$(VENV_CUDA)/bin/python -m tests.cuda_dry $(ARGS)
 
 lint: $(DEV)
 	@$(PY) -m ruff check .
@@ -71,5 +80,13 @@ $(DEV): pyproject.toml | $(PY)
 	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev]"
 	@touch $@ $(CPU)
 
+# three equals signs: a build such as 2.13.0+cpu would satisfy two, and is not the one for GPUs
+$(CUDA): pyproject.toml
+	@echo "making $(VENV_CUDA) with the CUDA builds of torch and FBGEMM (8 GB on disk)"
+	@$(PYTHON) -m venv $(VENV_CUDA)
+	@$(VENV_CUDA)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) \
+		"torch===2.13.0" --editable ".[cuda,dev]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_CUDA) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,9 +3,10 @@
     python -m benchmarks.lookup [--pooling 1 10] [--dim 64] [--batch 2048] [--rounds 11] [--threads 2]
 
 The reference is float32 row-wise Adagrad on tables that one feature reads. Every case looks up the same ids in as many tables of the same
-sizes with the kernel that `make_lookup` chooses; "shared" lets two features read each table, "two widths" halves the columns of every other
-table, "sequence" returns every row by itself. "bytes" is what an update must read and write, against the reference: Adam keeps two
-more values per element. With --threads every case is timed on so many threads, too, and compared with itself on one.
+sizes with the kernel that `make_lookup` chooses; "odd width" takes two columns off every table, "shared" lets two features read each
+table, "two widths" halves the columns of every other table, "sequence" returns every row by itself. "bytes" is what an update must read
+and write, against the reference: Adam keeps two more values per element. With --threads every case is timed on so many threads, too, and
+compared with itself on one.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ OPTIMIZERS: dict[str, SparseOptimizer] = {
 KINDS = (
     "fp16",
     "fp16 SGD",
+    "bf16",
+    "bf16 SGD",
+    "odd width",
+    "odd width SGD",
     "shared",
     "shared SGD",
     "shared Adam",
@@ -61,7 +66,7 @@ def group_of(name: str, work: Workload) -> LookupGroup:
     key = GroupKey(
         collection=0,
         replicated=False,
-        data_type=DataType.FP16 if name.startswith("fp16") else DataType.FP32,
+        data_type={"fp16": DataType.FP16, "bf16": DataType.BF16}.get(name[:4], DataType.FP32),
         weighted=name.startswith("weighted"),
         storage=Storage(),
         optimizer=optimizer,
@@ -73,7 +78,7 @@ def group_of(name: str, work: Workload) -> LookupGroup:
         if shared and i % 2:
             shard = shards[-1]
         else:
-            width = work.dim // 2 if name.startswith("two widths") and i % 2 else work.dim
+            width = work.dim // 2 if name.startswith("two widths") and i % 2 else work.dim - 2 * name.startswith("odd width")
             shard = Shard(f"t{i}", range(max(rows, work.rows[i ^ 1]) if shared else rows), range(width), 0)
             shards.append(shard)
         slots.append(Slot(Use(i, 0, shard.table, f"f{i}", 0, len(shard.cols)), shard, 0, i))

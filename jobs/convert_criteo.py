@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from rayrec import arguments
 from rayrec.command import Parser, run_command
 from rayrec.data.criteo import convert_criteo
 
@@ -20,12 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click logs: label, I1-I13, C1-C26, tab separated "
         "without a header or comma separated with one, plain or compressed, an Id column first if there is one.",
     )
-    parser.add_argument("sources", nargs="+", help="text files, read in this order")
-    parser.add_argument("out", help="folder to write to")
-    parser.add_argument("--num-buckets", type=int, default=100_000, help="ids per categorical column, by hash (default %(default)s)")
-    parser.add_argument("--dim", type=int, default=16, help="width of every table (default %(default)s)")
-    parser.add_argument("--eval-fraction", type=float, default=0.1, help="share of rows held out, drawn per row (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="which rows are held out (default %(default)s)")
+    parser.add_argument("sources", type=arguments.path, nargs="+", help="text files, read in this order")
+    parser.add_argument("out", type=arguments.path, help="folder to write to")
+    parser.add_argument(
+        "--num-buckets", type=arguments.whole(), default=100_000, help="ids per categorical column, by hash (default %(default)s)"
+    )
+    parser.add_argument("--dim", type=arguments.whole(), default=16, help="width of every table (default %(default)s)")
+    parser.add_argument(
+        "--eval-fraction", type=arguments.fraction, default=0.1, help="share of rows held out, drawn per row (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=arguments.seed, default=0, help="which rows are held out (default %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
     done = convert_criteo(

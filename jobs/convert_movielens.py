@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from rayrec import arguments
 from rayrec.command import Parser, run_command
 from rayrec.data.movielens import convert_movielens
 
@@ -19,11 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m jobs.convert_movielens",
         description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k files. Label: rating of 4 or 5.",
     )
-    parser.add_argument("source", help="folder with ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of name:type)")
-    parser.add_argument("out", help="folder to write to")
-    parser.add_argument("--dim", type=int, default=16, help="width of every table (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="which ratings are held out (default %(default)s)")
-    parser.add_argument("--eval-fraction", type=float, default=0.1, help="share of the ratings held out (default %(default)s)")
+    parser.add_argument(
+        "source", type=arguments.path, help="folder with ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of name:type)"
+    )
+    parser.add_argument("out", type=arguments.path, help="folder to write to")
+    parser.add_argument("--dim", type=arguments.whole(), default=16, help="width of every table (default %(default)s)")
+    parser.add_argument("--seed", type=arguments.seed, default=0, help="which ratings are held out (default %(default)s)")
+    parser.add_argument("--eval-fraction", type=arguments.fraction, default=0.1, help="share of the ratings held out (default %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
     done = convert_movielens(

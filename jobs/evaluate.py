@@ -17,8 +17,10 @@ from dataclasses import replace
 from jobs.options import add_scaling_options, names, open_data, output_path, read_text, scaling_of
 from jobs.recipe import ModelRecipe
 from jobs.report import scores_beside_truth, scores_line, write_result
+from rayrec import arguments
 from rayrec.checks import absolute_path
 from rayrec.command import Parser, run_command
+from rayrec.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,16 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser(prog="python -m jobs.evaluate", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", required=True, help="checkpoint directory or URI")
-    add("--eval", required=True, help="folder or file of Parquet or Arrow files")
-    add("--schema", help="JSON file that says which columns are what; by default the checkpoint's")
-    add("--global-batch-size", type=int, default=16_384, help="rows scored at a time over all ranks (default 16384)")
-    add("--predictions", metavar="FILE", help="Parquet file for the score of every row")
+    add("--checkpoint", type=arguments.path, required=True, help="checkpoint directory or URI")
+    add("--eval", type=arguments.path, required=True, help="folder or file of Parquet or Arrow files")
+    add("--schema", type=arguments.path, help="JSON file that says which columns are what; by default the checkpoint's")
+    add("--global-batch-size", type=arguments.whole(), default=16_384, help="rows scored at a time over all ranks (default 16384)")
+    add("--predictions", type=arguments.path, metavar="FILE", help="Parquet file for the score of every row")
     add("--keys", type=names, default=(), metavar="COLUMN,...", help="columns of the data to copy into --predictions")
-    add("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
-    add("--result", metavar="FILE", help="JSON file for the scores")
+    add("--timeout", type=arguments.seconds, default=300, help="seconds until a hanging collective counts as failed (default 300)")
+    add("--result", type=arguments.path, metavar="FILE", help="JSON file for the scores")
     add_scaling_options(parser, local=True)
     args = parser.parse_args(argv)
+    if args.keys and args.predictions is None:
+        raise ConfigError("--keys are columns of --predictions; give that, too, or leave --keys out.")
 
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig

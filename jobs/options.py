@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayrec import arguments
 from rayrec.checks import absolute_path, is_uri, lasting_path
 from rayrec.errors import ConfigError
 from rayrec.storage import probe_output
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rayrec.data import FileDataset
     from rayrec.driver import RunConfig, ScalingConfig
 
+PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
@@ -65,19 +67,19 @@ def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False)
         plan: the job places tables, so that a plan can be chosen.
         local: the job can run without Ray.
     """
-    default = min(2, os.cpu_count() or 1)
     add = group.add_argument
-    add("--ranks", type=int, default=default, help=f"number of ranks, one Ray actor each (default here {default})")
+    ranks = f"number of ranks, one Ray actor each (default here {_default_ranks()})"
+    add("--ranks", type=arguments.whole(), help=ranks)
     if local:
         add("--local", action="store_true", help="one rank in this process, without Ray; for small runs and debuggers")
     if plan:
         add("--plan", default="auto", help="auto, a sharding kind such as row_wise for all tables, or a plan's JSON file")
     add("--gpu", action="store_true", help="one GPU per rank and NCCL; default is CPU and gloo")
     cpus = "CPUs that Ray reserves for a rank, also its number of threads (at least one), may be a fraction (default 1)"
-    add("--cpus-per-rank", type=float, default=1, help=cpus)
+    add("--cpus-per-rank", type=arguments.positive, default=1, help=cpus)
     add("--pin-cores", action="store_true", help="pin every CPU rank to cores of its own; see docs/performance.md")
     wait = "seconds to wait for room on the cluster (default: 120 where that can help, see docs/cluster.md)"
-    add("--placement-timeout", type=float, metavar="SECONDS", help=wait)
+    add("--placement-timeout", type=arguments.seconds, metavar="SECONDS", help=wait)
 
 
 def scaling_of(args: argparse.Namespace) -> ScalingConfig:
@@ -89,10 +91,21 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
     from rayrec.driver import ScalingConfig
 
     local = getattr(args, "local", False)
-    if not local and args.ranks < 1:
-        raise ConfigError(f"--ranks {args.ranks}; it must be at least 1, or say --local to run without Ray.")
+    if local:
+        of_a_cluster = ("--ranks", "--placement-timeout", "--pin-cores")
+        idle = [option for option in of_a_cluster if _value(args, option)]
+        if idle:
+            raise ConfigError(
+                f"{idle[0]} is about the ranks of a cluster, and --local runs one rank in this process. Leave one of them out."
+            )
+    if args.pin_cores and (args.gpu or args.cpus_per_rank != int(args.cpus_per_rank)):
+        raise ConfigError(
+            f"--pin-cores gives CPU ranks whole cores, which contradicts "
+            f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. "
+            "Leave one of them out."
+        )
     return ScalingConfig(
-        num_workers=0 if local else args.ranks,
+        num_workers=0 if local else args.ranks or _default_ranks(),
         use_gpu=args.gpu,
         cpus_per_worker=args.cpus_per_rank,
         placement_timeout_s=args.placement_timeout,
@@ -103,36 +116,45 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
 def add_training_options(group: Group, *, batch: int, epochs: int, sparse_lr: float, dense_lr: float) -> None:
     """Add the options of a training run, which `run_of` reads; the arguments are the job's defaults."""
     add = group.add_argument
-    add("--global-batch-size", "--global-batch", type=int, default=batch, help=f"rows of a step over all ranks (default {batch})")
-    add("--steps", type=int, help="global steps")
-    add("--epochs", type=int, help=f"passes over the data (default {epochs} when --steps is not given)")
+    add(
+        "--global-batch-size",
+        "--global-batch",
+        type=arguments.whole(),
+        default=batch,
+        help=f"rows of a step over all ranks (default {batch})",
+    )
+    add("--steps", type=arguments.whole(), help="global steps")
+    add("--epochs", type=arguments.whole(), help=f"passes over the data (default {epochs} when --steps is not given)")
     add("--optimizer", choices=SPARSE_OPTIMIZERS, default="rowwise_adagrad", help="of the tables (default rowwise_adagrad)")
-    add("--sparse-lr", type=float, default=sparse_lr, help=f"learning rate of the tables (default {sparse_lr})")
+    add("--sparse-lr", type=arguments.rate, default=sparse_lr, help=f"learning rate of the tables (default {sparse_lr})")
     add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help="of the dense part (default adam)")
-    add("--dense-lr", type=float, default=dense_lr, help=f"learning rate of the dense part (default {dense_lr})")
+    add("--dense-lr", type=arguments.rate, default=dense_lr, help=f"learning rate of the dense part (default {dense_lr})")
     add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help="precision of pooled rows between ranks")
     add("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help="precision of their gradients")
     share = "CPU ranks of one host read each other's rows in place where they can (default)"
     add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=share)
-    add("--seed", type=int, default=0, help="of initial values and of the order of the data (default 0)")
-    add("--timeout", type=float, default=300, help="seconds until a hanging collective counts as failed (default 300)")
+    add("--seed", type=arguments.seed, default=0, help="of initial values and of the order of the data (default 0)")
+    add("--timeout", type=arguments.seconds, default=300, help="seconds until a hanging collective counts as failed (default 300)")
     add("--timing", action="store_true", help="print how long each part of the start-up took")
-    add("--profile", metavar="DIR", help="time some steps by part and trace as many; DIR gets the traces and a summary")
-    add("--profile-steps", type=int, default=10, help="so many are timed, and then as many traced (default 10)")
-    add("--profile-skip", type=int, default=5, help="steps before them (default 5)")
+    profile = "time some steps by part and trace as many; DIR gets the traces and a summary"
+    add("--profile", type=arguments.path, metavar="DIR", help=profile)
+    timed = f"so many are timed, and then as many traced (default {PROFILE_STEPS})"
+    add("--profile-steps", type=arguments.whole(), metavar="N", help=timed)
+    skipped = f"steps before them (default {PROFILE_SKIP})"
+    add("--profile-skip", type=arguments.whole(), metavar="N", help=skipped)
 
 
 def add_keeping_options(group: Group) -> None:
     """Add the options of what a run keeps and where it starts, which `run_of` reads."""
     add = group.add_argument
-    add("--checkpoint-dir", metavar="DIR", help="folder or URI of the run's checkpoints, seen by all hosts")
-    add("--checkpoint-every", type=int, metavar="N", help="steps between checkpoints; one is written at the end anyway")
-    add("--keep", type=int, metavar="N", help="keep only so many newest checkpoints")
-    add("--resume", metavar="PATH", help="checkpoint directory to continue from, or 'latest' of --checkpoint-dir")
+    add("--checkpoint-dir", type=arguments.path, metavar="DIR", help="folder or URI of the run's checkpoints, seen by all hosts")
+    add("--checkpoint-every", type=arguments.whole(), metavar="N", help="steps between checkpoints; one is written at the end anyway")
+    add("--keep", type=arguments.whole(), metavar="N", help="keep only so many newest checkpoints")
+    add("--resume", type=arguments.path, metavar="PATH", help="checkpoint directory to continue from, or 'latest' of --checkpoint-dir")
     add("--new-data", action="store_true", help="with --resume: keep weights and step, begin the data anew")
-    add("--init-from", metavar="PATH", help="checkpoint directory of another run, whose weights this one starts with")
+    add("--init-from", type=arguments.path, metavar="PATH", help="checkpoint directory of another run, whose weights this one starts with")
     add("--init-optimizer", action="store_true", help="with --init-from: take the optimizers' state, too")
-    add("--result", metavar="FILE", help="JSON file for the result")
+    add("--result", type=arguments.path, metavar="FILE", help="JSON file for the result")
 
 
 def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], drop_last: bool = False) -> RunConfig:
@@ -147,6 +169,7 @@ def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], 
     """
     from rayrec.driver import RunConfig
 
+    _check_together(args)
     storage, name = _storage(args.checkpoint_dir)
     return RunConfig(
         global_batch_size=args.global_batch_size,
@@ -232,4 +255,42 @@ def _storage(path: str | None) -> tuple[str | None, str]:
 def _profile(args: argparse.Namespace) -> ProfileConfig | None:
     if args.profile is None:
         return None
-    return ProfileConfig(path=args.profile, skip_steps=args.profile_skip, steps=args.profile_steps)
+    return ProfileConfig(
+        path=args.profile,
+        skip_steps=args.profile_skip or PROFILE_SKIP,
+        steps=args.profile_steps or PROFILE_STEPS,
+    )
+
+
+def _default_ranks() -> int:
+    return min(2, os.cpu_count() or 1)
+
+
+def _value(args: argparse.Namespace, option: str) -> Any:
+    """Return the value of an option by its name; falsy where it is not given or not known here."""
+    return getattr(args, option.removeprefix("--").replace("-", "_"), None)
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """Check that options of a run do not contradict each other, and that none is without effect.
+
+    Raises:
+        ConfigError: names two options.
+    """
+    for one, other in (("--steps", "--epochs"), ("--resume", "--init-from")):
+        if _value(args, one) and _value(args, other):
+            raise ConfigError(f"{one} contradicts {other}; give one of them.")
+    for option, needed in (
+        ("--checkpoint-every", "--checkpoint-dir"),
+        ("--keep", "--checkpoint-dir"),
+        ("--new-data", "--resume"),
+        ("--init-optimizer", "--init-from"),
+        ("--profile-steps", "--profile"),
+        ("--profile-skip", "--profile"),
+    ):
+        if _value(args, option) and not _value(args, needed):
+            raise ConfigError(f"{option} has no effect without {needed}; give it, too, or leave {option} out.")
+    if args.resume == "latest" and not args.checkpoint_dir:
+        raise ConfigError(
+            "--resume latest looks for the newest checkpoint in --checkpoint-dir; give that, too, or the path of a checkpoint."
+        )

@@ -39,6 +39,7 @@ from jobs.report import (
     timing_table,
     write_result,
 )
+from rayrec import arguments
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.train.progress import Milestone
@@ -60,11 +61,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="python -m jobs.train_dlrm", description=__doc__)
     data = parser.add_argument_group("data")
-    data.add_argument("--train", help="folder or file of Parquet or Arrow files; without it data with planted truth are made")
-    data.add_argument("--eval", help="what to score after training, likewise")
-    data.add_argument("--schema", help="JSON file that says which columns are what")
-    data.add_argument("--rows", type=int, help="rows of the planted-truth data (default 1500000)")
-    data.add_argument("--eval-rows", type=int, help="evaluation rows of the planted-truth data (default 100000)")
+    data.add_argument(
+        "--train", type=arguments.path, help="folder or file of Parquet or Arrow files; without it data with planted truth are made"
+    )
+    data.add_argument("--eval", type=arguments.path, help="what to score after training, likewise")
+    data.add_argument("--schema", type=arguments.path, help="JSON file that says which columns are what")
+    data.add_argument("--rows", type=arguments.whole(), help="rows of the planted-truth data (default 1500000)")
+    data.add_argument("--eval-rows", type=arguments.whole(2), help="evaluation rows of the planted-truth data (default 100000)")
     model = parser.add_argument_group("model")
     model.add_argument("--model", choices=MODELS, default="dlrm")
     model.add_argument("--dense-layers", type=sizes, default=(64,), help="e.g. 512,256; the table width follows by itself (default 64)")

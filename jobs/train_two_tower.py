@@ -34,7 +34,8 @@ from jobs.options import (
 )
 from jobs.report import print_profile, process_start, seconds_by_part, timing_table, write_result
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
-from rayrec.checks import absolute_path, positive
+from rayrec import arguments
+from rayrec.checks import absolute_path
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.storage import probe_output
@@ -43,23 +44,29 @@ from rayrec.train.progress import Milestone
 if TYPE_CHECKING:
     from rayrec.driver import Result
 
+DIM = 32  # width of the tables of converted data
+
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="python -m jobs.train_two_tower", description=__doc__)
     data = parser.add_argument_group("data")
-    data.add_argument("--source", help="folder of MovieLens-100k: u.data, u.user and u.item, or ml-100k.inter, .user and .item")
-    data.add_argument("--train", help="folder of Parquet files, instead of --source")
-    data.add_argument("--eval", help="held-out rows, likewise")
-    data.add_argument("--schema", help="JSON file that says which columns are what")
-    data.add_argument("--work-dir", help="folder for what is converted (default: a temporary one)")
+    data.add_argument(
+        "--source", type=arguments.path, help="folder of MovieLens-100k: u.data, u.user and u.item, or ml-100k.inter, .user and .item"
+    )
+    data.add_argument("--train", type=arguments.path, help="folder of Parquet files, instead of --source")
+    data.add_argument("--eval", type=arguments.path, help="held-out rows, likewise")
+    data.add_argument("--schema", type=arguments.path, help="JSON file that says which columns are what")
+    data.add_argument("--work-dir", type=arguments.path, help="folder for what is converted (default: a temporary one)")
     model = parser.add_argument_group("model")
     model.add_argument("--query", type=names, default="user,age,gender,occupation,zip", help="features of the query tower")
     model.add_argument("--candidate", type=names, default="item,genres,year", help="features of the candidate tower")
     model.add_argument("--layers", type=sizes, default=(64, 32), help="of either tower; the last is the width of the vectors")
-    model.add_argument("--temperature", type=float, default=0.1)
+    temperature = "scores are divided by it in training (default 0.1)"
+    model.add_argument("--temperature", type=arguments.positive, default=0.1, help=temperature)
     model.add_argument("--no-log-q", action="store_true", help="do not correct scores for the popularity of the batch's candidates")
-    model.add_argument("--dim", type=int, default=32, help="width of the tables, with --source (default 32)")
+    width = f"width of the tables, with --source (default {DIM})"
+    model.add_argument("--dim", type=arguments.whole(), metavar="D", help=width)
     model.add_argument("--ks", type=sizes, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
@@ -76,7 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse(argv)
     timing = [Milestone("process", process_start()), Milestone("imports")]
-    positive("--temperature", args.temperature)
     args.result = output_path("--result", args.result)
     # checked before data are converted: a run that cannot be costs nothing
     run_of(args, epochs=20, extras={})
@@ -162,11 +168,14 @@ def _paths(args: argparse.Namespace, stack: ExitStack) -> RetrievalPaths:
         raise ConfigError("--train needs --eval DIR and --schema FILE.")
     if args.source is not None and (args.eval is not None or args.schema is not None):
         raise ConfigError("--eval and --schema go with --train; --source brings its own.")
+    if args.source is None and args.dim is not None:
+        raise ConfigError("--dim is of the tables that --source makes; with --train, --schema says it.")
     work = Path(_work_folder(args, stack))
     if args.source is not None:
         from rayrec.data.movielens import convert_movielens
 
-        made = convert_movielens(args.source, work / "data", dim=args.dim, seed=args.seed, overwrite=True)
+        dim = args.dim or DIM
+        made = convert_movielens(args.source, work / "data", dim=dim, seed=args.seed, overwrite=True)
         train, held_out, schema = str(made.train), str(made.eval), str(made.schema)
     else:
         train, held_out, schema = absolute_path("--train", args.train), absolute_path("--eval", args.eval), args.schema

@@ -14,8 +14,22 @@ from rayrec.version import VERSION
 __version__ = VERSION
 
 _EXPORTS = {
-    "rayrec.driver": ("CheckpointConfig", "Driver", "FailureConfig", "ProfileConfig", "Result", "RunConfig", "ScalingConfig"),
-    "rayrec.distributed": ("DistributedModelParallel",),
+    "rayrec.driver": (
+        "CheckpointConfig",
+        "Driver",
+        "FailureConfig",
+        "OptimizerConfig",
+        "ProfileConfig",
+        "Result",
+        "RunConfig",
+        "ScalingConfig",
+    ),
+    "rayrec.distributed": (
+        "DistributedModelParallel",
+        "FusedEmbeddingBagCollection",
+        "FusedEmbeddingCollection",
+        "fuse_embedding_optimizer",
+    ),
     "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
     "rayrec.optim": ("SGD", "Adagrad", "RowWiseAdagrad"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from rayrec.errors import ConfigError
@@ -74,6 +75,25 @@ def absolute_path(what: str, path: str | os.PathLike[str]) -> str:
     if is_uri(text):
         return text if text.endswith("://") else text.rstrip("/")
     return os.path.abspath(os.path.expanduser(text))
+
+
+def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
+    """Check that no output would be written over an input or over another output.
+
+    Args:
+        outputs, inputs: paths by the options that name them; None and URIs are left out.
+    Raises:
+        ConfigError: names both options and the file.
+    """
+    taken: dict[str, str] = {}
+    for is_output, paths in ((False, inputs), (True, outputs)):
+        for option, path in paths.items():
+            if path is None or is_uri(path):
+                continue
+            real = os.path.realpath(os.path.expanduser(path))
+            if is_output and real in taken:
+                raise ConfigError(f"{option} {path} would be written over the file of {taken[real]}; name another file.")
+            taken.setdefault(real, option)
 
 
 def lasting_path(what: str, path: str | os.PathLike[str]) -> str:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ from typing import NoReturn
 from rayrec.errors import RayrecError, RunInterrupted, TrainingFailed, is_user_mistake
 
 DEBUG = "--debug"
+# a disk or a quota that is full, a file beyond its limit, a read-only or a broken disk
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 Main = Callable[[Sequence[str] | None], int]
 
 
@@ -37,8 +40,8 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(DEBUG, action="store_true", help="after an error, show its traceback, too")
 
     def error(self, message: str) -> NoReturn:
-        """End with code 2 and one line."""
-        print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
+        """End with code 2 and one line, also where an argument holds line breaks."""
+        print(f"error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -49,29 +52,58 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> int:
         main: takes the arguments and returns the exit code.
         argv: the arguments; None takes those of the process.
     Returns:
-        the exit code; see the table above. An error that is no `RayrecError` is a defect, of rayrec
-        or of the user's own model code, and keeps its traceback.
+        the exit code; see the table above. An error that is neither a `RayrecError` nor storage that
+        refuses is a defect, of rayrec or of the user's own model code, and keeps its traceback.
     """
+    try:
+        return _run(main, argv)
+    finally:
+        try:
+            _flush()
+        except OSError:  # what is left to be said has no reader, or no room
+            _drop_output()
+
+
+def _run(main: Main, argv: Sequence[str] | None) -> int:
     debug = DEBUG in (sys.argv[1:] if argv is None else argv)
     try:
         code = main(argv)
-        sys.stdout.flush()
+        _flush()
         return code
     except RunInterrupted as stop:
         print(f"interrupted by {signal.Signals(stop.signal_number).name}", file=sys.stderr)
         return int(stop.code or 0)
+    except SystemExit as ended:  # the parser has said why
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        if debug:
+            traceback.print_exception(error)
+        print(f"failed: the storage refuses to write: {one_line(error)}", file=sys.stderr)
+        return 1
     except RayrecError as error:
         code = 2 if is_user_mistake(error) else 1
         if debug:
             traceback.print_exception(error)
         print(f"{'error' if code == 2 else 'failed'}: {one_line(error)}{_more(error, debug)}", file=sys.stderr)
         return code
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None where it was closed before the start
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Send what is still printed nowhere, so that the interpreter's end does not fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(error: BaseException) -> str:

@@ -43,7 +43,10 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class SaveError(CheckpointError):
-    """A checkpoint could not be written: the storage is full, gone or read-only. Earlier checkpoints are whole."""
+    """A checkpoint, a result or converted data could not be written: the storage is full, gone or read-only.
+
+    What was whole before is whole still.
+    """
 
 
 class CommError(RayrecError):

@@ -4,7 +4,8 @@ Ranks on several hosts write one checkpoint, so they must see one folder. The dr
 file in it, every rank looks for the token and proves that it can write, before training starts. The
 same is asked of data files. A path on one host's own disk is found this way in a second, and not
 when the first checkpoint is written. Files that a command writes at its end are proven writable
-before its work starts, and are written whole or not at all.
+before its work starts, and are written whole or not at all. pyarrow is imported where a path needs
+it, so that a plan can be written without it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import pyarrow as pa
-from pyarrow import fs
+from typing import TYPE_CHECKING
 
 from rayrec.checks import is_uri
-from rayrec.errors import CheckpointError, ConfigError
+from rayrec.errors import CheckpointError, ConfigError, SaveError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 
 def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.FileSystem, str]:
@@ -32,6 +34,9 @@ def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.File
     Raises:
         CheckpointError: no file system for the URI.
     """
+    import pyarrow as pa
+    from pyarrow import fs
+
     path = os.fspath(path)
     if filesystem is None and "://" in path:
         try:
@@ -52,6 +57,9 @@ def folder_trouble(path: str, token: str) -> str:
         path: absolute folder or URI.
         token: name of the file that was left.
     """
+    import pyarrow as pa
+    from pyarrow import fs
+
     own = f"{token}-{uuid.uuid4().hex[:8]}"
     try:
         filesystem, root = resolve(path)
@@ -88,48 +96,77 @@ def one_line(error: BaseException) -> str:
 
 
 def probe_output(what: str, path: str | None) -> None:
-    """Check that a file can be written at `path`; its folder is made if need be.
+    """Check that a file can be written at `path`; nothing is left of the attempt, not even a folder.
 
     Args:
         what: the option that names it, for the message.
         path: local path or URI; None is nothing to check.
     Raises:
-        ConfigError: it is a folder, or its folder cannot be written to.
+        ConfigError: it is a folder, or its folder cannot be made or written to.
     """
     if path is None:
         return
+    if not is_uri(path) and os.path.isdir(path):
+        raise ConfigError(f"cannot write {what} to {path}: it is a folder. Name a file.")
     try:
         if is_uri(path):
-            filesystem, target = resolve(path)
-            with filesystem.open_output_stream(f"{target}.probe", compression=None):
-                pass
-            filesystem.delete_file(f"{target}.probe")
-            return
-        target_path = Path(path)
-        if target_path.is_dir():
-            raise ConfigError(f"cannot write {what} to {path}: it is a folder. Name a file.")
-        target_path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target_path.parent):
-            pass
-    except (OSError, pa.ArrowException) as error:
+            _write_uri(f"{path}.probe", b"", keep=False)
+        else:
+            _probe_local(Path(path))
+    except (OSError, UnicodeError, CheckpointError) as error:
         raise ConfigError(f"cannot write {what} to {path}: {one_line(error)}. Name a file in a folder that can be written to.") from None
+
+
+def _write_uri(uri: str, content: bytes, keep: bool = True) -> None:
+    """Write a file of a file system that pyarrow knows, and delete it again unless it is to be kept.
+
+    Raises:
+        OSError, CheckpointError: the file system refuses, or there is none.
+    """
+    import pyarrow as pa
+
+    filesystem, target = resolve(uri)
+    try:
+        with filesystem.open_output_stream(target, compression=None) as stream:
+            stream.write(content)
+        if not keep:
+            filesystem.delete_file(target)
+    except pa.ArrowException as error:
+        raise OSError(one_line(error)) from error
+
+
+def _probe_local(target: Path) -> None:
+    """Make the folder of a file, write into it, and remove what was made.
+
+    Raises:
+        OSError: the folder cannot be made or written to, or the name is too long.
+    """
+    missing = [folder for folder in target.parents if not folder.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+        with suppress(FileNotFoundError):
+            target.lstat()
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def write_whole(what: str, path: str, content: str) -> None:
     """Write a text file so that it appears whole or not at all.
 
     Raises:
-        ConfigError: it cannot be written; nothing is left behind.
+        SaveError: it cannot be written; nothing is left behind.
     """
     try:
         if is_uri(path):
-            filesystem, target = resolve(path)
-            with filesystem.open_output_stream(target, compression=None) as stream:
-                stream.write(content.encode())
+            _write_uri(path, content.encode())
             return
         target_path = Path(path)
         target_path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=target_path.parent, prefix=f".{target_path.name}.")
+        descriptor, partial = tempfile.mkstemp(dir=target_path.parent, prefix=".rayrec-")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(content)
@@ -139,8 +176,8 @@ def write_whole(what: str, path: str, content: str) -> None:
             with suppress(OSError):
                 os.unlink(partial)
             raise
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"cannot write {what} to {path}: {one_line(error)}.") from None
+    except (OSError, UnicodeError, CheckpointError) as error:
+        raise SaveError(f"cannot write {what} to {path}: {one_line(error)}.") from None
 
 
 def _umask() -> int:

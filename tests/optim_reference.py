@@ -122,15 +122,20 @@ def random_work(
     weighted: bool | None = None,
     rows: int = 9,
     storage: Storage = ON_DEVICE,
+    odd: bool = True,
 ) -> Work:
-    """Shards of several widths and at most `rows` rows, some with two slots, as a function of `seed`."""
-    rng = random.Random(seed)
+    """Shards of several widths, odd ones among them, and at most `rows` rows, some with two slots, as a function of `seed`.
+
+    Args:
+        odd: whether widths may be no multiples of 4, which FBGEMM's module refuses.
+    """
+    rng, narrower = random.Random(seed), random.Random(~seed)
     weighted = rng.random() < 0.4 if weighted is None else weighted
     shards: list[Shard] = []
     slots: list[Slot] = []
     for i in range(rng.randint(1, 5)):
         first_row, first_col = rng.randint(0, 5), 4 * rng.randint(0, 2)
-        width = 4 * rng.choice([1, 2, 2, 3])
+        width = 4 * rng.choice([1, 2, 2, 3]) - odd * narrower.choice([0, 0, 0, 1, 2, 3])
         shards.append(Shard(f"t{i}", range(first_row, first_row + rng.randint(1, rows)), range(first_col, first_col + width), 0))
         for f in range(rng.randint(1, 2)):
             slots.append(Slot(Use(len(slots), 0, f"t{i}", f"f{i}{f}", 0, first_col + width), shards[-1], 0, len(slots)))
@@ -143,6 +148,7 @@ def random_work(
         optimizer=optimizer,
         sequence=False,
         width=0,
+        odd=any(len(shard.cols) % 4 for shard in shards),
     )
     return Work(LookupGroup(key, tuple(shards), tuple(slots)), rng, torch.Generator().manual_seed(seed))
 

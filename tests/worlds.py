@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.init import xavier_normal_
 
 from rayrec.distributed.sharding import weight_of
 from rayrec.layout import (
@@ -40,6 +41,13 @@ from rayrec.sparse import KeyedJaggedTensor
 # with this eps 1e-6, below the tolerances of any comparison.
 EPS = 1e-2
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=EPS), RowWiseAdagrad(lr=0.1, eps=EPS))
+
+
+def _two_uniforms(table: Tensor) -> Tensor:
+    return table.copy_(torch.rand_like(table) - torch.rand_like(table))
+
+
+INIT_FNS = (None, None, xavier_normal_, _two_uniforms)
 
 WIDE = 16  # columns from which on bags without ids stay at home
 
@@ -124,7 +132,8 @@ def free_grid(table: EmbeddingBagConfig, ranks: Sequence[int], rng: random.Rando
     """Uneven row and column cuts with any owners, one rank several blocks among them."""
     rows = sorted(rng.sample(range(1, table.num_embeddings), min(rng.randint(0, 3), table.num_embeddings - 1)))
     unit = WIDE if table.embedding_dim % WIDE == 0 else 4
-    cols = sorted(rng.sample(range(unit, table.embedding_dim, unit), min(rng.randint(0, 2), table.embedding_dim // unit - 1)))
+    inner = range(unit, table.embedding_dim, unit)
+    cols = sorted(rng.sample(inner, min(rng.randint(0, 2), len(inner))))
     row_cuts, col_cuts = (0, *rows, table.num_embeddings), (0, *cols, table.embedding_dim)
     owners = tuple(tuple(rng.choice(ranks) for _ in col_cuts[1:]) for _ in row_cuts[1:])
     return TableLayout(row_cuts, col_cuts, owners)
@@ -141,9 +150,10 @@ def random_world(
     """A world that is a function of `seed`, with sequence collections and variable batches among them when asked for.
 
     Args:
-        unit: of which all widths are multiples; 4 or `WIDE` by the seed unless given.
+        unit: of which all widths are multiples; unless given, 4 or `WIDE`, or nothing at all, by the seed.
     """
-    rng, unit = random.Random(seed), unit or random.Random(~seed).choice([4, WIDE])
+    rng, other = random.Random(seed), random.Random(~seed)
+    odd, unit = unit is None and other.random() < 0.3, unit or other.choice([4, WIDE])
     if hosts is None:
         per_host, num_hosts = rng.choice([(1, 2), (2, 1), (2, 2), (3, 1), (1, 3), (4, 1), (1, 1)])
         hosts = [range(h * per_host, (h + 1) * per_host) for h in range(num_hosts)]
@@ -153,14 +163,16 @@ def random_world(
     for _ in range(rng.choice([1, 1, 2])):
         tables: list[BaseEmbeddingConfig] = []
         sequence = sequences and rng.random() < 0.5
-        dim = unit * rng.randint(1, 5)
+        dim = unit * rng.randint(1, 5) - odd * other.randint(0, 3)
         for _ in range(rng.randint(1, 4)):
             rows, features = rng.randint(2, 40), rng.sample(names, rng.randint(1, min(3, len(names))))
             if sequence:
                 tables.append(EmbeddingConfig(rows, dim, name=f"t{count}", feature_names=features))
             else:
                 pooling = rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN])
-                tables.append(EmbeddingBagConfig(rows, unit * rng.randint(1, 5), name=f"t{count}", feature_names=features, pooling=pooling))
+                width = unit * rng.randint(1, 5) - odd * other.randint(0, 3)
+                tables.append(EmbeddingBagConfig(rows, width, name=f"t{count}", feature_names=features, pooling=pooling))
+            tables[-1].init_fn = other.choice(INIT_FNS)
             count += 1
         collections.append(tuple(tables))
         weighted.append(not sequence and rng.random() < 0.3)

@@ -96,7 +96,7 @@ def restore_checkpoint(
 
     Args:
         shards: what this rank wants; written in place. With an empty `optimizer` only the weight is restored, so that a checkpoint can be
-            evaluated without optimizer state. float32, float16 and float64 convert into each other.
+            evaluated without optimizer state. float32, float16, bfloat16 and float64 convert into each other.
         verify: check the crc32 of every byte that is read.
         tables: the model's tables; their sizes are compared with the saved ones. Without it only rectangles outside of a saved table are
             found out.
@@ -211,7 +211,7 @@ def _check_columns(entry: FileEntry, state: ShardState, saved_spec: object, want
                 f"{kinds[tensor.dim() == 2]}: another optimizer. {_STATE_REMEDY}"
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype != saved[name].dtype and not (dtype.startswith("float") and saved[name].dtype.startswith("float")):
+        if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
             raise CheckpointError(f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, wanted is {dtype}.")
 
 

@@ -148,7 +148,7 @@ def _check_shards(shards: Sequence[ShardState], tables: Sequence[BaseEmbeddingCo
         raise CheckpointError(f"rank {rank} gave {len(shards)} shards of which {len(given)} differ; give each once.")
     types = {table.name: table.data_type for table in tables}
     for state in shards:
-        wanted_type = {"FP32": torch.float32, "FP16": torch.float16}[types[state.shard.table].value]
+        wanted_type = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}[types[state.shard.table].value]
         if state.weight.dtype is not wanted_type:
             raise CheckpointError(
                 f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, its weight on rank {rank} is "

@@ -1,6 +1,7 @@
 """One shard <-> one Arrow IPC file.
 
-A file has a column "weight" and one per optimizer state: FixedSizeList<float> for (rows, cols), a plain column for (rows,). It is written
+A file has a column "weight" and one per optimizer state: FixedSizeList<float> for (rows, cols), a plain column for (rows,). Arrow has no
+bfloat16, so its bits are written as uint16, and the field says so ("rayrec.dtype" in its metadata). It is written
 in record batches of about 8 MiB, so that a shard is never copied whole and a reader takes only the batches it needs. Reading goes by the
 manifest's marks: one range per batch, verified and decoded in place, zero-copy from a memory map.
 """
@@ -26,6 +27,7 @@ _MAGIC = b"ARROW1\0\0"
 _ARROW = {
     torch.float32: pa.float32(),
     torch.float16: pa.float16(),
+    torch.bfloat16: pa.uint16(),
     torch.float64: pa.float64(),
     torch.int32: pa.int32(),
     torch.int64: pa.int64(),
@@ -66,7 +68,8 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     for column in columns:
         value = _ARROW[_BY_NAME[column.dtype]]
         kind = pa.list_(pa.field("item", value, nullable=False), column.width) if column.width else value
-        fields.append(pa.field(column.name, kind, nullable=False))
+        said = {"rayrec.dtype": column.dtype} if column.dtype == "bfloat16" else None
+        fields.append(pa.field(column.name, kind, nullable=False, metadata=said))
     return pa.schema(fields)
 
 
@@ -160,10 +163,12 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
 def _to_arrow(chunk: Tensor, kind: pa.DataType) -> pa.Array:
     chunk = chunk.detach().to("cpu").contiguous()
     value = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    chunk = chunk.view(torch.uint16) if chunk.dtype is torch.bfloat16 else chunk
     flat = pa.Array.from_buffers(value, chunk.numel(), [None, pa.py_buffer(chunk.numpy())])
     return pa.FixedSizeListArray.from_arrays(flat, type=kind) if kind is not value else flat
 
 
 def _to_torch(array: pa.Array, column: Column, rows: int) -> Tensor:
     flat: Tensor = torch.from_dlpack(array.flatten() if column.width else array)
+    flat = flat.view(torch.bfloat16) if column.dtype == "bfloat16" else flat
     return flat.view(rows, column.width) if column.width else flat

@@ -32,7 +32,7 @@ class ShardState:
 
     Attributes:
         shard: the rectangle, and the rank that owns it.
-        weight: (rows, cols), float32 or float16, on any device; may be strided.
+        weight: (rows, cols), float32, float16 or bfloat16, on any device; may be strided.
         optimizer: state name -> (rows,) row-wise or (rows, cols) element-wise; empty for SGD, or to restore the weights alone.
     Raises:
         ShapeError: a tensor does not have the shape of the rectangle.

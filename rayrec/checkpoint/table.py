@@ -21,6 +21,8 @@ from rayrec.errors import CheckpointError, DamagedCheckpointError
 def load_table(path: str, table: str, *, verify: bool = True, filesystem: fs.FileSystem | None = None) -> pa.Table:
     """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one column per optimizer state.
 
+    bfloat16 becomes float32, since Arrow has none.
+
     Row-wise state of several column blocks becomes their mean weighted by width, as in a restore.
 
     Args:
@@ -48,7 +50,7 @@ def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
     parts = [_read(store, entry, verify) for entry in files]
     columns: dict[str, pa.Array] = {"row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))}
     for i, column in enumerate(files[0].columns):
-        arrays = [part.column(i).combine_chunks() for part in parts]
+        arrays = [_widened(part.column(i).combine_chunks(), column.dtype) for part in parts]
         if len(arrays) == 1:
             columns[column.name] = arrays[0]
         elif column.width:
@@ -60,6 +62,16 @@ def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
             columns[column.name] = pa.array(mean.astype(arrays[0].to_numpy().dtype))
     schema = pa.schema([pa.field(name, _nullable(array.type)) for name, array in columns.items()])
     return pa.table(list(columns.values()), names=list(columns)).cast(schema)
+
+
+def _widened(array: pa.Array, dtype: str) -> pa.Array:
+    """Bits of bfloat16 as float32, whose upper half they are."""
+    if dtype != "bfloat16":
+        return array
+    wide = pa.types.is_fixed_size_list(array.type)
+    bits = (array.flatten() if wide else array).to_numpy().astype(np.uint32) << np.uint32(16)
+    values = pa.array(bits.view(np.float32))
+    return pa.FixedSizeListArray.from_arrays(values, array.type.list_size) if wide else values
 
 
 def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:

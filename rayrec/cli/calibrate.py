@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import argparse
 
-from rayrec.checks import positive
+from rayrec import arguments
 from rayrec.command import Parser
 
 
 def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     """Register the subcommand."""
     parser = subcommands.add_parser("calibrate", help="measure the ranks of a cluster, for plans", description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks, as they will train")
+    parser.add_argument("--ranks", type=arguments.whole(), required=True, metavar="N", help="ranks, as they will train")
     parser.add_argument("--gpu", action="store_true", help="one GPU per rank; otherwise CPU")
-    parser.add_argument("--cpus", type=float, default=1, metavar="C", help="CPUs of a rank (%(default)s)")
-    parser.add_argument("--memory", type=float, metavar="GB", help="10^9 bytes that a rank's tables may take; by default from the nodes")
-    parser.add_argument("--out", required=True, metavar="FILE", help="where to write the topology as JSON")
+    parser.add_argument("--cpus", type=arguments.positive, default=1, metavar="C", help="CPUs of a rank (%(default)s)")
+    parser.add_argument(
+        "--memory", type=arguments.positive, metavar="GB", help="10^9 bytes that a rank's tables may take; by default from the nodes"
+    )
+    parser.add_argument("--out", type=arguments.path, required=True, metavar="FILE", help="where to write the topology as JSON")
     parser.set_defaults(run=run)
 
 
@@ -28,8 +30,6 @@ def run(options: argparse.Namespace) -> None:
     from rayrec.driver import ScalingConfig, calibrate  # Ray, which planning does not need
     from rayrec.storage import probe_output, write_whole
 
-    if options.memory is not None:
-        positive("--memory", options.memory)
     probe_output("the topology (--out)", options.out)
     scaling = ScalingConfig(
         num_workers=options.ranks,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rayrec import arguments
 from rayrec.command import Parser
 
 
@@ -17,11 +18,11 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     about = "write click data whose best possible scores are known"
     parser = subcommands.add_parser("make-data", help=about, description=__doc__)
     add = parser.add_argument
-    add("out", metavar="DIR", help="folder that gets train/, eval/, schema.json and truth.json")
-    add("--rows", type=int, default=1_500_000, metavar="N", help="rows to train on (%(default)s)")
-    add("--eval-rows", type=int, default=100_000, metavar="N", help="rows to evaluate on (%(default)s)")
-    add("--dim", type=int, default=16, metavar="D", help="width of every table (%(default)s)")
-    add("--seed", type=int, default=0, help="other seeds make other rows of the same kind (%(default)s)")
+    add("out", type=arguments.path, metavar="DIR", help="folder that gets train/, eval/, schema.json and truth.json")
+    add("--rows", type=arguments.whole(), default=1_500_000, metavar="N", help="rows to train on (%(default)s)")
+    add("--eval-rows", type=arguments.whole(2), default=100_000, metavar="N", help="rows to evaluate on (%(default)s)")
+    add("--dim", type=arguments.whole(), default=16, metavar="D", help="width of every table (%(default)s)")
+    add("--seed", type=arguments.seed, default=0, help="other seeds make other rows of the same kind (%(default)s)")
     add("--overwrite", action="store_true", help="replace data that are in DIR already")
     parser.set_defaults(run=run)
 

@@ -8,10 +8,12 @@ Needs neither torch nor Ray nor a cluster.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from rayrec import arguments
+from rayrec.checks import separate_files
 from rayrec.cli.tables import load_tables
 from rayrec.command import Parser
 from rayrec.errors import ConfigError
@@ -22,20 +24,24 @@ from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.optimizers import SPARSE_STATES
 from rayrec.planner.wire import CODINGS
+from rayrec.storage import probe_output, write_whole
 
 
 def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     """Register the subcommand."""
     parser = subcommands.add_parser("plan", help="plan where every table lies, without a cluster", description=__doc__.splitlines()[0])
-    parser.add_argument("--schema", required=True, metavar="FILE", help="schema.json with the tables and features")
+    parser.add_argument("--schema", type=arguments.path, required=True, metavar="FILE", help="schema.json with the tables and features")
     names = ", ".join([*PRESETS, CPU])
-    parser.add_argument("--topology", required=True, metavar="FILE|PRESET", help=f"a topology's JSON file, or one of {names}")
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a preset, all hosts together (8 per host)")
-    parser.add_argument("--hosts", type=int, metavar="H", help="hosts of a preset (as few as the ranks need)")
-    parser.add_argument("--reserve", type=float, default=RESERVE, metavar="FRACTION", help="memory of a preset kept free (%(default)s)")
+    parser.add_argument(
+        "--topology", type=arguments.path, required=True, metavar="FILE|PRESET", help=f"a topology's JSON file, or one of {names}"
+    )
+    parser.add_argument("--ranks", type=arguments.whole(), metavar="N", help="ranks of a preset, all hosts together (8 per host)")
+    parser.add_argument("--hosts", type=arguments.whole(), metavar="H", help="hosts of a preset (as few as the ranks need)")
+    kept = f"memory of a preset kept free ({RESERVE})"
+    parser.add_argument("--reserve", type=arguments.fraction, metavar="FRACTION", help=kept)
     hidden = "share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)"
-    parser.add_argument("--input-hidden", type=float, metavar="SHARE", help=hidden)
-    parser.add_argument("--batch", type=int, default=2048, metavar="B", help="rows per rank and step (%(default)s)")
+    parser.add_argument("--input-hidden", type=arguments.share, metavar="SHARE", help=hidden)
+    parser.add_argument("--batch", type=arguments.whole(), default=2048, metavar="B", help="rows per rank and step (%(default)s)")
     parser.add_argument("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_STATES), help="fused optimizer (%(default)s)")
     parser.add_argument("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
     parser.add_argument("--qcomms-forward", choices=list(CODINGS), default="fp32", help="what rows travel as between ranks (%(default)s)")
@@ -46,16 +52,19 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
         default=True,
         help="CPU ranks of one host read each other's rows in place where they can (default)",
     )
-    parser.add_argument("--constraints", metavar="FILE", help="JSON: table name -> fields of ParameterConstraints")
-    parser.add_argument("--profile", metavar="PATH", help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)")
-    parser.add_argument("--out", metavar="FILE", help="where to write the plan as JSON")
-    parser.add_argument("--html", metavar="FILE", help="where to write the plan as one self-contained page")
-    parser.add_argument("--diff", metavar="FILE", help="an earlier plan: print what would move")
+    parser.add_argument("--constraints", type=arguments.path, metavar="FILE", help="JSON: table name -> fields of ParameterConstraints")
+    parser.add_argument(
+        "--profile", type=arguments.path, metavar="PATH", help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)"
+    )
+    parser.add_argument("--out", type=arguments.path, metavar="FILE", help="where to write the plan as JSON")
+    parser.add_argument("--html", type=arguments.path, metavar="FILE", help="where to write the plan as one self-contained page")
+    parser.add_argument("--diff", type=arguments.path, metavar="FILE", help="an earlier plan: print what would move")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Make the plan, print its report and write the files asked for. Raises RayrecError."""
+    _check_files(options)
     schema = load_tables(options.schema)
     topology = _topology(options)
     if options.input_hidden is not None:
@@ -76,11 +85,10 @@ def run(options: argparse.Namespace) -> None:
     plan = EmbeddingShardingPlanner(topology, options.batch, constraints, options.optimizer, kinds, *coded).plan(schema.tables)
     written = []
     if options.out is not None:
-        _write("--out", options.out, lambda: plan.save(options.out))
+        write_whole("--out", options.out, plan.to_json())
         written.append(f"plan: {options.out}")
     if options.html is not None:
-        page = render_page(plan, title=Path(options.schema).stem)
-        _write("--html", options.html, lambda: Path(options.html).write_text(page, encoding="utf-8"))
+        write_whole("--html", options.html, render_page(plan, title=Path(options.schema).stem))
         written.append(f"page: {options.html}")
     print(plan.report())  # after the files: a reader such as `head` may not want all of it
     if earlier is not None:
@@ -89,28 +97,33 @@ def run(options: argparse.Namespace) -> None:
         print("\n" + "\n".join(written))
 
 
+def _check_files(options: argparse.Namespace) -> None:
+    """Check before planning that the files asked for can be written, and over no file that is read.
+
+    Raises:
+        ConfigError: names the option and the file.
+    """
+    outputs = {"--out": options.out, "--html": options.html}
+    inputs = {"--schema": options.schema, "--constraints": options.constraints}
+    separate_files(outputs, {**inputs, "--topology": options.topology})
+    for option, path in outputs.items():
+        probe_output(option, path)
+
+
 def _topology(options: argparse.Namespace) -> Topology:
-    if not Path(options.topology).is_file():
-        return preset_topology(options.topology, options.ranks, options.hosts, options.reserve)
+    if not os.path.isfile(options.topology):
+        reserve = RESERVE if options.reserve is None else options.reserve
+        return preset_topology(options.topology, options.ranks, options.hosts, reserve)
+    if options.reserve is not None:
+        raise ConfigError(f"--reserve is of presets; {options.topology} says how much memory each rank has.")
     topology = Topology.from_json(_read(options.topology), options.topology)
-    for name, asked, have in (("ranks", options.ranks, topology.world_size), ("hosts", options.hosts, len(topology.hosts))):
+    for name, asked, have in (
+        ("ranks", options.ranks, topology.world_size),
+        ("hosts", options.hosts, len(topology.hosts)),
+    ):
         if asked not in (None, have):
             raise ConfigError(f"--{name} {asked} contradicts {options.topology}, which has {have} {name}; leave it out.")
     return topology
-
-
-def _write(option: str, path: str, write: Callable[[], object]) -> None:
-    """Write the file of an option.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        write()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {option} {path!r}: {error.strerror}. Name a file in a folder that exists and can be written to."
-        ) from None
 
 
 def _read(path: str) -> str:

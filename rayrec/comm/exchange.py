@@ -143,8 +143,12 @@ class FlatExchange(ABC):
     def headed(
         self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
-        """See `Exchange.headed`; two collectives, of which this waits for the first."""
-        flat = torch.tensor([value for header in headers for value in header], dtype=torch.int64, device=send.device)
+        """See `Exchange.headed`; two collectives, of which this waits for the first: the host reads
+        the headers.
+        """
+        flat = torch.tensor([value for header in headers for value in header], dtype=torch.int64)
+        # a blocking copy would wait for all that a GPU has been given
+        flat = flat.to(send.device, non_blocking=True)
         values = self.all_to_all(flat, [len(header) for header in headers], [head] * self.world_size).wait().tolist()
         received = [values[i * head : (i + 1) * head] for i in range(self.world_size)]
         pending = self.views(send, send_splits, splits_of(received))
@@ -178,6 +182,20 @@ class LocalExchange(FlatExchange):
         """See `Exchange.all_to_all`."""
         assert list(send_splits) == list(recv_splits) == [send.numel()]
         return Pending.ready(send)
+
+    def headed(
+        self,
+        headers: Sequence[Sequence[int]],
+        send: Tensor,
+        send_splits: Sequence[int],
+        head: int,
+        splits_of: SplitsOf,
+    ) -> Pending[Headed]:
+        """See `Exchange.headed`: the header never leaves the host."""
+        received = [list(header) for header in headers]
+        splits = splits_of(received)
+        assert splits == list(send_splits) == [send.numel()]
+        return Pending.ready((received, [send]))
 
     def share(self, size: int) -> Tensor | None:
         """See `Exchange.share`."""

@@ -71,7 +71,11 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
     Cost: one copy of the ids and one pass of checks.
     """
     rows = sum([stop - start for _, start, stop in parts])
-    ids = sum([columns.bags[f].count(start, stop) for f in range(len(schema.features)) for columns, start, stop in parts])
+    counts = [0] * len(schema.features)
+    for columns, start, stop in parts:
+        for f, bags in enumerate(columns.bags):
+            counts[f] += bags.count(start, stop)
+    ids = sum(counts)
     values, lengths = _new(ids, np.int64, pin_memory), _new(len(schema.features) * rows, np.int32, pin_memory)
     weights = _new(ids, np.float32, pin_memory).fill_(1.0) if schema.is_weighted else None
     dense, labels = _new((rows, len(schema.dense)), np.float32, pin_memory), _new(rows, np.float32, pin_memory)
@@ -82,7 +86,14 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
     origins = [columns.origin.slice(start, stop) for columns, start, stop in parts if columns.origin is not None]
     return Batch(
         dense_features=dense,
-        sparse_features=KeyedJaggedTensor(keys=list(schema.feature_names()), values=values, weights=weights, lengths=lengths, stride=rows),
+        sparse_features=KeyedJaggedTensor(
+            keys=list(schema.feature_names()),
+            values=values,
+            weights=weights,
+            lengths=lengths,
+            stride=rows,
+            length_per_key=counts,  # known here; on a GPU the host would have to wait for it
+        ),
         labels=labels,
         global_rows=global_rows,
         origin=join_origins(origins) if origins else None,

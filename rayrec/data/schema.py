@@ -125,12 +125,18 @@ class FeatureSchema:
         return [replace(t, feature_names=list(t.feature_names)) for t in self.tables]
 
     def to_json(self) -> str:
-        """The schema as JSON text; `from_json` reads it back to an equal schema."""
+        """The schema as JSON text; `from_json` reads it back to an equal schema.
+
+        Raises:
+            ConfigError: a table has an `init_fn`, which is no JSON.
+        """
         features = [
             {k: v for k, v in _fields(f, "name", "column", "hash_buckets", "weights").items() if v is not None} for f in self.features
         ]
         tables = []
         for t in self.tables:
+            if t.init_fn is not None:
+                raise ConfigError(f"table {t.name!r} has an init_fn, which a schema cannot hold; set it on the configs of the model.")
             entry: dict[str, Any] = {"name": t.name, "num_embeddings": t.num_embeddings, "embedding_dim": t.embedding_dim}
             entry |= {"pooling": t.pooling.value.lower(), "features": list(t.feature_names)}
             if t.data_type is not DataType.FP32:

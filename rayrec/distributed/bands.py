@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.comm.pages import private_memory
-from rayrec.distributed.cpu_lookup import SlotRows
 from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Share, take_share
+from rayrec.distributed.slot_rows import SlotRows
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.workers import Workers
-from rayrec.layout import DataType, Shard
+from rayrec.layout import Shard
+from rayrec.modules.names import DTYPES
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of
 
@@ -102,7 +103,7 @@ def bands_of(
     """
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
-    dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[group.key.data_type]
+    dtype = DTYPES[group.key.data_type]
     flat = space.rows if space is not None else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device)
     bands: list[Band] = []
     used = 0
@@ -151,6 +152,8 @@ def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
 def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
     """Write rows of a table: on CPU each as one piece by numpy, as torch's index_copy moves one element at a time."""
     if table.device.type == "cpu" and table.dim() == 2 and table.numel() and table.is_contiguous() and values.is_contiguous():
+        if table.dtype is torch.bfloat16:  # which numpy does not know
+            table, values = table.detach().view(torch.int16), values.detach().view(torch.int16)
         row = np.dtype((np.void, table.shape[1] * table.element_size()))
         table.detach().numpy().view(row)[rows.numpy(), 0] = values.detach().numpy().view(row)[:, 0]
     else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 from rayrec.errors import InputError
 from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.sparse.ops import offsets_of
+from rayrec.sparse.ops import offsets_of, to_device
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def block_bucketize(
     blocks = cuts[0].numel() - 1
     # block_sizes of zero would make the operator hash by modulo even though cuts are given
     sizes = torch.ones(len(cuts), dtype=torch.int64, device=ids.device)
-    varying = None if bags is None else torch.tensor(bags, dtype=lengths.dtype, device=lengths.device)
+    varying = None if bags is None else to_device(bags, lengths.device, lengths.dtype)
     most = -1 if bags is None else max(bags)
     out = torch.ops.fbgemm.block_bucketize_sparse_features(lengths, ids, False, where, sizes, blocks, weights, varying, most, list(cuts))
     origin = None
@@ -198,14 +199,15 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
     bags, bounds = kjt.stride_per_key(), kjt.offset_per_key()
     parts = [SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)]
     bag_bounds = offsets_of(bags) if bucketings else []
-    counted: dict[int, _Filled] = {}
+    cuts: list[_Cut] = []
     for cut in bucketings:
         spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
         in_place = cut.features == tuple(range(len(bags)))
         c_ids = ids if in_place else torch.cat([ids[span] for span in spans])
         if cut.sequence:
             c_bags = [1] * len(cut.features)
-            c_lengths = torch.tensor([span.stop - span.start for span in spans], dtype=torch.int32, device=ids.device)
+            sizes = [span.stop - span.start for span in spans]
+            c_lengths = to_device(sizes, ids.device, torch.int32)
         else:
             c_bags = [bags[f] for f in cut.features]
             c_lengths = lengths if in_place else torch.cat([lengths[bag_bounds[f] : bag_bounds[f + 1]] for f in cut.features])
@@ -220,18 +222,43 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
             origin = home[origin]
         rows = len(c_bags) * cut.blocks
         out_bags = [0] * rows if cut.sequence else c_bags * cut.blocks
+        mask = None
         if varying is not None:
-            counts = [int(row.sum()) for row in b_lengths.split(out_bags)]
+            numbers = torch.stack([row.sum(dtype=torch.int64) for row in b_lengths.split(out_bags)])
         elif cut.compact and not kjt.variable_stride_per_key():
-            counts, found = _count(b_lengths, c_lengths, rows)
-            counted[len(parts)] = found
+            numbers, mask = _count(b_lengths, c_lengths, rows)
         else:
-            counts = b_lengths.view(rows, -1).sum(1, dtype=torch.int64).tolist() if rows else []
-        parts.append(SourcePart(b_ids, counts, out_bags, b_lengths, b_weights, origin))
+            numbers = b_lengths.view(rows, -1).sum(1, dtype=torch.int64)
+        part = SourcePart(b_ids, [], out_bags, b_lengths, b_weights, origin)
+        cuts.append(_Cut(part, numbers, mask, c_lengths.numel()))
+    counted: dict[int, _Filled] = {}
+    for done, found in zip(cuts, _read([done.numbers for done in cuts]), strict=True):
+        rows = len(done.part.bags)
+        if done.mask is not None:
+            counted[len(parts)] = _Filled(done.mask, found[rows:-1], found[-1], done.all_bags)
+        parts.append(replace(done.part, counts=found[:rows]))
     filled = None
     if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(parts[i].lengths.numel() for i in counted):
         filled = _leave_out(parts, counted)
     return SourceRows(tuple(parts), bounds, kjt.offsets(), filled)
+
+
+class _Cut(NamedTuple):
+    """One bucketing done, but that the host does not know its counts yet."""
+
+    part: SourcePart
+    numbers: Tensor  # ids of every row, and what `_count` adds
+    mask: Tensor | None
+    all_bags: int
+
+
+def _read(numbers: Sequence[Tensor]) -> list[list[int]]:
+    """Vectors as lists, by one host sync for all of them."""
+    if not numbers:
+        return []
+    values = torch.cat(list(numbers)).tolist()
+    bounds = offsets_of(part.numel() for part in numbers)
+    return [values[a:b] for a, b in pairwise(bounds)]
 
 
 class _Filled(NamedTuple):
@@ -245,13 +272,16 @@ class _Filled(NamedTuple):
         return sum(self.rows)
 
 
-def _count(b_lengths: Tensor, c_lengths: Tensor, rows: int) -> tuple[list[int], _Filled]:
-    """Ids of every row, and which of its bags have any: B, the same for all rows, is known from the lengths. One host sync."""
+def _count(b_lengths: Tensor, c_lengths: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Ids of every row, its bags that have any, and the bags with ids before the cut; and a mask of
+    the former.
+
+    B, the same for all rows, is known from the lengths.
+    """
     lengths = b_lengths.view(rows, -1)
     mask = lengths != 0
     ids, filled, bags = lengths.sum(1, dtype=torch.int64), mask.sum(1), (c_lengths != 0).sum()
-    found = torch.cat([ids, filled, bags.view(1)]).tolist()
-    return found[:rows], _Filled(mask, found[rows:-1], found[-1], c_lengths.numel())
+    return torch.cat([ids, filled, bags.view(1)]), mask
 
 
 def _places(found: _Filled) -> Tensor:
@@ -271,7 +301,7 @@ def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBa
         bags.append(places.remainder_(found.mask.shape[1]))
     counts = [count for found in counted.values() for count in found.rows]
     device, num_bags = bags[0].device, next(iter(counted.values())).mask.shape[1]
-    filled = torch.arange(max(counts), device=device) < torch.tensor(counts, device=device)[:, None]
+    filled = torch.arange(max(counts), device=device) < to_device(counts, device)[:, None]
     return FilledBags(
         bags=torch.full(filled.shape, num_bags, device=device).masked_scatter_(filled, torch.cat(bags)),
         once=all(found.total == found.bags for found in counted.values()),

@@ -41,6 +41,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         mean = [config.pooling is PoolingType.MEAN for config, _ in uses]
         self._mean = torch.tensor(mean, device=engine.device).unsqueeze(1) if any(mean) else None
         self._mean_uses = [i for i, is_mean in enumerate(mean) if is_mean]
+        self._orders: dict[tuple[str, ...], Tensor] = {}
         self._use_of_column = torch.tensor([i for i, d in enumerate(self._dims) for _ in range(d)], device=engine.device)
         self.embedding_bags = nn.ModuleDict({config.name: TableShards(engine, config) for config in self._configs})
 
@@ -65,10 +66,20 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return KeyedTensor(self._names, self._dims, pooled)
 
     def _mean_scale(self, features: KeyedJaggedTensor, mean_U: Tensor) -> Tensor:
-        where = [features.index_per_key()[feature] for feature in self._features]
-        lengths_UB = features.lengths().view(len(features.keys()), features.stride())[where]
+        lengths_FB = features.lengths().view(len(features.keys()), features.stride())
+        lengths_UB = lengths_FB.index_select(0, self._order(features))
         scale_UB = torch.where(mean_U, lengths_UB.clamp(min=1).float().reciprocal(), 1.0)
         return scale_UB.t().index_select(1, self._use_of_column)
+
+    def _order(self, features: KeyedJaggedTensor) -> Tensor:
+        """(U,) the key that each use reads; kept, since an index from the host would have to wait
+        for a GPU in every step.
+        """
+        keys = tuple(features.keys())
+        if keys not in self._orders:
+            where = [features.index_per_key()[feature] for feature in self._features]
+            self._orders[keys] = torch.tensor(where, device=features.device())
+        return self._orders[keys]
 
     def _expand(self, features: KeyedJaggedTensor, outputs: list[Tensor]) -> Tensor:
         for i in self._mean_uses:

@@ -27,13 +27,19 @@ from rayrec.distributed.spans import CombinePlan, Span, cut_spans
 
 
 def pack_rows(
-    mine: RankSlots, rows: Sequence[Tensor], got: Sequence[Sizes], exchange: Exchange, own: int | None
+    mine: RankSlots,
+    rows: Sequence[Tensor],
+    got: Sequence[Sizes],
+    exchange: Exchange,
+    own: int | None,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor | None]:
     """What leaves in the forward pass, flat, per destination: its pooled rows, then the rows of its sequence ids.
 
     Args:
         rows: per group of this rank, the kernel's output: (bags of all ranks, width), sequences (ids of all ranks, width).
         own: this rank, where its message to itself is kept apart.
+        device: where the messages lie, also those of a rank that has no rows.
     Returns:
         The messages one after the other, and the one kept apart.
     """
@@ -57,7 +63,7 @@ def pack_rows(
         messages.append(views)
     kept = None if own is None else messages.pop(own)
     flat = [view for views in messages for view in views]
-    like = matrices[0] if matrices else rows[0] if rows else torch.empty(0)
+    like = matrices[0] if matrices else rows[0] if rows else torch.empty(0, device=device)
     send = exchange.buffer(sum(v.numel() for v in flat), like)
     if flat:
         torch.cat(flat, out=send)

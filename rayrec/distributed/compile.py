@@ -14,7 +14,7 @@ from math import gcd
 from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.groups import GATHERED, CollectionSpec, GroupKey, LookupGroup, Piece, Slot, Use
 from rayrec.distributed.slots import RankSlots, SlotTable
-from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
+from rayrec.layout import COLUMN_MULTIPLE, BaseEmbeddingConfig, Replicated, Shard, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.layout.kinds import COMPACT_COLUMNS
 from rayrec.optim import SparseOptimizer
 
@@ -85,6 +85,7 @@ def compile_slots(
                 two_hop=two_hop,
                 compact=compact,
                 chain=(shard.cols.start if spec.sequence else GATHERED) if near else None,
+                odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
             )
             block = layout.row_block(shard.rows.start) if cuts is not None and isinstance(layout, TableLayout) else 0
             piece = Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact)

@@ -9,7 +9,6 @@ this is the one update that FBGEMM's CPU kernels vectorize, for tables that one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,8 @@ from torch import Tensor
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import private_memory
 from rayrec.distributed.groups import LookupGroup
-from rayrec.distributed.parts import Block, Share, cut_bags, cut_rows, ids_per_slot, take_share
+from rayrec.distributed.parts import Share, cut_rows, ids_per_slot, take_share
+from rayrec.distributed.slot_rows import SlotRows, take_rows
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Workers
@@ -27,93 +27,7 @@ from rayrec.layout import DataType
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse.ops import offsets_of
 
-_SUM, _FLOAT32 = 0, 0  # FBGEMM's pooling mode and element type
-
-
-def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
-    """(N, D) float32 rows of a table: equal to sums over bags of one id, but that a negative zero keeps its sign."""
-    found = torch.empty(rows_N.numel(), table.shape[1])
-    blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
-
-    def fill(block: Block) -> None:
-        rows, out = rows_N[block.bags.start : block.bags.stop], found[block.bags.start : block.bags.stop]
-        if table.dtype == found.dtype:
-            torch.index_select(table, 0, rows, out=out)
-        else:
-            out.copy_(table.index_select(0, rows))
-
-    workers.run([partial(fill, block) for block in blocks])
-    return found
-
-
-class SlotRows:
-    """Where the rows of each slot lie in one flat buffer, and the kernels that only read them.
-
-    Args:
-        rows: of all shards, flat.
-        starts: of each slot, where its shard begins in `rows`.
-        sizes: rows of the shards before each slot's, and of all shards.
-        widths: of each slot.
-        workers: share the work.
-        column: of the first slot in a gradient.
-    """
-
-    def __init__(
-        self, rows: Tensor, starts: Sequence[int], sizes: Sequence[int], widths: Sequence[int], workers: Workers, column: int = 0
-    ) -> None:
-        self.rows, self.widths, self.workers = rows, tuple(widths), workers
-        self.columns = [column + c for c in offsets_of(widths)]
-        self.starts_S = torch.tensor(starts)
-        self.columns_S = torch.tensor(self.columns, dtype=torch.int32)
-        self.sizes_S = torch.tensor(sizes)
-        self._all_S = torch.ones(len(self.widths), dtype=torch.int32)
-
-    def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """(bags, D) float32: the sum of every bag's rows, slots side by side."""
-        slots = len(self.widths)
-        bags = (offsets.numel() - 1) // slots
-        whole = Block(range(slots), range(bags))
-        if self.workers.threads == 1:
-            return self._sums(whole, ids, offsets, weights)
-        blocks = cut_bags(ids_per_slot(offsets, slots), self.widths, bags, self.workers.threads)
-        if len(blocks) == 1:
-            return self._sums(whole, ids, offsets, weights)
-        pooled = torch.empty(bags, self.columns[-1])
-
-        def fill(block: Block) -> None:
-            first, last = block.slots.start * bags + block.bags.start, (block.slots.stop - 1) * bags + block.bags.stop
-            columns = slice(self.columns[block.slots.start], self.columns[block.slots.stop])
-            pooled[block.bags.start : block.bags.stop, columns] = self._sums(block, ids, offsets[first : last + 1], weights)
-
-        self.workers.run([partial(fill, block) for block in blocks])
-        return pooled
-
-    def _sums(self, block: Block, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """(bags, width of the slots); `offsets` are those of the block, into all ids."""
-        a, b = block.slots.start, block.slots.stop
-        columns, width = self.columns_S[a : b + 1], self.columns[b] - self.columns[a]
-        columns = columns - columns[0] if a else columns
-        return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
-            self.rows, self.starts_S[a:b], columns, width, self.sizes_S[a : b + 1], ids, offsets, _SUM, weights, _FLOAT32
-        )
-
-    def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-        """(N,) gradient of the per-id weights."""
-        slots = len(self.widths)
-        found = torch.empty(ids.numel())
-        bags = (offsets.numel() - 1) // slots
-        shares = cut_rows(ids_per_slot(offsets, slots), self.widths, range(slots), self.workers.threads)
-
-        def fill(slots: range) -> None:
-            a, b = slots.start, slots.stop
-            cut = offsets[a * bags : b * bags + 1]
-            mine = slice(int(cut[0]), int(cut[-1]))
-            found[mine] = torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
-                grad, self.rows, self.starts_S[a:b], self.columns_S[a : b + 1], ids[mine], cut - cut[0], self._all_S[a:b]
-            )
-
-        self.workers.run([partial(fill, slots) for slots in dict.fromkeys(share.slots for share in shares)])
-        return found
+_SUM = 0  # FBGEMM's pooling mode
 
 
 class _Lanes:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.ops import to_device
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ def distinct_ids(kjt: KeyedJaggedTensor) -> Distinct:
     """Distinct ids of every key, by one sort over all of them."""
     ids, counts = kjt.values().to(torch.int64), kjt.length_per_key()
     # ids lie in [0, limit): shifted by their key they sort key by key
-    span = int(ids.max()) + 1 if ids.numel() else 1
-    keys = torch.arange(len(counts), device=ids.device).repeat_interleave(torch.tensor(counts, device=ids.device), output_size=ids.numel())
+    span = ids.max() + 1 if ids.numel() else ids.new_ones(())
+    numbers = torch.arange(len(counts) + 1, device=ids.device)
+    keys = numbers[:-1].repeat_interleave(to_device(counts, ids.device), output_size=ids.numel())
     found, inverse = torch.unique(ids + keys * span, return_inverse=True)
     owner = found // span
-    lengths = torch.bincount(owner, minlength=len(counts))
+    lengths = torch.searchsorted(found, numbers * span).diff()  # `found` ascends
     firsts = lengths.cumsum(0) - lengths
     local = inverse - firsts[keys]
     unique = KeyedJaggedTensor(kjt.keys(), found - owner * span, lengths=lengths.to(torch.int32), stride=1)

@@ -40,7 +40,7 @@ from rayrec.distributed.workers import Workers
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.optim import SparseOptimizer
-from rayrec.sparse import KeyedJaggedTensor, check_ids
+from rayrec.sparse import KeyedJaggedTensor, check_ids, start_check_ids
 
 
 class ShardedEmbeddings:
@@ -213,9 +213,12 @@ class ShardedEmbeddings:
     def _route(self, collections: frozenset[int], kjt: KeyedJaggedTensor, exchange: Exchange, track: bool) -> RoutedIds:
         compiled = self._compile(collections)
         with span(self.timer, "input", ahead=exchange is not self.exchange):
+            checked = None
             if self.options.check_ids:
-                check_ids(kjt, compiled.slots.limits, source=f"rank {self.exchange.rank}")
-            return route(kjt, compiled.slots, compiled.send_plan(kjt), self.watched(exchange), track)
+                source = f"rank {self.exchange.rank}"
+                checked = start_check_ids(kjt, compiled.slots.limits, source)
+            send, watched = compiled.send_plan(kjt), self.watched(exchange)
+            return route(kjt, compiled.slots, send, watched, track, checked)
 
     def watched(self, exchange: Exchange) -> Exchange:
         """The same exchange, whose waits are counted while there is a timer."""

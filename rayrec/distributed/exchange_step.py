@@ -85,12 +85,14 @@ class Combine(torch.autograd.Function):
         plan, routed, ranks = step.plan, step.routed, step.plan.slots.ranks
         out_sizes = [[step.mine.rows_out(sizes)] for sizes in routed.got]
         in_sizes = [[owner.rows_out(sizes)] for owner, sizes in zip(ranks, routed.sent, strict=True)]
-        send, kept = pack_rows(step.mine, rows, routed.got, step.exchange, step.apart(step.codecs.forward))
+        own = step.apart(step.codecs.forward)
+        send, kept = pack_rows(step.mine, rows, routed.got, step.exchange, own, anchor.device)
         received = _swap(step, step.codecs.forward, send, kept, out_sizes, in_sizes)
         hops: list[Tensor] = []
         if step.hops is not None:
             summed = [r for group, r in zip(step.mine.exchanged, rows, strict=True) if group.key.two_hop]
-            hops = send_home(step.hops, HopSizes.of(plan.slots, plan.rank, routed), summed, step.codecs.forward)
+            sizes = HopSizes.of(plan.slots, plan.rank, routed)
+            hops = send_home(step.hops, sizes, summed, step.codecs.forward, anchor.device)
         arrived = arrive(plan, routed, received, rows, hops)
         outputs: list[Tensor] = []
         for collection in plan.slots.exchanged:

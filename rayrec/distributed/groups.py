@@ -76,6 +76,7 @@ class GroupKey:
         chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns ascend have one chain, so that a kernel
             reads their gradients where they lie; GATHERED where these must be gathered first. Of sequences the first column. None for other
             tables.
+        odd: widths are no multiple of 4, which FBGEMM's kernels for GPUs need.
     """
 
     collection: int
@@ -89,6 +90,7 @@ class GroupKey:
     two_hop: bool = False
     compact: bool = False
     chain: int | None = None
+    odd: bool = False
 
     @property
     def in_place(self) -> bool:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.bucketize import SourceRows
-from rayrec.distributed.cpu_lookup import SlotRows, take_rows
 from rayrec.distributed.groups import CollectionSpec, Use
+from rayrec.distributed.slot_rows import SlotRows, take_rows
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds, bag_offsets
 from rayrec.distributed.workers import Workers

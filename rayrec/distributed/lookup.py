@@ -1,10 +1,13 @@
 """The lookup step: one kernel over one group of shards, which updates its rows in the backward pass.
 
-`FusedLookup` is FBGEMM's table-batched embedding with sum pooling; `TorchLookup` does the same with its update in torch. `make_lookup`
-takes FBGEMM's kernels where they train the optimizer as defined and are the faster. On CPU they have SGD, Adagrad and row-wise Adagrad, and
-ignore weight decay for tables of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there. Only their
-row-wise Adagrad of float32 tables is vectorized, which `RowWiseAdagradLookup` calls; the rest is faster in torch (benchmarks/lookup.py).
-On CUDA they have all of them, with the decay that belongs to each.
+`FusedLookup` is FBGEMM's table-batched embedding with sum pooling; `TorchLookup` does the same with
+its update in torch. `make_lookup` takes FBGEMM's kernels where they train the optimizer as defined
+and are the faster. On CPU they have SGD, Adagrad and row-wise Adagrad, and ignore weight decay for
+tables of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there.
+Only their row-wise Adagrad of float32 tables is vectorized, which `RowWiseAdagradLookup` calls; the
+rest is faster in torch (benchmarks/lookup.py). On CUDA they have all of them, with the decay that
+belongs to each; Adam's refuses float16 tables (fbgemm-gpu 1.8.0: it takes an optional state that
+nobody passes for a float16 one and wants float32).
 
 Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states` shows rows and optimizer state as live
 rectangles, which checkpoints, resharding and initial values write through.
@@ -104,12 +107,23 @@ def make_lookup(
         if isinstance(optimizer, RowWiseAdagrad) and RowWiseAdagradLookup.trains(optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, optimizer, workers, space)
         return TorchLookup(group, optimizer, device, workers, space)
-    return (FusedLookup if has_fused_kernel(optimizer, device.type) else TorchLookup)(group, optimizer, device)
+    fused = has_fused_kernel(optimizer, device.type, group.key.data_type) and not group.key.odd and group.key.data_type in _KERNEL_TYPE
+    return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
 
 
-def has_fused_kernel(optimizer: SparseOptimizer, device_type: str) -> bool:
-    """Whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update."""
+def has_fused_kernel(
+    optimizer: SparseOptimizer,
+    device_type: str,
+    data_type: DataType = DataType.FP32,
+) -> bool:
+    """Whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update.
+
+    Args:
+        data_type: of the rows.
+    """
     if optimizer.max_row_norm is not None:
+        return False
+    if device_type == "cuda" and type(optimizer) is Adam and data_type is not DataType.FP32:
         return False
     decay = getattr(optimizer, "weight_decay", 0.0)
     if device_type == "cpu":
@@ -144,8 +158,11 @@ class FusedLookup:
     """
 
     def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> None:
-        if not has_fused_kernel(optimizer, device.type):
-            raise ConfigError(f"FBGEMM's {device.type} kernel does not train {optimizer}; use make_lookup, which then takes TorchLookup.")
+        if not has_fused_kernel(optimizer, device.type, group.key.data_type):
+            raise ConfigError(
+                f"FBGEMM's {device.type} kernel does not train {group.key.data_type.value} tables "
+                f"by {optimizer}; use make_lookup, which then takes TorchLookup."
+            )
         self.group, self.optimizer = group, optimizer
         on_cpu = device.type == "cpu"
         storage = group.key.storage

@@ -5,7 +5,7 @@ the extra memory is the new shards and one table's moving rows. A replicated tab
 follows the rules of `checkpoint.place`.
 """
 
-# rows and state travel as float32, which holds float16 exactly
+# rows and state travel as float32, which holds float16 and bfloat16 exactly
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ with fewer are padded by empty bags on arrival; nothing but their pooled rows is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -159,16 +159,28 @@ def own_pieces(rows: SourceRows, message: Message, pieces: Sequence[Piece]) -> A
     )
 
 
-def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Exchange, track: bool = False) -> RoutedIds:
+def route(
+    kjt: KeyedJaggedTensor,
+    slots: SlotTable,
+    send: SendPlan,
+    exchange: Exchange,
+    track: bool = False,
+    checked: Callable[[], None] | None = None,
+) -> RoutedIds:
     """The input exchange of one KJT: a header and a payload for every rank.
 
     Args:
         track: remember where weighted ids came from, for the gradient of their weights.
+        checked: raises when ids are out of range. It is called before any id is cut by rows or
+            sent, and not earlier: on a GPU
+            the wait for the headers then is the one that it needs.
     Raises:
         InputError: see `bucketize`.
         ShapeError: a header does not fit, so the ranks compiled different plans.
         CommError: a peer is gone.
     """
+    if checked is not None and send.bucketings:
+        checked()
     rows = bucketize(kjt, send.bucketings, slots.weighted, track)
     pieces, me = [rank.pieces for rank in slots.ranks], exchange.rank
     mine = pieces[me]
@@ -178,6 +190,8 @@ def route(kjt: KeyedJaggedTensor, slots: SlotTable, send: SendPlan, exchange: Ex
     words_out = [0 if rank == me else payload_words(pieces[rank], sizes) for rank, sizes in enumerate(sent)]
 
     def words_in(received: list[list[int]]) -> list[int]:
+        if checked is not None and not send.bucketings:
+            checked()
         if any(value < 0 for h in received for value in h):
             raise ShapeError(f"rank {me} received a negative count in a header: the ranks do not share one plan.")
         return [0 if rank == me else payload_words(mine, Sizes.of(h, extents)) for rank, h in enumerate(received)]

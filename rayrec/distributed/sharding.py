@@ -7,6 +7,7 @@ Tables are born on their ranks: a table on the meta device gets initial values c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.fused_collection import FusedCollection
 from rayrec.distributed.groups import CollectionSpec
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
@@ -23,18 +25,19 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.modules.init import fill
 from rayrec.optim import SparseOptimizer, optimizer_of
 
-Collection = EmbeddingBagCollection | EmbeddingCollection
+Collection = EmbeddingBagCollection | EmbeddingCollection | FusedCollection
 
 
 def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
     """The tables of a collection of either kind, in order."""
-    if isinstance(collection, EmbeddingBagCollection):
-        return tuple(collection.embedding_bag_configs())
-    return tuple(collection.embedding_configs())
+    configs: Any = collection
+    return tuple(configs.embedding_configs() if _is_sequence(collection) else configs.embedding_bag_configs())
 
 
 def weight_of(collection: Collection, table: str) -> Tensor:
     """The unsharded rows of one table."""
+    if isinstance(collection, FusedCollection):
+        return collection.rows_of(table)
     module = collection.embedding_bags[table] if isinstance(collection, EmbeddingBagCollection) else collection.embeddings[table]
     assert isinstance(module.weight, Tensor)
     return module.weight
@@ -46,7 +49,7 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
     Raises:
         ConfigError: there is none, or two share a table name.
     """
-    found = {path: child for path, child in module.named_modules() if isinstance(child, (EmbeddingBagCollection, EmbeddingCollection))}
+    found = {path: child for path, child in module.named_modules() if isinstance(child, Collection)}
     if not found:
         raise ConfigError(f"{type(module).__name__} holds no embedding collection, so there is nothing to shard; use plain DDP.")
     check_tables([table for child in found.values() for table in tables_of(child)])
@@ -88,10 +91,7 @@ def shard_embeddings(
     found = find_collections(module)
     configs = {table.name: (table, child) for child in found.values() for table in tables_of(child)}
     optimizers = _optimizers(configs, optimizer)
-    specs = [
-        CollectionSpec(path, tables_of(child), isinstance(child, EmbeddingBagCollection) and child.is_weighted(), _is_sequence(child))
-        for path, child in found.items()
-    ]
+    specs = [CollectionSpec(path, tables_of(child), _is_weighted(child), _is_sequence(child)) for path, child in found.items()]
     engine = ShardedEmbeddings(specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers)
     for state in engine.shard_states():
         table, child = configs[state.shard.table]
@@ -112,7 +112,7 @@ def _optimizers(
     """Of every table: by name, else as marked by `apply_optimizer_in_backward`, else the one for all."""
     chosen = {}
     for name, (_, child) in configs.items():
-        mark = optimizer_of(weight_of(child, name))
+        mark = child.sparse_optimizer if isinstance(child, FusedCollection) else optimizer_of(weight_of(child, name))
         found = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
         if found is None:
             raise ConfigError(f"table {name!r} has no sparse optimizer; name one for every table, mark it, or give one for all.")
@@ -121,13 +121,16 @@ def _optimizers(
 
 
 def _is_sequence(collection: Collection) -> bool:
-    return isinstance(collection, EmbeddingCollection)
+    return hasattr(collection, "embedding_configs")
 
 
-def _sharded(engine: ShardedEmbeddings, index: int, collection: Collection) -> nn.Module:
-    if isinstance(collection, EmbeddingBagCollection):
-        return ShardedEmbeddingBagCollection(engine, index, collection)
-    return ShardedEmbeddingCollection(engine, index, collection)
+def _is_weighted(collection: Any) -> bool:
+    return not _is_sequence(collection) and collection.is_weighted()
+
+
+def _sharded(engine: ShardedEmbeddings, index: int, collection: Any) -> nn.Module:
+    kind = ShardedEmbeddingCollection if _is_sequence(collection) else ShardedEmbeddingBagCollection
+    return kind(engine, index, collection)
 
 
 @torch.no_grad()

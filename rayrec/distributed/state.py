@@ -21,6 +21,7 @@ from rayrec.checkpoint import Placer, ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.errors import CommError, ShapeError
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
+from rayrec.modules import torch_dtype
 
 
 class TableShards(nn.Module):
@@ -59,7 +60,7 @@ class TableShards(nn.Module):
         shards = layout.shards(self._config.name)
         placement = {s: f"rank:{s.rank}/{self._device_of(s)}" for s in shards}
         metadata = {s: ShardMetadata([s.rows.start, s.cols.start], list(s.shape), placement[s]) for s in shards}
-        dtype = local[0].weight.dtype if local else torch.float32
+        dtype = torch_dtype(self._config)
         whole = ShardedTensorMetadata(list(metadata.values()), torch.Size(shape), TensorProperties(dtype=dtype))
         mine = [TorchShard(state.weight.detach(), metadata[state.shard]) for state in local]
         return ShardedTensor._init_from_local_shards_and_global_metadata(mine, whole)

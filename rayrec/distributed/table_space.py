@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.comm.pages import make_huge
-from rayrec.layout import BaseEmbeddingConfig, DataType, Layout, Shard, TableLayout
+from rayrec.layout import BaseEmbeddingConfig, Layout, Shard, TableLayout
+from rayrec.modules import torch_dtype
 
 _ALIGNMENT = 32  # values of a cache line or two
 
@@ -49,7 +49,7 @@ class TableSpace:
                     blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))  # a row number tells where it is
                     used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width
-        dtype = {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[tables[0].data_type]
+        dtype = torch_dtype(tables[0])
         memory = exchange.share(dtype.itemsize * _round_up(used, _ALIGNMENT))
         if memory is None:
             return None

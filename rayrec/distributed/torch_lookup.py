@@ -24,10 +24,10 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.bands import Bags, Band, bag_sums, bands_of, put_rows, shift, slot_rows
-from rayrec.distributed.cpu_lookup import take_rows
 from rayrec.distributed.groups import LookupGroup
 from rayrec.distributed.parts import Share, cut_rows, ids_per_slot
 from rayrec.distributed.row_update import update_rows
+from rayrec.distributed.slot_rows import take_rows
 from rayrec.distributed.table_space import TableSpace
 from rayrec.distributed.unpack import GroupIds
 from rayrec.distributed.workers import Task, Workers
@@ -63,9 +63,12 @@ class TorchLookup:
     ) -> None:
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
+            why = f"{optimizer} on {group.key.data_type.value} tables"
+            why += " of widths that are no multiple of 4" if group.key.odd else ""
             raise ConfigError(
-                f"FBGEMM has no CUDA kernel for {optimizer}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
-                "Change the storage, or train without max_row_norm and with the decay that FBGEMM knows (docs/optimizers.md)."
+                f"FBGEMM has no CUDA kernel for {why}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
+                "Change storage, type or width, or train without max_row_norm, with a decay that FBGEMM knows, and Adam on FP32 "
+                "(docs/optimizers.md)."
             )
         self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0

@@ -66,15 +66,22 @@ class HopSizes:
         return HopSizes(tuple(mine.hop.rows(s) for s in routed.got), mine.hop.width, home, tuple(zip(*slots.hosts, strict=True)))
 
 
-def send_home(hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], codec: Codec | None) -> list[Tensor]:
+def send_home(
+    hops: Hops,
+    sizes: HopSizes,
+    rows: Sequence[Tensor],
+    codec: Codec | None,
+    device: torch.device,
+) -> list[Tensor]:
     """Per host (R, D) sums of this rank's bags.
 
     Args:
         rows: output of this rank's two-hop kernels, each (bags of all ranks, width).
+        device: where the sums lie, also those of a rank that has no such kernel.
     """
     width, local = sizes.width, hops.host.rank
     mine = sum(sizes.rows[r] for r in sizes.local[local])
-    summed = torch.empty(0)
+    summed = torch.empty(0, device=device)
     if width:
         matrix = rows[0] if len(rows) == 1 else torch.cat(list(rows), 1)
         homes = matrix.split(list(sizes.rows))

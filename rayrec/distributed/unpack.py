@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayrec.distributed.groups import GroupKey, LookupGroup, Piece, Slot
 from rayrec.distributed.slots import Sizes, SlotTable
-from rayrec.sparse.ops import complete_cumsum, offsets_of
+from rayrec.sparse.ops import complete_cumsum, offsets_of, to_device
 
 WORD = torch.int32  # of messages
 
@@ -103,8 +103,8 @@ def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupI
     parts = [source[slot.piece] for source in ids for slot in group.slots]
     merged = torch.cat(parts)
     if len(group.shards) > 1:
-        shift = torch.tensor([bases[i] for _ in ids for i in group.slot_shards], device=merged.device)
-        sizes = torch.tensor([part.numel() for part in parts], device=merged.device)
+        shift = to_device([bases[i] for _ in ids for i in group.slot_shards], merged.device)
+        sizes = to_device([part.numel() for part in parts], merged.device)
         merged = merged + shift.repeat_interleave(sizes, output_size=merged.numel())
     return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
 

@@ -28,6 +28,10 @@ class Workers:
         self.threads = threads
         self._others: ThreadPoolExecutor | None = None
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Workers:
+        memo[id(self)] = twin = Workers(self.threads)  # threads are not copied, but started again
+        return twin
+
     @staticmethod
     def of(device: torch.device) -> Workers:
         """As many threads as torch has in this process, where rows lie on the CPU."""

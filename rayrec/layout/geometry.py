@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from rayrec.errors import PlanError
 
-COLUMN_MULTIPLE = 4  # FBGEMM kernels move rows in vectors of four elements
+COLUMN_MULTIPLE = 4  # between column cuts: FBGEMM kernels move rows in vectors of four elements
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TableLayout:
 
     Attributes:
         row_cuts: 0 .. num_embeddings, strictly increasing.
-        col_cuts: 0 .. embedding_dim, strictly increasing, widths are multiples of 4.
+        col_cuts: 0 .. embedding_dim, strictly increasing; all but the last are multiples of 4.
         owners: owners[row block][column block] -> rank.
     Raises:
         PlanError: the cuts do not tile a table or the owners do not match the cuts.
@@ -60,8 +60,8 @@ class TableLayout:
         for what, cuts in (("row_cuts", self.row_cuts), ("col_cuts", self.col_cuts)):
             if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
                 raise PlanError(f"{what}={cuts} do not tile a table: they must start at 0 and strictly increase.")
-        if any(cut % COLUMN_MULTIPLE for cut in self.col_cuts):
-            raise PlanError(f"col_cuts={self.col_cuts} give a width that is no multiple of {COLUMN_MULTIPLE}.")
+        if any(cut % COLUMN_MULTIPLE for cut in self.col_cuts[:-1]):
+            raise PlanError(f"col_cuts={self.col_cuts} cut at what is no multiple of {COLUMN_MULTIPLE} columns; only the last may end so.")
         rows, cols = self.num_row_blocks, self.num_col_blocks
         if len(self.owners) != rows or any(len(row) != cols for row in self.owners):
             raise PlanError(f"owners={self.owners} must have {rows} rows of {cols} ranks, one per block of the cuts.")
@@ -127,18 +127,18 @@ Layout = TableLayout | Replicated
 
 
 def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
-    """Cut `size` into at most `blocks` near-equal parts whose sizes are multiples of `multiple` (the last takes the rest).
+    """Cut `size` into at most `blocks` near-equal parts whose sizes are multiples of `multiple`; the last may end a rest short of one.
 
     Fewer parts result when there is not enough to cut; no part is ever empty.
 
     Raises:
-        PlanError: `size` is no multiple of `multiple`, or a number is not positive.
+        PlanError: a number is not positive.
     """
-    if size < 1 or blocks < 1 or size % multiple:
+    if size < 1 or blocks < 1:
         raise PlanError(f"cannot cut {size} into {blocks} parts of multiples of {multiple}.")
-    units = size // multiple
+    units = -(-size // multiple)
     parts = min(blocks, units)
-    return tuple(units * i // parts * multiple for i in range(parts + 1))
+    return (*(units * i // parts * multiple for i in range(parts)), size)
 
 
 def weighted_cuts(size: int, weights: Sequence[float]) -> tuple[int, ...]:

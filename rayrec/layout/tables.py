@@ -6,9 +6,10 @@ Standard library only, so that a plan can be made on a machine without torch; `r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from rayrec.errors import ConfigError
 
@@ -18,11 +19,12 @@ class DataType(Enum):
 
     FP32 = "FP32"
     FP16 = "FP16"
+    BF16 = "BF16"
 
     @property
     def num_bytes(self) -> int:
         """Bytes per element."""
-        return {"FP32": 4, "FP16": 2}[self.value]
+        return {"FP32": 4, "FP16": 2, "BF16": 2}[self.value]
 
 
 class PoolingType(Enum):
@@ -39,13 +41,14 @@ class BaseEmbeddingConfig:
 
     Attributes:
         num_embeddings: rows; ids of its features lie in [0, num_embeddings).
-        embedding_dim: columns; a multiple of 4, as FBGEMM's kernels want.
+        embedding_dim: columns; multiples of 4 have the faster kernels on GPUs.
         name: unique within a model.
         data_type: storage of the rows.
         feature_names: the features looked up in this table, in output order; a feature may serve several tables.
         weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1 / num_embeddings).
+        init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see `rayrec.modules.init_fn` for what it may do.
     Raises:
-        ConfigError: a size is not positive, the width is no multiple of 4, or a feature is named twice.
+        ConfigError: a size is not positive, a feature is named twice, or initial values are said twice.
     """
 
     num_embeddings: int
@@ -55,19 +58,19 @@ class BaseEmbeddingConfig:
     feature_names: list[str] = field(default_factory=list)
     weight_init_max: float | None = None
     weight_init_min: float | None = None
+    init_fn: Callable[[Any], Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.num_embeddings < 1:
             raise ConfigError(f"table {self.name!r} has num_embeddings={self.num_embeddings}; it needs at least one row.")
-        if self.embedding_dim < 4 or self.embedding_dim % 4:
-            raise ConfigError(
-                f"table {self.name!r} has embedding_dim={self.embedding_dim}; the fused kernels need a positive multiple of 4. "
-                f"Try {max(4, -(-self.embedding_dim // 4) * 4)}."
-            )
+        if self.embedding_dim < 1:
+            raise ConfigError(f"table {self.name!r} has embedding_dim={self.embedding_dim}; it needs at least one column.")
         if len(set(self.feature_names)) != len(self.feature_names):
             twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
             raise ConfigError(f"table {self.name!r} names feature {twice[0]!r} twice in feature_names.")
         low, high = self.init_bounds()
+        if self.init_fn is not None and (self.weight_init_min is not None or self.weight_init_max is not None):
+            raise ConfigError(f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; give one of the two.")
         if not low <= high:
             raise ConfigError(f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}.")
 

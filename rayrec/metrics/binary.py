@@ -51,6 +51,21 @@ class BinaryScores:
     accuracy: float
     base_rate: float
 
+    @property
+    def logloss_bits(self) -> float:
+        """Mean binary cross entropy in bits, which is TorchRec's `logloss`."""
+        return self.logloss / math.log(2)
+
+    @property
+    def cross_entropy_sum(self) -> float:
+        """Binary cross entropy summed over the rows, nats; 0 without rows."""
+        return self.logloss * self.rows if self.rows else 0.0
+
+    @property
+    def cross_entropy_sum_bits(self) -> float:
+        """Binary cross entropy summed over the rows, bits, as in the state of TorchRec's NE."""
+        return self.cross_entropy_sum / math.log(2)
+
 
 class BinaryMetrics:
     """Accumulates logits and labels in {0, 1}; see the top of this file for what is exact."""

@@ -1,13 +1,25 @@
-"""Whole models, unaware of sharding: DLRM, its DCN v2 variant, DeepFM and two-tower retrieval, each with a wrapper that has its loss."""
+"""Whole models, unaware of sharding: DLRM with its DCN v2 and projection variants, DeepFM, two towers; wrappers have their losses."""
 
 from rayrec.models.deepfm import DeepFM, DeepFMTrain, FactorizationMachine, FMInteractionArch, SimpleDeepFMNN
-from rayrec.models.dlrm import DLRM, DLRM_DCN, DenseArch, DLRMTrain, InteractionArch, InteractionDCNArch, OverArch, SparseArch
+from rayrec.models.dlrm import (
+    DLRM,
+    DLRM_DCN,
+    DenseArch,
+    DLRM_Projection,
+    DLRMTrain,
+    InteractionArch,
+    InteractionDCNArch,
+    InteractionProjectionArch,
+    OverArch,
+    SparseArch,
+)
 from rayrec.models.two_tower import TwoTower, TwoTowerTrain
 
 __all__ = [
     "DLRM",
     "DLRM_DCN",
     "DLRMTrain",
+    "DLRM_Projection",
     "DeepFM",
     "DeepFMTrain",
     "DenseArch",
@@ -15,6 +27,7 @@ __all__ = [
     "FactorizationMachine",
     "InteractionArch",
     "InteractionDCNArch",
+    "InteractionProjectionArch",
     "OverArch",
     "SimpleDeepFMNN",
     "SparseArch",

@@ -114,6 +114,34 @@ class InteractionDCNArch(nn.Module):
         return self.crossnet(rows if dense_features is None else torch.cat((dense_features, rows), dim=1))
 
 
+class InteractionProjectionArch(nn.Module):
+    """The dense row, and the product of two matrices that MLPs make of all rows: (B, D), (B, F, D) -> (B, D + F1 F2).
+
+    Branch 1 gives F1 rows of D, branch 2 gives D rows of F2. Without a dense row: (B, F1 F2).
+
+    Args:
+        num_sparse_features: F.
+        interaction_branch1: ((F + 1) D columns) -> (F1 D columns); of F D columns without a dense row.
+        interaction_branch2: the same -> (D F2 columns).
+    """
+
+    def __init__(self, num_sparse_features: int, interaction_branch1: nn.Module, interaction_branch2: nn.Module) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.interaction_branch1, self.interaction_branch2 = interaction_branch1, interaction_branch2
+
+    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
+        """Rows -> interactions."""
+        batch, width = sparse_features.shape[0], sparse_features.shape[2]
+        rows = sparse_features.flatten(1)
+        if dense_features is not None:
+            rows = torch.cat((dense_features, rows), dim=1)
+        left, right = self.interaction_branch1(rows), self.interaction_branch2(rows)
+        left = left.view(batch, left.shape[1] // width, width)
+        products = torch.bmm(left, right.view(batch, width, right.shape[1] // width)).flatten(1)
+        return products if dense_features is None else torch.cat((dense_features, products), dim=1)
+
+
 class OverArch(nn.Module):
     """Interactions -> logits: an MLP and a last linear layer."""
 
@@ -204,6 +232,42 @@ class DLRM_DCN(DLRM):
         crossnet = LowRankCrossNet(rows * self.sparse_arch.D, dcn_num_layers, dcn_low_rank_dim, dense_device)
         self.inter_arch = InteractionDCNArch(self.sparse_arch.F, crossnet)
         self.over_arch = OverArch(rows * self.sparse_arch.D, over_arch_layer_sizes, dense_device)
+
+
+class DLRM_Projection(DLRM):
+    """DLRM whose interaction is the product of two matrices that MLPs make of all rows.
+
+    Args:
+        interaction_branch1_layer_sizes: layers of the first MLP; the last is a multiple F1 of D.
+        interaction_branch2_layer_sizes: layers of the second MLP; the last is a multiple F2 of D.
+        others: as for DLRM.
+    Raises:
+        ConfigError: widths do not fit.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        interaction_branch1_layer_sizes: Sequence[int],
+        interaction_branch2_layer_sizes: Sequence[int],
+        dense_device: Device = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self._start(embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device)
+        width, has_dense = self.sparse_arch.D, self.dense_arch is not None
+        branches, interactions = [], 1
+        for number, sizes in ((1, interaction_branch1_layer_sizes), (2, interaction_branch2_layer_sizes)):
+            if not sizes or sizes[-1] % width:
+                raise ConfigError(
+                    f"interaction_branch{number}_layer_sizes={list(sizes)} must end in a multiple of the tables' embedding_dim, {width}."
+                )
+            branches.append(DenseArch((self.sparse_arch.F + has_dense) * width, sizes, dense_device))
+            interactions *= sizes[-1] // width
+        self.inter_arch = InteractionProjectionArch(self.sparse_arch.F, *branches)
+        self.over_arch = OverArch(has_dense * width + interactions, over_arch_layer_sizes, dense_device)
 
 
 class DLRMTrain(nn.Module):

@@ -1,6 +1,8 @@
 """Unsharded modules: embedding collections (the reference of every test), initial values, feature processors, MLP, interactions."""
 
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules.activation import SwishLayerNorm
+from rayrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
 from rayrec.modules.embedding import EmbeddingCollection
 from rayrec.modules.embedding_bag import EmbeddingBagCollection, expand_inverse, pool_bags
 from rayrec.modules.feature_processor import (
@@ -9,9 +11,11 @@ from rayrec.modules.feature_processor import (
     PositionWeightedModuleCollection,
 )
 from rayrec.modules.init import table_values
-from rayrec.modules.interaction import CrossNet, LowRankCrossNet, pairwise_dots
+from rayrec.modules.init_fn import trunc_normal_
+from rayrec.modules.interaction import pairwise_dots
 from rayrec.modules.mlp import MLP, Perceptron
 from rayrec.modules.names import get_embedding_names_by_table, torch_dtype
+from rayrec.modules.regroup import KTRegroupAsDict
 
 __all__ = [
     "MLP",
@@ -23,15 +27,20 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "FeatureProcessedEmbeddingBagCollection",
+    "KTRegroupAsDict",
     "LowRankCrossNet",
+    "LowRankMixtureCrossNet",
     "Perceptron",
     "PoolingType",
     "PositionWeightedModule",
     "PositionWeightedModuleCollection",
+    "SwishLayerNorm",
+    "VectorCrossNet",
     "expand_inverse",
     "get_embedding_names_by_table",
     "pairwise_dots",
     "pool_bags",
     "table_values",
     "torch_dtype",
+    "trunc_normal_",
 ]

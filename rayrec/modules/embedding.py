@@ -27,12 +27,14 @@ class EmbeddingCollection(nn.Module):
         device: where the parameters are; "meta" allocates nothing. Default is torch's default device.
         need_indices: whether the outputs carry the looked-up ids as their weights.
     Raises:
-        ConfigError: the tables contradict themselves or differ in width.
+        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of a table or differ in width.
     """
 
     def __init__(self, tables: Sequence[EmbeddingConfig], device: torch.device | str | None = None, need_indices: bool = False) -> None:
         super().__init__()
         check_module_names(tables)
+        for table in tables:
+            init.check_init_fn(table)
         for table in tables:
             if table.embedding_dim != tables[0].embedding_dim:
                 raise ConfigError(

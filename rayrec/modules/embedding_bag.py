@@ -29,7 +29,7 @@ def pool_bags(weight: Tensor, bags: JaggedTensor, pooling: PoolingType, per_id: 
     """Pool the rows of each bag.
 
     Args:
-        weight: (rows, D) float32 or float16.
+        weight: (rows, D) float32, float16 or bfloat16.
         bags: B bags of ids.
         pooling: sum or mean.
         per_id: (N,) weight of each id, or None.
@@ -84,7 +84,7 @@ class EmbeddingBagCollection(nn.Module):
         is_weighted: whether each id counts times its weight in the batch.
         device: where the parameters are; "meta" allocates nothing. Default is torch's default device.
     Raises:
-        ConfigError: the tables contradict themselves.
+        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of a table.
 
     Initial values are those of `init.table_values` with seed `torch.initial_seed()`, the same as on any rank of a sharded model.
     """
@@ -92,6 +92,8 @@ class EmbeddingBagCollection(nn.Module):
     def __init__(self, tables: Sequence[EmbeddingBagConfig], is_weighted: bool = False, device: torch.device | str | None = None) -> None:
         super().__init__()
         check_module_names(tables)
+        for table in tables:
+            init.check_init_fn(table)
         self._tables, self._is_weighted = list(tables), is_weighted
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._features = [feature for table in tables for feature in table.feature_names]

@@ -20,7 +20,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.layout.tables import EmbeddingBagConfig
 from rayrec.modules.embedding_bag import EmbeddingBagCollection
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.ops import offsets_of
+from rayrec.sparse.ops import offsets_of, to_device
 
 
 def places_in_bags(offsets: Tensor, num_ids: int) -> Tensor:
@@ -117,9 +117,11 @@ class PositionWeightedModuleCollection(nn.Module):
         places = [self.position_weights[feature] for feature in self.max_feature_lengths]
         *starts, one = offsets_of(self.max_feature_lengths.values())  # the entry behind all places is 1, for keys without places
         firsts = dict(zip(self.max_feature_lengths, starts, strict=True))
-        shift = torch.tensor([firsts.get(key, one) for key in keys], dtype=torch.int64)
-        has = torch.tensor([key in firsts for key in keys], dtype=torch.int64)
-        per_bag = torch.repeat_interleave(torch.stack([shift, has]), torch.tensor(bags), dim=1, output_size=sum(bags)).to(ids.device)
+        shift = to_device([firsts.get(key, one) for key in keys], ids.device)
+        has = to_device([int(key in firsts) for key in keys], ids.device)
+        per_key = torch.stack([shift, has])
+        times = to_device(bags, ids.device)
+        per_bag = torch.repeat_interleave(per_key, times, dim=1, output_size=sum(bags))
         per_id = torch.repeat_interleave(per_bag, lengths.long(), dim=1, output_size=ids.numel())
         where = per_id[0] + per_id[1] * places_in_bags(features.offsets(), ids.numel())
         weights = torch.cat([*places, torch.ones(1, device=ids.device)]).index_select(0, where)

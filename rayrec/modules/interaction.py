@@ -1,10 +1,9 @@
-"""Feature interactions: pairwise dot products (DLRM) and cross networks (DCN v2).
+"""The dot products of all pairs of features (DLRM).
 
-The dot interaction has a backward of its own: the product of a matrix with its transpose is symmetric, so the gradient is one gather of
-the pairs into a symmetric matrix and one batched product, where autograd would scatter and multiply twice. Products with weights take the
-faster of torch's two matrix libraries (`rayrec.modules.linear`). Parameter names of the cross networks are TorchRec's.
+They have a backward of their own: the product of a matrix with its transpose is symmetric, so the gradient is one gather of the pairs
+into a symmetric matrix and one batched product, where autograd would scatter and multiply twice.
 
-    # B rows, F features, D width, N columns of a cross network's input
+    # B rows, F features, D width
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-
-from rayrec.errors import ConfigError
-from rayrec.modules.linear import linear
 
 
 @cache
@@ -60,68 +56,3 @@ def pairwise_dots_reference(features: Tensor) -> Tensor:
     """`pairwise_dots` with autograd's backward."""
     rows, cols = torch.triu_indices(features.shape[1], features.shape[1], offset=1)
     return torch.bmm(features, features.transpose(1, 2))[:, rows, cols]
-
-
-class CrossNet(nn.Module):
-    """x[l+1] = x[0] * (W[l] x[l] + b[l]) + x[l], with full square W: (B, N) -> (B, N).
-
-    Args:
-        in_features: N.
-        num_layers: crossings.
-        device: of the parameters.
-    """
-
-    def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        self.kernels = nn.ParameterList(torch.empty(in_features, in_features, device=device) for _ in range(num_layers))
-        self.bias = nn.ParameterList(torch.empty(in_features, 1, device=device) for _ in range(num_layers))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier normal kernels, zero biases."""
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            nn.init.xavier_normal_(kernel)
-            nn.init.zeros_(bias)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, N) -> (B, N)."""
-        crossed = input
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            crossed = torch.addcmul(crossed, input, linear(crossed, kernel, bias.squeeze(1)))
-        return crossed
-
-
-class LowRankCrossNet(nn.Module):
-    """x[l+1] = x[0] * (W[l] V[l] x[l] + b[l]) + x[l], with W (N, r) and V (r, N): (B, N) -> (B, N).
-
-    Args:
-        in_features: N.
-        num_layers: crossings.
-        low_rank: r; N / 4 about keeps the quality of the full matrix.
-        device: of the parameters.
-    Raises:
-        ConfigError: low_rank is below 1.
-    """
-
-    def __init__(self, in_features: int, num_layers: int, low_rank: int = 1, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        if low_rank < 1:
-            raise ConfigError(f"low_rank={low_rank} must be at least 1.")
-        self.W_kernels = nn.ParameterList(torch.empty(in_features, low_rank, device=device) for _ in range(num_layers))
-        self.V_kernels = nn.ParameterList(torch.empty(low_rank, in_features, device=device) for _ in range(num_layers))
-        self.bias = nn.ParameterList(torch.empty(in_features, device=device) for _ in range(num_layers))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Xavier normal kernels, zero biases."""
-        for kernel in (*self.W_kernels, *self.V_kernels):
-            nn.init.xavier_normal_(kernel)
-        for bias in self.bias:
-            nn.init.zeros_(bias)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, N) -> (B, N)."""
-        crossed = input
-        for wide, narrow, bias in zip(self.W_kernels, self.V_kernels, self.bias, strict=True):
-            crossed = torch.addcmul(crossed, input, linear(linear(crossed, narrow), wide, bias))
-        return crossed

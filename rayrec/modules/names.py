@@ -15,6 +15,8 @@ from torch import nn
 from rayrec.errors import ConfigError
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType, check_tables
 
+DTYPES = {DataType.FP32: torch.float32, DataType.FP16: torch.float16, DataType.BF16: torch.bfloat16}
+
 
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
     """Output names of each table's features, in the table's feature order."""
@@ -24,7 +26,7 @@ def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[
 
 def torch_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
     """dtype of a table's rows."""
-    return {DataType.FP32: torch.float32, DataType.FP16: torch.float16}[table.data_type]
+    return DTYPES[table.data_type]
 
 
 def check_module_names(tables: Sequence[BaseEmbeddingConfig]) -> None:

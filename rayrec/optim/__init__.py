@@ -4,6 +4,7 @@ from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.fused import FusedOptimizer
 from rayrec.optim.in_backward import apply_optimizer_in_backward, as_sparse_optimizer, optimizer_of
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
 from rayrec.optim.sparse import (
     LAMB,
     SGD,
@@ -25,6 +26,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "CombinedOptimizer",
+    "DenseRowWiseAdagrad",
     "FusedOptimizer",
     "GradientClipping",
     "GradientClippingOptimizer",

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
-from rayrec.optim.sparse import SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, DecayMode, SparseOptimizer
+from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
+from rayrec.optim.sparse import SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, DecayMode, RowWiseAdagrad, SparseOptimizer
 
 _MARK = "_rayrec_optimizer"
 
@@ -27,7 +28,7 @@ def apply_optimizer_in_backward(
     """Mark tables with the optimizer that their updates in the backward pass use.
 
     Args:
-        optimizer_class: a class of SPARSE_OPTIMIZERS, or torch's SGD, Adagrad, Adam, AdamW or SparseAdam.
+        optimizer_class: a class of SPARSE_OPTIMIZERS, or torch's SGD, Adagrad, Adam, AdamW or SparseAdam, or DenseRowWiseAdagrad.
         params: the tables' weights, or a module all of whose parameters are tables, such as an EmbeddingBagCollection.
         optimizer_kwargs: its constructor's arguments; what is left out has that class's default.
     Raises:
@@ -68,7 +69,7 @@ def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> Spa
             f"or of torch.optim ({', '.join(cls.__name__ for cls in _OF_TORCH)})."
         )
     # torch's own defaults, so that what is left out means what it means there
-    filled = _construct(optimizer_class, {"params": [nn.Parameter(torch.zeros(1))], **kwargs}).defaults
+    filled = _construct(optimizer_class, {"params": [nn.Parameter(torch.zeros(1, 1))], **kwargs}).defaults
     for name in ("nesterov", "maximize", "amsgrad", "momentum", "dampening", "lr_decay", "initial_accumulator_value"):
         if filled.get(name):
             raise ConfigError(f"torch.optim.{optimizer_class.__name__}({name}={filled[name]!r}): tables cannot be trained with {name}.")
@@ -101,6 +102,7 @@ def _adam(values: Mapping[str, Any]) -> SparseOptimizer:
 _OF_TORCH: dict[type, Callable[[Mapping[str, Any]], SparseOptimizer]] = {
     torch.optim.SGD: lambda v: SGD(lr=v["lr"], weight_decay=v["weight_decay"]),
     torch.optim.Adagrad: lambda v: Adagrad(lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]),
+    DenseRowWiseAdagrad: lambda v: RowWiseAdagrad(lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]),
     torch.optim.Adam: _adam,
     torch.optim.AdamW: lambda v: _adam({**v, "decoupled_weight_decay": True}),
     torch.optim.SparseAdam: _adam,

@@ -130,8 +130,7 @@ def enumerate_candidates(
         None where the kinds have no meaning: grid_shard on hosts of unequal size, data_parallel on some of the ranks, table_row_wise and
         table_column_wise without a whole host.
     """
-    units = table.embedding_dim // COLUMN_MULTIPLE
-    columns = max(1, units // ((min_partition or COLUMN_MULTIPLE) // COLUMN_MULTIPLE))
+    columns = max(1, table.embedding_dim // (min_partition or COLUMN_MULTIPLE))
     found: dict[tuple[Layout, tuple[tuple[int, ...], ...]], Candidate] = {}
     for kind in SIMPLEST_FIRST:
         if kind in kinds:

@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
+from rayrec.layout.tables import BaseEmbeddingConfig, DataType
 from rayrec.layout.topology import Device, Topology
 
 CACHE_LOAD_FACTOR = 0.2
@@ -98,6 +99,24 @@ class ParameterConstraints:
         if not kept:
             raise ConfigError(f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} have no rank in common.")
         return frozenset(kept)
+
+
+def storages_of(table: BaseEmbeddingConfig, limits: ParameterConstraints, device: Device) -> tuple[Storage, ...]:
+    """Where the rows of a table may live on ranks that compute on `device`, the fastest first.
+
+    Raises:
+        PlanError: its constraints name a storage that no kernel has for such a table.
+    """
+    found = limits.storages(device)
+    odd, bf16 = table.embedding_dim % COLUMN_MULTIPLE > 0, table.data_type is DataType.BF16
+    if device == "cuda" and (odd or bf16):  # a kernel in torch trains it
+        found = tuple(storage for storage in found if storage.kind == "device")
+        if not found:
+            raise PlanError(
+                f"table {table.name!r} has {table.embedding_dim} columns of {table.data_type.value} and storage={limits.storage!r}: "
+                f"outside of a GPU's memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or FP16. Change it, or keep it there."
+            )
+    return found
 
 
 def check_kinds(kinds: Sequence[str]) -> None:

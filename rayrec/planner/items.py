@@ -13,7 +13,7 @@ from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
-from rayrec.planner.constraints import ParameterConstraints
+from rayrec.planner.constraints import ParameterConstraints, storages_of
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, Routes, join_options, price_options
 from rayrec.planner.wire import FLOAT32, Wire
@@ -55,7 +55,7 @@ def make_items(
         candidates = enumerate_candidates(table, known[allowed], kinds_of(limits, kinds), limits.min_partition)
         if not candidates:
             raise PlanError(_no_kind(table, limits, kinds, costs.topology))
-        ways = [replace(work, storage=storage) for storage in limits.storages(costs.topology.device)]
+        ways = [replace(work, storage=storage) for storage in storages_of(table, limits, costs.topology.device)]
         options.append(tuple(option for way in ways for option in price_options(way, candidates, costs, routes)))
         groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
     items = []

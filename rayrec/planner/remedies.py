@@ -137,9 +137,10 @@ def _optimizer(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 
 def _half(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     names = " and ".join(repr(request.tables[i].name) for i in failed)
-    for whose, which in ((names, set(failed)), ("all tables", set(range(len(request.tables))))):
+    wide = {i for i, table in enumerate(request.tables) if table.data_type is DataType.FP32}
+    for whose, which in ((names, wide & set(failed)), ("all tables", wide)):
         tables = [replace(t, data_type=DataType.FP16) if i in which else t for i, t in enumerate(request.tables)]
-        if any(request.tables[i].data_type is not DataType.FP16 for i in which):
+        if which:
             yield Change(f"store {whose} as FP16", replace(request, tables=tables))
 
 

@@ -106,12 +106,13 @@ Line = tuple[float, float]  # seconds of nothing, seconds per unit of size
 def _lines(packing: Packing, recutter: Recutter, table: int, choice: Choice, axis: Axis, sizes: Sequence[int]) -> list[Line]:
     """What a piece takes by its size, on each of the ranks: through the piece of today and one of another size."""
     total, count = sum(sizes), len(sizes)
-    other = [total - (count - 1) * axis.least, *[axis.least] * (count - 1)]
+    odd = total % axis.unit  # columns that only the last block may have
+    other = [total - (count - 1) * axis.least - odd, *[axis.least] * (count - 2), axis.least + odd]
     large, small = (packing.seconds_of(option, choice.ranks) for option in _extremes(recutter, table, choice, axis, other))
     now = packing.seconds_of(choice.option, choice.ranks)
     lines = []
     for i, (size, seconds) in enumerate(zip(sizes, now, strict=True)):
-        reference, at = (large[i], other[0]) if size <= axis.least else (small[i], axis.least)
+        reference, at = (large[i], other[0]) if size <= other[-1] else (small[i], other[-1])
         slope = max((seconds - reference) / (size - at), 0.0) if size != at else 0.0
         lines.append((seconds - slope * size, slope))
     return lines
@@ -149,7 +150,8 @@ def _level(loads: Sequence[float], lines: Sequence[Line], total: int, axis: Axis
             sizes[i] += step
             rest -= step
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
-    sizes[largest] += rest  # a last column block may be no multiple
+    sizes[largest] += rest - rest % axis.unit
+    sizes[-1] += rest % axis.unit
     return sizes if min(sizes) >= axis.least else None
 
 

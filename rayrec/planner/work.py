@@ -18,7 +18,7 @@ from rayrec.layout.kinds import COMPACT_BELOW, COMPACT_COLUMNS
 from rayrec.layout.plan import Storage
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
-from rayrec.planner.constraints import ParameterConstraints
+from rayrec.planner.constraints import ParameterConstraints, storages_of
 from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.zipf import distinct_rows
 
@@ -120,7 +120,7 @@ def table_work(
         pooling_factor=constraints.pooling_factor,
         weighted=constraints.weighted,
         pooled=pooled,
-        storage=storage or constraints.storages(device)[0],
+        storage=storage or storages_of(table, constraints, device)[0],
         gpu=device == "cuda",
         skew=constraints.skew,
         wire=wire if world_size > 1 else FLOAT32,

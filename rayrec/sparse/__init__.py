@@ -11,6 +11,14 @@ from rayrec.sparse.jagged import JaggedTensor  # noqa: E402
 from rayrec.sparse.key_index import UnknownKeyError  # noqa: E402
 from rayrec.sparse.keyed_tensor import KeyedTensor  # noqa: E402
 from rayrec.sparse.kjt import KeyedJaggedTensor  # noqa: E402
-from rayrec.sparse.validate import check_ids, check_kjt  # noqa: E402
+from rayrec.sparse.validate import check_ids, check_kjt, start_check_ids  # noqa: E402
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnknownKeyError", "check_ids", "check_kjt"]
+__all__ = [
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "UnknownKeyError",
+    "check_ids",
+    "check_kjt",
+    "start_check_ids",
+]

@@ -21,6 +21,19 @@ def offsets_of(sizes: Iterable[int]) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
+def to_device(
+    values: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(N,) host integers on a device, int64 by default.
+
+    `torch.tensor(values, device=...)` would wait until a GPU has done all it was given; this waits
+    for nothing.
+    """
+    return torch.tensor(values, dtype=dtype or torch.int64).to(device, non_blocking=True)
+
+
 def complete_cumsum(lengths_N: Tensor) -> Tensor:
     """Offsets of lengths: (N,) integers -> (N + 1,) of the same dtype and device, starting at 0."""
     return torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_N)
@@ -79,7 +92,7 @@ def permute_keys(
         lengths (T, B), values (total,), weights (total,) or None.
     """
     if indices_tensor is None:
-        indices_tensor = torch.tensor(indices_T, dtype=torch.int32).to(lengths_FB.device, non_blocking=True)
+        indices_tensor = to_device(indices_T, lengths_FB.device, torch.int32)
     return torch.ops.fbgemm.permute_2D_sparse_data(indices_tensor, lengths_FB, values_N, weights_N, total)
 
 

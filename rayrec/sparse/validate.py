@@ -6,7 +6,7 @@ one host sync when all is well; the key, row and value to blame are searched onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -73,6 +73,9 @@ def _check_inverse(kjt: KeyedJaggedTensor, where: str) -> None:
         raise InputError(f"inverse index {int(rows[f, b])} of key {names[f]!r}, row {b}{where} is not in [0, {int(limits[f])}).")
 
 
+_Extremes = tuple[list[int], list[int]]  # smallest and largest ids, key by key
+
+
 def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "") -> None:
     """Check that ids lie in [0, limit) of their key.
 
@@ -84,24 +87,62 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
         InputError: names key, row (bag), value and the number of bad ids of that key.
     Cost: one pass over the ids; one host sync.
     """
+    start_check_ids(kjt, limits, source)()
+
+
+def start_check_ids(
+    kjt: KeyedJaggedTensor,
+    limits: Mapping[str, int],
+    source: str = "",
+) -> Callable[[], None]:
+    """As `check_ids`, in two parts: on a GPU the ids are read now, and the call that is returned
+    says whether they are right.
+
+    It waits for the current stream unless somebody has done so since. On CPU all is done now.
+
+    Raises:
+        InputError: from the call, or now on CPU; see `check_ids`.
+    """
     if kjt.values().is_floating_point():
         raise InputError(f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers.")
     present = [index for index, size in enumerate(kjt.length_per_key()) if size]
-    for index, low, high in zip(present, *_extremes(kjt.values(), kjt.offset_per_key(), present), strict=True):
-        limit = limits.get(kjt.keys()[index])
-        if limit is not None and (low < 0 or high >= limit):
-            _blame(kjt, index, limit, source)
+    extremes = _start_extremes(kjt.values(), kjt.offset_per_key(), present)
+
+    def finish() -> None:
+        for index, low, high in zip(present, *extremes(), strict=True):
+            limit = limits.get(kjt.keys()[index])
+            if limit is not None and (low < 0 or high >= limit):
+                _blame(kjt, index, limit, source)
+
+    if kjt.device().type != "cpu":
+        return finish
+    finish()
+    return lambda: None
 
 
-def _extremes(ids: Tensor, bounds: Sequence[int], present: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Smallest and largest id of the keys that have any."""
+def _start_extremes(
+    ids: Tensor,
+    bounds: Sequence[int],
+    present: Sequence[int],
+) -> Callable[[], _Extremes]:
+    """Gives the smallest and the largest id of the keys that have any."""
     if not present:
-        return [], []
+        return lambda: ([], [])
     if ids.device.type == "cpu":  # one call for all keys
         values, firsts = ids.detach().numpy(), [bounds[i] for i in present]
-        return np.minimum.reduceat(values, firsts).tolist(), np.maximum.reduceat(values, firsts).tolist()
-    found = torch.stack([extreme for i in present for extreme in torch.aminmax(ids[bounds[i] : bounds[i + 1]])]).tolist()
-    return found[::2], found[1::2]
+        lows, highs = np.minimum.reduceat(values, firsts), np.maximum.reduceat(values, firsts)
+        return lambda: (lows.tolist(), highs.tolist())
+    pairs = [extreme for i in present for extreme in torch.aminmax(ids[bounds[i] : bounds[i + 1]])]
+    found = torch.empty(len(pairs), dtype=ids.dtype, pin_memory=True)
+    found.copy_(torch.stack(pairs), non_blocking=True)
+    copied = torch.cuda.current_stream(ids.device).record_event()
+
+    def read() -> tuple[list[int], list[int]]:
+        if not copied.query():
+            copied.synchronize()
+        return found[::2].tolist(), found[1::2].tolist()
+
+    return read
 
 
 def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:

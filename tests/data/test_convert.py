@@ -96,7 +96,10 @@ def test_every_column_type_equals_reading_row_by_row(leaf, shape, seed):
     table = pa.concat_tables(chunks)
     start = rng.randint(0, table.num_rows)
     for part in (table, table.slice(start), table.slice(0, start), table.slice(start // 2, 7)):
-        assert batch_rows(to_batch(part, schema_of({"hash_buckets": buckets}))) == expected(part, buckets)
+        batch = to_batch(part, schema_of({"hash_buckets": buckets}))
+        known = batch.sparse_features.length_per_key_or_none()
+        assert known == batch.sparse_features.unsync().length_per_key()
+        assert batch_rows(batch) == expected(part, buckets)
 
 
 def encode_lists(ids: list, shape: str, kind: pa.DataType) -> pa.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,7 @@ GOOD = {
     "tables": [
         {"name": "t_user", "num_embeddings": 500, "embedding_dim": 16, "pooling": "sum", "features": ["user", "clicked"]},
         {"name": "t_genre", "num_embeddings": 32, "embedding_dim": 8, "pooling": "mean", "features": ["genres"], "data_type": "fp16"},
-        {"name": "t_city", "num_embeddings": 100, "embedding_dim": 16, "features": ["city"]},
+        {"name": "t_city", "num_embeddings": 100, "embedding_dim": 15, "features": ["city"], "data_type": "bf16"},
         {"name": "t_user_small", "num_embeddings": 400, "embedding_dim": 4, "features": ["user"], "weight_init_max": 0.01},
     ],
 }
@@ -47,6 +48,14 @@ def test_json_round_trip_and_pickle_keep_the_schema(tmp_path):
     schema.save(tmp_path / "schema.json")
     assert FeatureSchema.load(tmp_path / "schema.json") == schema
     assert pickle.loads(pickle.dumps(schema)) == schema
+
+
+def test_an_init_fn_is_no_json():
+    schema = FeatureSchema.from_json(json.dumps(GOOD))
+    table = replace(schema.tables[2], init_fn=lambda t: t.zero_())
+    assert (table.data_type, table.embedding_dim) == (DataType.BF16, 15)
+    with pytest.raises(ConfigError, match="'t_city' has an init_fn"):
+        replace(schema, tables=(*schema.tables[:2], table, schema.tables[3])).to_json()
 
 
 def test_configs_are_copies():
@@ -82,7 +91,7 @@ BAD = {
     "unknown type": (["tables", 0, "data_type"], "int8", "'int8'; use one of"),
     "wrong type": (["tables", 0, "num_embeddings"], "500", "'num_embeddings' of .*'500'"),
     "bool is no int": (["tables", 0, "num_embeddings"], True, "'num_embeddings' of .*True"),
-    "odd width": (["tables", 0, "embedding_dim"], 6, "multiple of 4"),
+    "no width": (["tables", 0, "embedding_dim"], 0, "at least one column"),
     "bounds crossed": (["tables", 3, "weight_init_max"], -1.0, "weight_init_max=-1.0"),
     "no label": (["label"], "", "no label column"),
     "leak as feature": (["features", 0, "column"], "label", "leak"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import sparse_optimizer
 from rayrec.train import RankTrainer, train_step
+from rayrec.train.predictions import PredictionConfig
 from tests.gloo.trainers import numbers, spec_of
 from tests.ranks import RankPool
 
@@ -43,3 +45,29 @@ def test_the_loop_equals_plain_steps_bit_for_bit(ranks: RankPool, tmp_path: Path
     config = SyntheticConfig(rows_train=1003, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
     write_synthetic(tmp_path, config)
     ranks.run(world_size, both_loops, tmp_path)
+
+
+def predict(rank: int, world_size: int, folder: Path, out: Path) -> object:
+    spec = spec_of(folder, world_size)
+    data = spec.data
+    assert data is not None
+    with RankTrainer(spec) as trainer:
+        return trainer.evaluate(data, PredictionConfig(path=str(out), keys=("cat_0",)))
+
+
+def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(ranks: RankPool, tmp_path: Path) -> None:
+    """The last batch has fewer rows than there are ranks, so that some ranks have none of it."""
+    config = SyntheticConfig(rows_train=1026, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+    write_synthetic(tmp_path, config)
+    tables = {}
+    for world_size in (1, 3):
+        scores = ranks.run(world_size, predict, tmp_path, tmp_path / f"{world_size}.parquet")
+        assert all(score == scores[0] for score in scores)
+        tables[world_size] = pq.read_table(tmp_path / f"{world_size}.parquet")
+    one, three = tables[1], tables[3]
+    source = pq.read_table(tmp_path / "train")
+    assert one["cat_0"].to_pylist() == source["cat_0"].to_pylist() and one["row"].to_pylist() == list(range(1026))
+    for name in ("label", "file", "row", "cat_0"):
+        assert three[name].to_pylist() == one[name].to_pylist()
+    assert three["score"].to_pylist() == pytest.approx(one["score"].to_pylist(), abs=1e-6)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -144,12 +144,12 @@ def test_held_out_rows_without_positives_are_refused_before_training(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--epochs", "0"], "epochs=0"),
+        (["--epochs", "0"], "--epochs: '0' must be a whole number"),
         (["--work-dir", "FILE"], "--work-dir"),
-        (["--timeout", "nan"], "timeout_s=nan"),
-        (["--seed", str(2**63)], "seed=9223372036854775808"),
-        (["--resume", ""], "resume_from=''"),
-        (["--keep", "2"], "keeps checkpoints of a run that has none"),
+        (["--timeout", "nan"], "--timeout: 'nan'"),
+        (["--seed", str(2**63)], "--seed: '9223372036854775808'"),
+        (["--resume", ""], "--resume: '' must be a path"),
+        (["--keep", "2"], "--keep has no effect without --checkpoint-dir"),
     ],
 )
 def test_mistaken_options_are_said_in_one_line(

@@ -65,6 +65,7 @@ def test_a_stopped_process_is_named_after_the_timeout(clicks: SyntheticPaths, tm
     with pytest.raises(TrainingFailed) as caught:
         worlds.driver(clicks, 2, model=worlds.misbehaving(clicks, tmp_path, freeze), steps=1000, timeout_s=6.0).fit()
     assert caught.value.rank == 1 and "no answer" in caught.value.cause
+    assert "failed after step 3" in str(caught.value), "four steps take less time than passes between two answers of a rank"
     assert time.monotonic() - started < 100
 
 

@@ -100,6 +100,19 @@ def test_a_signal_saves_and_leaves_no_process(
     expect_gone(mark)
 
 
+@pytest.mark.slow
+def test_a_killed_driver_leaves_no_process(private_home: Path, data: list[str], mark: str) -> None:
+    """Ray's agents alone would try for a minute to tell the head, which is gone."""
+    train = job(private_home, "train_dlrm", *(*data, *SMALL, "--ranks", "1", "--steps", "1000000"), mark=mark)
+    assert train.stdout is not None
+    for line in train.stdout:
+        if line.startswith("step "):
+            break
+    train.kill()
+    train.wait(10)
+    expect_gone(mark)
+
+
 @pytest.mark.parametrize("after", some(["", "making ", "Plan: "], ["Plan: "]))
 def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, after: str, mark: str) -> None:
     """At once, while Ray starts, and while ranks start: nothing is trained, nothing is saved, nothing is left."""
@@ -125,7 +138,7 @@ def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, a
     ("options", "words"),
     [
         pytest.param(["--plan", "rowwise"], "neither a file nor one of", marks=pytest.mark.slow),
-        (["--ranks", "0"], "--ranks 0"),
+        (["--ranks", "0"], "--ranks: '0'"),
         (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read /nowhere/schema.json"),
         (["--eval", "/x"], "--eval and --schema need --train"),
     ],

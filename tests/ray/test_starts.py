@@ -12,15 +12,27 @@ import pytest
 
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import ScalingConfig
+from rayrec.driver.controller import Controller
 from rayrec.driver.placement import placed
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import started
+from rayrec.driver.run_log import RunLog
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.train.seat import RankContext
 from tests.ray.worlds import some
 
 pytestmark = pytest.mark.usefixtures("cluster")
 RANKS = 2
+
+
+class Asleep:
+    """A task whose rank 1 sleeps in a phase of its own."""
+
+    def run(self, context: RankContext) -> None:
+        """On one rank."""
+        if context.seat.rank == 1:
+            context.phase("taking a nap")
+            time.sleep(6)
 
 
 class Idle:
@@ -96,3 +108,16 @@ def test_a_wait_for_ranks_can_be_interrupted() -> None:
     with pytest.raises(RunInterrupted):
         on_ranks(act, check)
     assert time.monotonic() - begun < 50, "less than the minute"
+
+
+@pytest.mark.slow
+def test_a_run_that_stands_still_says_where_and_leaves_all_stacks(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = RunLog(str(tmp_path))
+    on_event = lambda event: said.append(event) if isinstance(event, str) else None  # noqa: E731
+    Controller(ScalingConfig(num_workers=RANKS), lambda group: Asleep(), on_event, log=log, stall_s=2.0).run()
+    (line,) = [line for line in said if "taking a nap" in line and "stacks" in line][:1]
+    assert "rank 1 is taking a nap" in line and str(log.path) in line
+    text = log.path.read_text()
+    assert "-- driver" in text and "-- rank 0" in text and "-- rank 1" in text
+    assert "in run" in text.split("-- rank 1")[1], "the sleeping line of the task"

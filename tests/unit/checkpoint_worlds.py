@@ -27,6 +27,7 @@ from rayrec.layout import (
     row_wise,
     table_wise,
 )
+from rayrec.modules.names import DTYPES
 
 STATES = ("none", "row", "element")
 
@@ -53,22 +54,29 @@ class Truth:
 
 def make_truth(rng: random.Random, name: str, rows: int, dim: int, state: str, data_type: DataType = DataType.FP32) -> Truth:
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-    weight = torch.randn(rows, dim, generator=generator).to({"FP32": torch.float32, "FP16": torch.float16}[data_type.value])
+    weight = torch.randn(rows, dim, generator=generator).to(DTYPES[data_type])
     config = EmbeddingBagConfig(num_embeddings=rows, embedding_dim=dim, name=name, data_type=data_type, feature_names=[name])
     return Truth(config, state, weight, torch.rand(rows, dim, generator=generator, dtype=torch.float64))
 
 
 def random_truths(rng: random.Random) -> list[Truth]:
     return [
-        make_truth(rng, f"t{i}", rng.randint(1, 60), 4 * rng.randint(1, 8), rng.choice(STATES), rng.choice(list(DataType)))
+        make_truth(
+            rng,
+            f"t{i}",
+            rng.randint(1, 60),
+            4 * rng.randint(1, 8) - rng.choice([0, 0, 1, 3]),
+            rng.choice(STATES),
+            rng.choice(list(DataType)),
+        )
         for i in range(rng.randint(1, 4))
     ]
 
 
 def random_cuts(rng: random.Random, size: int, multiple: int) -> tuple[int, ...]:
-    units = size // multiple
+    units = -(-size // multiple)
     inner = rng.sample(range(1, units), rng.randint(0, min(4, units - 1)))
-    return tuple(multiple * cut for cut in (0, *sorted(inner), units))
+    return (0, *(multiple * cut for cut in sorted(inner)), size)
 
 
 def random_layout(rng: random.Random, table: EmbeddingBagConfig, world_size: int):

@@ -1,18 +1,99 @@
-"""Programs of documents, run in a folder of their own."""
+"""Code blocks of the documents, and how they are run.
+
+A comment above a block says how it is tested:
+
+    <!-- tested: NAME -->            runs alone, in a folder of its own; JSON is parsed as what NAME says
+    <!-- walk: file PATH -->         is written to PATH, in the folder of its page's walk
+    <!-- walk: python PATH -->       is written to PATH there, and run
+    <!-- walk: shell -->             runs there, line by line, until a line fails
+    <!-- own machine: NAME -->       runs in a network and a process space of its own, as on another machine
+    <!-- not run: WHY -->            shell commands only, and says why
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"(?:^ *<!-- ([a-z ]+): ?(.*?) -->\n)?^( *)```(\w*)\n(.*?)^\3```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A block of a page: `how` and `what` are those of the comment above it."""
+
+    page: Path
+    how: str
+    what: str
+    language: str
+    code: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.stem}-{self.what or self.code.split(maxsplit=1)[0]}"
+
+
+def blocks() -> list[Block]:
+    """All blocks of all pages, in order."""
+    found = []
+    for page in PAGES:
+        for how, what, indent, language, code in _BLOCK.findall(page.read_text()):
+            lines = [line.removeprefix(indent) for line in code.splitlines(keepends=True)]
+            found.append(Block(page, how, what, language, "".join(lines)))
+    return found
+
+
+BLOCKS = blocks()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables of a program of a document: rayrec can be imported from any folder, HOME is a folder of the test."""
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    variables.pop("RAY_ADDRESS", None)
+    return variables
+
+
+def execute(command: list[str], folder: Path, timeout_s: float) -> str:
+    """What a command prints; its failure is the test's."""
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def run(code: str, folder: Path, timeout_s: float = 120) -> str:
-    """What a program prints; its failure is the test's."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    """What a Python program prints."""
+    return execute([sys.executable, "-c", code], folder, timeout_s)
+
+
+def walk(page: Path, folder: Path, timeout_s: float = 120) -> list[str]:
+    """Do the walk of a page; what it printed, by shell block and by run of programs between them."""
+    printed, programs = [], list[str]()
+    for block in [*(b for b in BLOCKS if b.page == page and b.how == "walk"), None]:
+        if programs and (block is None or block.what == "shell"):
+            # in one process, in which torch is imported once
+            printed.append(execute([sys.executable, "-c", _PROGRAMS, *programs], folder, timeout_s))
+            programs = []
+        if block is None:
+            break
+        kind, _, name = block.what.partition(" ")
+        if kind == "shell":
+            printed.append(execute(["bash", "-ec", block.code], folder, timeout_s))
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(block.code)
+        if kind == "python":
+            programs.append(name)
+    return printed
+
+
+_PROGRAMS = """
+import runpy, sys
+for program in sys.argv[1:]:
+    runpy.run_path(program, run_name="__main__")
+"""

@@ -44,13 +44,14 @@ def random_hosts(rng: random.Random, world_size: int) -> tuple[tuple[int, ...], 
 
 
 def random_tables(rng: random.Random, count: int) -> list[BaseEmbeddingConfig]:
-    """Tables of one row to a million, pooled and not, of one or several features."""
+    """Tables of one row to a million, pooled and not, of one or several features, some of an odd width."""
     out: list[BaseEmbeddingConfig] = []
+    other = random.Random(rng.getstate()[1][0])  # leaves what else follows from the seed as it is
     for i in range(count):
         rows = int(10 ** rng.uniform(0, 6))
-        dim = 4 * rng.choice([1, 2, 4, 8, 16, 24, 32, 64])
+        dim = 4 * rng.choice([1, 2, 4, 8, 16, 24, 32, 64]) - other.choice([0, 0, 0, 0, 0, 1, 3])
         names = [f"f{i}_{k}" for k in range(rng.choice([1, 1, 1, 2, 3]))]
-        kind = rng.choice([DataType.FP32, DataType.FP16])
+        kind = rng.choice([DataType.FP32, other.choice([DataType.FP16, DataType.FP16, DataType.BF16])])
         if rng.random() < 0.2:
             out.append(EmbeddingConfig(rows, dim, f"t{i}", kind, names))
         else:
@@ -67,10 +68,10 @@ def random_storage(rng: random.Random) -> Storage:
 def random_plan(seed: int) -> ShardingPlan:
     """Any valid plan, without estimates; some table names need quoting in JSON."""
     rng = random.Random(seed)
-    world_size = rng.randrange(1, 9)
+    world_size, odd = rng.randrange(1, 9), seed % 3
     names = rng.sample(["user", 'quo"te', "grüße", "a b", "back\\slash", "tables", "kind", "x\ny", *map(str, range(9))], rng.randrange(8))
     tables = {
-        name: TablePlacement(random_layout(rng, rng.randrange(1, 200), 4 * rng.randrange(1, 12), world_size), random_storage(rng))
+        name: TablePlacement(random_layout(rng, rng.randrange(1, 200), 4 * rng.randrange(1, 12) - odd, world_size), random_storage(rng))
         for name in names
     }
     return ShardingPlan(world_size=world_size, tables=tables, hosts=random_hosts(rng, world_size))
@@ -99,6 +100,12 @@ def random_wire(rng: random.Random) -> dict[str, str]:
     return {name: rng.choice(["fp32", "fp32", "fp16", "int8"]) for name in ("qcomms_forward", "qcomms_backward")}
 
 
+def _of_kernels(table: BaseEmbeddingConfig, storage: str) -> str:
+    """A storage that such a table may have on a GPU."""
+    fused = table.embedding_dim % 4 == 0 and table.data_type is not DataType.BF16
+    return storage if fused or storage == "device" else "auto"
+
+
 def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) -> dict[str, ParameterConstraints]:
     """Pooling factors, skew and storage for some tables, narrow limits for a few."""
     return {
@@ -107,7 +114,7 @@ def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) ->
             min_partition=rng.choice([None, None, 4, 16, 32]),
             weighted=rng.random() < 0.3,
             skew=rng.choice([0.0, 0.0, 0.7, 1.3]),
-            storage=rng.choice(["device", "device", "host", "cached", "auto", "auto"]),
+            storage=_of_kernels(table, rng.choice(["device", "device", "host", "cached", "auto", "auto"])),
             cache_load_factor=rng.choice([0.02, 0.2]),
         )
         for table in tables

@@ -96,7 +96,16 @@ def test_splitting_then_merging_column_blocks_gives_the_same_row_state_bit_for_b
     assert torch.equal(merged.optimizer["momentum1"], truth.squares.mean(1).float())
 
 
-@pytest.mark.parametrize(("saved", "wanted"), [(DataType.FP16, torch.float32), (DataType.FP32, torch.float16)])
+@pytest.mark.parametrize(
+    ("saved", "wanted"),
+    [
+        (DataType.FP16, torch.float32),
+        (DataType.FP32, torch.float16),
+        (DataType.BF16, torch.float32),
+        (DataType.FP32, torch.bfloat16),
+        (DataType.FP16, torch.bfloat16),
+    ],
+)
 def test_half_and_single_precision_convert_into_each_other(saved, wanted, tmp_path):
     truth = make_truth(random.Random(2), "t", 30, 8, "none", saved)
     save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]))

@@ -48,6 +48,17 @@ def test_pyarrow_alone_reads_the_tables(tmp_path):
     assert np.array_equal(np.array(weight, dtype=np.float32), truth.weight.numpy())
 
 
+def test_a_file_of_bfloat16_holds_its_bits_and_says_so(tmp_path):
+    truth = make_truth(random.Random(0), "t", 30, 6, "none", DataType.BF16)
+    save_world(str(tmp_path), [truth], ShardingPlan(world_size=1, tables={"t": TablePlacement(TableLayout((0, 30), (0, 6), ((0,),)))}))
+    (entry,) = read_manifest(str(tmp_path)).files
+    table = pa.ipc.open_file(pa.memory_map(str(tmp_path / entry.path))).read_all()
+    field = table.schema.field("weight")
+    assert field.metadata == {b"rayrec.dtype": b"bfloat16"} and field.type.value_type == pa.uint16()
+    bits = table["weight"].combine_chunks().flatten().to_numpy().astype(np.uint32) << 16
+    assert np.array_equal(bits.view(np.float32).reshape(30, 6), truth.weight.float().numpy())
+
+
 @pytest.mark.parametrize("state", ["none", "row", "element"])
 @pytest.mark.parametrize("data_type", list(DataType))
 def test_load_table_is_the_whole_table(state, data_type, tmp_path):
@@ -56,7 +67,8 @@ def test_load_table_is_the_whole_table(state, data_type, tmp_path):
     assert table["row"].to_pylist() == list(range(30))
     assert table["weight"].type.list_size == 16
     weight = table["weight"].combine_chunks().flatten().to_numpy().reshape(30, 16)
-    assert weight.dtype == truth.weight.numpy().dtype and np.array_equal(weight, truth.weight.numpy())
+    wanted = truth.weight.float() if data_type is DataType.BF16 else truth.weight  # Arrow has no bfloat16
+    assert weight.dtype == wanted.numpy().dtype and np.array_equal(weight, wanted.numpy())
     assert table.column_names == ["row", "weight", "momentum1"][: 2 if state == "none" else 3]
     if state == "row":
         np.testing.assert_allclose(table["momentum1"].to_numpy(), truth.squares.mean(1).numpy(), rtol=1e-6)

@@ -102,13 +102,9 @@ raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100"
     [
         (["--topology", "h1000"], "neither a file nor a preset; the presets are a100-40"),
         (["--ranks", "6", "--hosts", "4"], "6 ranks do not divide evenly over 4 hosts"),
-        (["--ranks", "0"], "at least one rank"),
-        (["--batch", "0"], "batch_size=0"),
         (["--kinds", "rowwise"], "did you mean 'row_wise'"),
         (["--constraints", "nowhere.json"], "cannot read nowhere.json"),
         (["--schema", "nowhere.json"], "cannot read the schema nowhere.json"),
-        (["--reserve", "1.0"], "reserve=1.0"),
-        (["--input-hidden", "2"], "input_hidden=2.0"),
         (["--batch", "100000000"], "Any one of these makes a plan exist: lower batch_size"),
     ],
 )
@@ -124,6 +120,7 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_p
     argv = ["plan", "--schema", str(schema), "--topology", str(path)]
     assert main(argv) == 0 and "on 3 ranks" in capsys.readouterr().out
     assert main([*argv, "--ranks", "4"]) == 2 and "--ranks 4 contradicts" in capsys.readouterr().err
+    assert main([*argv, "--reserve", "0.1"]) == 2 and "--reserve is of presets" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -131,7 +128,7 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_p
     [
         ({"tables": 3}, "tables"),
         ({"tables": [{"name": "t"}]}, "num_embeddings"),
-        ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 6, "features": ["f"]}]}, "multiple of 4"),
+        ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 0, "features": ["f"]}]}, "at least one column"),
         ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 8, "features": ["f"], "pooling": "max"}]}, "pooling is 'max'"),
     ],
 )
@@ -241,7 +238,19 @@ def test_the_version_is_said(capsys):
     assert ended.value.code == 0 and re.fullmatch(r"rayrec \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("argv", [["nosuch"], ["plan"], ["plan", "--bogus"], ["calibrate", "--ranks", "two"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["nosuch"],
+        ["plan"],
+        ["plan", "--bogus"],
+        ["calibrate", "--ranks", "two"],
+        ["plan", "--schema", "s", "--topology", "cpu", "--ranks", "0"],
+        ["plan", "--schema", "s", "--topology", "cpu", "--batch", "0"],
+        ["plan", "--schema", "s", "--topology", "cpu", "--reserve", "1.0"],
+        ["plan", "--schema", "s", "--topology", "cpu", "--input-hidden", "2"],
+    ],
+)
 def test_a_mistaken_command_line_ends_in_one_line(argv, capsys):
     with pytest.raises(SystemExit) as ended:
         main(argv)
@@ -259,8 +268,14 @@ def test_a_table_of_unknown_features_is_refused(schema, capsys):
 
 @pytest.mark.parametrize("option", ["--out", "--html"])
 def test_a_file_that_cannot_be_written_is_named(option, schema, capsys):
-    assert main(["plan", "--schema", str(schema), "--topology", "h100", option, "/nowhere/at/all"]) == 2
-    assert f"cannot write {option} '/nowhere/at/all'" in capsys.readouterr().err
+    argv = ["plan", "--schema", str(schema), "--topology", "h100"]
+    assert main([*argv, option, f"{schema}/below"]) == 2
+    assert f"cannot write {option} to {schema}/below" in capsys.readouterr().err
+    assert main([*argv, option, str(schema)]) == 2
+    assert f"{option} {schema} would be written over the file of --schema" in capsys.readouterr().err
+    assert json.loads(schema.read_text()) == SCHEMA
+    assert main([*argv, "--out", f"{schema}2", "--html", f"{schema}2"]) == 2
+    assert not Path(f"{schema}2").exists() and "file of --out" in capsys.readouterr().err
 
 
 def test_made_data_are_what_the_job_makes(tmp_path, capsys):

@@ -50,7 +50,7 @@ def texts() -> list[Path]:
     if listed is not None and listed.returncode == 0:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     else:
-        paths = [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
+        paths = [path for path in ROOT.rglob("*") if ".venv" not in str(path)]
     return [path for path in paths if path.suffix in TEXT and path.is_file()]
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
+from torch.nn import init as torch_init
 
-from rayrec.errors import InputError
-from rayrec.modules import DataType, EmbeddingBagConfig, init, table_values
+from rayrec.errors import ConfigError, InputError
+from rayrec.modules import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    init,
+    table_values,
+    trunc_normal_,
+)
 
 
 def config(rows: int = 1000, dim: int = 20, name: str = "t", **more) -> EmbeddingBagConfig:
@@ -89,3 +100,96 @@ def test_fill_converts_a_rectangle_in_place(dtype):
 def test_rectangles_outside_the_table_are_refused(rows, cols):
     with pytest.raises(InputError, match="'t'"):
         table_values(0, config(), rows, cols)
+
+
+# a table's own initial values
+
+ROWS, DIM = 1000, 24
+SAVED = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(3))
+INIT_FNS = {
+    "uniform": partial(torch_init.uniform_, a=-2.0, b=3.0),
+    "normal": partial(torch_init.normal_, mean=1.0, std=0.5),
+    "constant": partial(torch_init.constant_, val=3.0),
+    "ones": torch_init.ones_,
+    "zeros": torch_init.zeros_,
+    "xavier_uniform": torch_init.xavier_uniform_,
+    "xavier_normal": torch_init.xavier_normal_,
+    "kaiming_uniform": torch_init.kaiming_uniform_,
+    "kaiming_normal": torch_init.kaiming_normal_,
+    "truncated": partial(trunc_normal_, mean=0.1, std=2.0, a=-1.0, b=1.5),
+    "of its data": lambda t: t.data.normal_(0.0, 0.1),
+    "rand_like": lambda t: t.copy_(torch.rand_like(t) * 2 - 1),
+    "sparse": lambda t: t.copy_(torch.where(torch.rand_like(t) < 0.5, torch.zeros_like(t), torch.randn_like(t))),
+    "saved": lambda t: t.copy_(SAVED),
+    "one row and a column": lambda t: t.copy_(SAVED[:1]).mul_(torch.arange(ROWS)[:, None]).add_(torch.linspace(0, 1, DIM)),
+}
+
+
+@pytest.mark.parametrize("name", INIT_FNS)
+def test_an_init_fn_gives_any_rectangle_of_the_table_it_would_fill(name):
+    table, rng = config(ROWS, DIM, init_fn=INIT_FNS[name]), random.Random(name)
+    whole = table_values(7, table, range(ROWS), range(DIM))
+    for _ in range(5):
+        rows, cols = random_range(rng, ROWS), random_range(rng, DIM)
+        part = table_values(7, table, rows, cols)
+        assert part.shape == (len(rows), len(cols))
+        assert torch.equal(part, whole[rows.start : rows.stop, cols.start : cols.stop])
+    plain = torch.empty(ROWS, DIM)
+    INIT_FNS[name](plain)
+    spread = float(plain.std())
+    assert abs(float(whole.mean() - plain.mean())) <= 0.05 * spread  # 24,000 draws each: 0.05 is five standard errors of a difference
+    assert float(whole.std()) == pytest.approx(spread, rel=0.05, abs=1e-12)
+    for mine, theirs in ((whole.min(), plain.min()), (whole.max(), plain.max())):  # the tails of 24,000 normal draws differ by so much
+        assert abs(float(mine - theirs)) <= 2 * spread
+    if name in ("constant", "ones", "zeros", "saved", "one row and a column"):
+        assert torch.equal(whole, plain)
+
+
+def test_draws_of_an_init_fn_are_independent_and_follow_seed_and_name():
+    table = config(100_000, 8, init_fn=lambda t: t.copy_(torch.randn_like(t) * torch.randn_like(t)))
+    values = table_values(1, table, range(100_000), range(8))
+    assert abs(float(values.mean())) < 0.01  # a square, were both draws the same, has mean 1
+    assert abs(torch.corrcoef(values.T)[0, 1:]).max() < 0.02
+    normal = partial(torch_init.normal_, std=1.0)
+    rows, cols = range(50), range(8)
+    base = table_values(1, config(init_fn=normal), rows, cols)
+    assert not torch.equal(base, table_values(2, config(init_fn=normal), rows, cols))
+    assert not torch.equal(base, table_values(1, config(name="u", init_fn=normal), rows, cols))
+    tall = config(init._CHUNK_ROWS + 9, 4, init_fn=normal)
+    whole = table_values(0, tall, range(tall.num_embeddings), range(4))
+    assert torch.equal(whole[-11:-7], table_values(0, tall, range(init._CHUNK_ROWS - 2, init._CHUNK_ROWS + 2), range(4)))
+
+
+@pytest.mark.parametrize(
+    ("init_fn", "match"),
+    [
+        (torch_init.eye_, "aten.eye"),
+        (torch_init.orthogonal_, "wrote nothing"),
+        (torch_init.trunc_normal_, r"rayrec\.modules\.trunc_normal_"),
+        (lambda t: t.normal_()[0].zero_(), "aten.select"),
+        (lambda t: t.normal_().t().mul_(2), "aten.t.default"),
+        (lambda t: t.copy_(torch.rand(ROWS, DIM)), r"aten\.rand\.default: it draws numbers for a tensor of its own"),
+        (lambda t: t.normal_(generator=torch.Generator()), "has a generator"),
+        (lambda t: t.bernoulli_(0.5), "aten.bernoulli_"),
+        (lambda t: t.copy_(torch.randn_like(t).sort(1)[0]), "aten.sort"),
+        (lambda t: t.numpy().fill(1), "failed on a tensor without values"),
+        (lambda t: torch.zeros(ROWS, DIM), "wrote nothing"),
+    ],
+)
+def test_an_init_fn_that_needs_more_than_an_element_at_a_time_is_refused_when_the_module_is_made(init_fn, match):
+    table = config(ROWS, DIM, name="user", init_fn=init_fn)
+    with pytest.raises(ConfigError, match=match) as caught:
+        EmbeddingBagCollection([table], device="meta")
+    assert "'user'" in str(caught.value)
+
+
+def test_collections_begin_with_the_values_of_their_init_fns():
+    torch.manual_seed(4)
+    pooled = config(10, 8, init_fn=torch_init.xavier_normal_)
+    sequence = EmbeddingConfig(10, 8, name="s", feature_names=["f"], data_type=DataType.FP16, init_fn=torch_init.ones_)
+    assert torch.equal(EmbeddingBagCollection([pooled]).embedding_bags["t"].weight, table_values(4, pooled, range(10), range(8)))
+    assert (EmbeddingCollection([sequence]).embeddings["s"].weight == 1).all()
+    with pytest.raises(ConfigError, match="both init_fn and weight_init_min"):
+        config(init_fn=torch_init.ones_, weight_init_max=1.0)
+    with pytest.raises(ConfigError, match="std must be above zero"):
+        trunc_normal_(torch.zeros(2), std=0.0)

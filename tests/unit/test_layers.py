@@ -24,6 +24,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "command": 1,
     "_compat": 1,
     "layout": 1,
+    "arguments": 2,
     "storage": 2,
     "planner": 2,
     "sparse": 3,
@@ -41,7 +42,8 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "cli": 10,
     "jobs": 10,
 }
-PURE = {"errors", "checks", "command", "version", "layout", "planner"}  # standard library only: plans are made and read without torch
+# standard library only: plans are made and read without torch
+PURE = {"errors", "arguments", "checks", "command", "version", "layout", "planner"}
 MAY_IMPORT_RAY = {"driver", "actors", "jobs"}
 MAY_IMPORT_ACTORS = {"driver", "actors"}
 EXEMPT = {"rayrec"}  # rayrec/__init__.py, whose lazy exports name every layer

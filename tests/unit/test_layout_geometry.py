@@ -67,7 +67,16 @@ def test_even_cuts_differ_by_at_most_one(size: int, blocks: int) -> None:
     assert sum(parts) == size and len(parts) == min(size, blocks) and max(parts) - min(parts) <= 1
 
 
-@pytest.mark.parametrize(("size", "blocks", "multiple"), [(0, 1, 1), (4, 0, 1), (6, 2, 4)])
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 10, 61])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 100])
+def test_even_cuts_are_multiples_but_for_the_last(size: int, blocks: int) -> None:
+    cuts = even_cuts(size, blocks, 4)
+    parts = [b - a for a, b in pairwise(cuts)]
+    assert cuts[-1] == size and all(cut % 4 == 0 for cut in cuts[:-1]) and min(parts) > 0
+    assert len(parts) == min(-(-size // 4), blocks) and max(parts) - min(parts[:-1], default=max(parts)) <= 4
+
+
+@pytest.mark.parametrize(("size", "blocks", "multiple"), [(0, 1, 1), (4, 0, 1)])
 def test_impossible_cuts_are_refused(size: int, blocks: int, multiple: int) -> None:
     with pytest.raises(PlanError, match=rf"cannot cut {size} into {blocks}"):
         even_cuts(size, blocks, multiple)
@@ -104,7 +113,7 @@ def test_tables_smaller_than_the_world_get_fewer_blocks() -> None:
         ((0,), (0, 4), (), "row_cuts"),
         ((1, 5), (0, 4), ((0,),), "start at 0"),
         ((0, 5, 5), (0, 4), ((0,), (1,)), "strictly increase"),
-        ((0, 5), (0, 6), ((0,),), "multiple of 4"),
+        ((0, 5), (0, 6, 10), ((0, 1),), "multiple of 4"),
         ((0, 5), (0, 4), ((0,), (1,)), "1 rows of 1"),
         ((0, 5), (0, 4, 8), ((0,),), "1 rows of 2"),
         ((0, 5), (0, 4), ((-1,),), "negative"),
@@ -142,7 +151,7 @@ def test_intersection_holds_the_cells_of_both(seed: int) -> None:
     ("make", "message"),
     [
         (lambda: EmbeddingBagConfig(0, 8, "t"), "num_embeddings=0"),
-        (lambda: EmbeddingBagConfig(5, 6, "t"), "embedding_dim=6.*Try 8"),
+        (lambda: EmbeddingBagConfig(5, 0, "t"), "embedding_dim=0; it needs at least one column"),
         (lambda: EmbeddingBagConfig(5, 8, "t", feature_names=["a", "b", "a"]), "feature 'a' twice"),
         (lambda: EmbeddingBagConfig(5, 8, "t", pooling=PoolingType.NONE), "use EmbeddingConfig"),
         (lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0), "above weight_init_max"),

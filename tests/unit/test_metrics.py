@@ -133,3 +133,19 @@ def test_regret_is_the_distance_from_the_truth(tmp_path):
         regret(scores, replace(truth, rows=5))
     with pytest.raises(ConfigError, match=r"none\.json"):
         Truth.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("rows", [1, 700])
+def test_cross_entropy_is_told_in_nats_and_bits_as_mean_and_sum(rows):
+    logits, labels = sample(5, rows)
+    p = logits.double().sigmoid()
+    bits = -(labels * p.log2() + (1 - labels) * (1 - p).log2())
+    got = scores_of(logits, labels)
+    found = got.logloss_bits, got.cross_entropy_sum_bits, got.cross_entropy_sum
+    want = float(bits.mean()), float(bits.sum()), float(bits.sum()) * math.log(2)
+    assert found == pytest.approx(want, rel=1e-6)
+
+
+def test_the_cross_entropy_of_no_rows_is_zero_in_sum_and_undefined_in_mean():
+    none = BinaryMetrics().compute()
+    assert none.cross_entropy_sum == none.cross_entropy_sum_bits == 0.0 and math.isnan(none.logloss_bits)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rayrec.errors import ConfigError
-from rayrec.models import DLRM, DLRM_DCN, DLRMTrain, InteractionArch
+from rayrec.models import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain, InteractionArch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from tests.unit.click_task import COLUMNS, DIM, PlainBatch, batch, tables
 
@@ -15,6 +15,8 @@ from tests.unit.click_task import COLUMNS, DIM, PlainBatch, batch, tables
 def model(kind: str, columns: int = COLUMNS) -> DLRM:
     if kind == "dlrm":
         return DLRM(tables(), columns, [16, DIM], [16, 1])
+    if kind == "projection":
+        return DLRM_Projection(tables(), columns, [16, DIM], [16, 1], [12, 2 * DIM], [3 * DIM])
     return DLRM_DCN(tables(), columns, [16, DIM], [16, 1], dcn_num_layers=2, dcn_low_rank_dim=4)
 
 
@@ -23,7 +25,7 @@ def as_batch_of(rows: int, columns: int) -> PlainBatch:
 
 
 @pytest.mark.parametrize("columns", [0, COLUMNS])
-@pytest.mark.parametrize("kind", ["dlrm", "dcn"])
+@pytest.mark.parametrize("kind", ["dlrm", "dcn", "projection"])
 def test_one_logit_per_row_and_gradients_everywhere(kind, columns):
     train = DLRMTrain(model(kind, columns))
     loss, (same_loss, logits, labels) = train(as_batch_of(6, columns))
@@ -35,7 +37,7 @@ def test_one_logit_per_row_and_gradients_everywhere(kind, columns):
 
 
 @pytest.mark.parametrize("columns", [0, COLUMNS])
-@pytest.mark.parametrize("kind", ["dlrm", "dcn"])
+@pytest.mark.parametrize("kind", ["dlrm", "dcn", "projection"])
 def test_a_batch_of_no_rows_gives_zero_loss_and_gradients(kind, columns):
     train = DLRMTrain(model(kind, columns))
     loss, (_, logits, _) = train(as_batch_of(0, columns))
@@ -78,7 +80,7 @@ def test_widths_that_do_not_fit_are_refused():
         DLRM(EmbeddingBagCollection(uneven), COLUMNS, [8], [1])
 
 
-@pytest.mark.parametrize("kind", ["dlrm", "dcn"])
+@pytest.mark.parametrize("kind", ["dlrm", "dcn", "projection"])
 def test_it_learns_a_task_that_needs_ids_and_dense_columns(kind):
     torch.manual_seed(0)
     train = DLRMTrain(model(kind))
@@ -93,3 +95,18 @@ def test_it_learns_a_task_that_needs_ids_and_dense_columns(kind):
     assert losses[0] > 0.6
     held_out, _ = train(batch(2000, 10_000))
     assert held_out.item() < 0.3  # guessing gives log 2 = 0.69, and so does either input alone
+
+
+@pytest.mark.parametrize("columns", [0, COLUMNS])
+def test_the_projection_is_a_product_of_what_two_branches_make(columns):
+    net = model("projection", columns)
+    part = as_batch_of(4, columns)
+    rows = net.sparse_arch(part.sparse_features)
+    dense = net.dense_arch(part.dense_features) if columns else None
+    wide = rows.flatten(1) if dense is None else torch.cat((dense, rows.flatten(1)), 1)
+    left, right = net.inter_arch.interaction_branch1(wide), net.inter_arch.interaction_branch2(wide)
+    products = torch.stack([(a.view(2, DIM) @ b.view(DIM, 3)).flatten() for a, b in zip(left, right, strict=True)])
+    want = products if dense is None else torch.cat((dense, products), 1)
+    torch.testing.assert_close(net.inter_arch(dense, rows), want)
+    with pytest.raises(ConfigError, match=r"interaction_branch2_layer_sizes=\[9\] must end in a multiple of .* 8"):
+        DLRM_Projection(tables(), columns, [16, DIM], [16, 1], [DIM], [9])

@@ -6,9 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.errors import ConfigError
-from rayrec.modules import MLP, CrossNet, LowRankCrossNet, Perceptron, pairwise_dots
+from rayrec.errors import ConfigError, ShapeError
+from rayrec.layout import DataType
+from rayrec.modules import (
+    MLP,
+    CrossNet,
+    KTRegroupAsDict,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    Perceptron,
+    SwishLayerNorm,
+    VectorCrossNet,
+    pairwise_dots,
+)
 from rayrec.modules.interaction import pairwise_dots_reference
+from rayrec.sparse import KeyedTensor
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
@@ -91,3 +103,67 @@ def test_pairwise_dots_train_under_autocast() -> None:
 def test_pairwise_dots_have_a_second_derivative() -> None:
     inputs = torch.rand(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     assert torch.autograd.gradgradcheck(pairwise_dots, (inputs,))
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_vector_cross_net_equals_its_formula(rows):
+    net = VectorCrossNet(6, 3)
+    assert [p.shape for p in net.kernels] == [p.shape for p in net.bias] == [(6, 1)] * 3
+    nn.init.uniform_(net.bias[0])
+    x0 = x = torch.rand(rows, 6)
+    for kernel, bias in zip(net.kernels, net.bias, strict=True):
+        x = x0 * (x * kernel.T).sum(1, keepdim=True) + bias.T + x
+    torch.testing.assert_close(net(x0), x)
+
+
+@pytest.mark.parametrize("experts", [1, 3])
+@pytest.mark.parametrize("rows", [0, 4])
+def test_mixture_of_cross_nets_equals_its_formula(rows, experts):
+    net = LowRankMixtureCrossNet(6, 2, experts, low_rank=2, activation=torch.tanh)
+    nn.init.uniform_(net.bias[1])
+    x0 = x = torch.rand(rows, 6)
+    for layer in range(2):
+        parts = []
+        for k in range(experts):
+            inner = torch.tanh(x @ net.V_kernels[layer][k].T)
+            inner = torch.tanh(inner @ net.C_kernels[layer][k].T)
+            parts.append(x0 * (inner @ net.U_kernels[layer][k].T + net.bias[layer].T))
+        shares = [torch.ones(rows, 1)] if experts == 1 else torch.cat([gate(x) for gate in net.gates], 1).softmax(1).split(1, 1)
+        x = sum(part * share for part, share in zip(parts, shares, strict=True)) + x
+    torch.testing.assert_close(net(x0), x)
+    names = {"U_kernels.0", "V_kernels.0", "C_kernels.0", "bias.0"} | ({"gates.0.weight"} if experts > 1 else set())
+    assert names <= set(net.state_dict()) and (experts > 1) == any(name.startswith("gates") for name in net.state_dict())
+
+
+@pytest.mark.parametrize("make", [lambda: LowRankMixtureCrossNet(6, 1, 0), lambda: LowRankMixtureCrossNet(6, 1, low_rank=0)])
+def test_a_mixture_needs_experts_and_a_rank(make):
+    with pytest.raises(ConfigError, match="=0 must be at least 1"):
+        make()
+
+
+@pytest.mark.parametrize("make", [VectorCrossNet, lambda *a, device: LowRankMixtureCrossNet(*a, 2, device=device)])
+def test_cross_nets_may_begin_on_the_meta_device(make):
+    net = make(6, 2, device="meta")
+    assert all(p.is_meta for p in net.parameters())
+    net.to_empty(device="cpu")
+    net.reset_parameters()
+    assert all(p.isfinite().all() for p in net.parameters()) and not net.bias[0].any()
+
+
+@pytest.mark.parametrize("dims", [4, [3, 4], torch.Size([4])])
+def test_swish_layer_norm_gates_its_input(dims):
+    module, x = SwishLayerNorm(dims), torch.rand(2, 3, 4)
+    over = (-1,) if dims != [3, 4] else (-2, -1)
+    normed = (x - x.mean(over, keepdim=True)) / (x.var(over, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(module(x), x / (1 + (-normed).exp()))
+    assert list(module.state_dict()) == ["norm.0.weight", "norm.0.bias"]
+
+
+def test_regroup_as_a_module():
+    kt = KeyedTensor(["a", "b"], [1, 2], torch.rand(3, 3))
+    module = KTRegroupAsDict([["b"], [], ["b", "a"]], ["x", "y", "z"])
+    found = module([kt])
+    assert list(found) == ["x", "y", "z"] and torch.equal(found["z"], kt.values()[:, [1, 2, 0]]) and found["y"].shape == (3, 0)
+    assert KTRegroupAsDict([["a"]], ["x"], emb_dtype=DataType.FP16)([kt])["x"].dtype == torch.float16
+    with pytest.raises(ShapeError, match="1 groups and 2 keys"):
+        KTRegroupAsDict([["a"]], ["x", "y"])

@@ -27,7 +27,7 @@ def random_tables(seed: int, features: list[str]) -> list[EmbeddingBagConfig]:
                 embedding_dim=rng.choice([4, 8, 12]),
                 feature_names=rng.sample(features, rng.randint(1, len(features))),
                 pooling=rng.choice([PoolingType.SUM, PoolingType.MEAN]),
-                data_type=rng.choice([DataType.FP32, DataType.FP16]),
+                data_type=rng.choice(list(DataType)),
             )
         )
     return tables

@@ -105,12 +105,12 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
         torch.testing.assert_close(state.weight, want.detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16], ids=lambda t: t.value)
 @pytest.mark.seeds(range(12))
 def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
     rng = random.Random(seed)
     optimizer = [SGD, Adagrad, RowWiseAdagrad][seed % 3](lr=0.1, max_gradient=rng.choice([None, 0.3]))
-    work = random_work(seed, optimizer, data_type)
+    work = random_work(seed, optimizer, data_type, odd=False)
     ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
     work.fill(ours, fused)
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if data_type is DataType.FP32 else {"rtol": 4e-3, "atol": 4e-3}  # fp16 rounds each update
@@ -134,7 +134,7 @@ def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
     options = {"weight_decay": 0.1} if seed % 2 and name not in ("sgd", "adagrad") else {}
     options |= {"eps": 1e-3} if name not in ("sgd", "lars_sgd") else {}
     optimizer, device = SPARSE_OPTIMIZERS[name](lr=0.1, **options), torch.device("cuda")
-    work = random_work(seed, optimizer)
+    work = random_work(seed, optimizer, odd=False)
     ours, fused = TorchLookup(work.group, optimizer, device), FusedLookup(work.group, optimizer, device)
     work.fill(ours, fused)
     for _ in range(STEPS):
@@ -179,7 +179,7 @@ def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: f
 @pytest.mark.seeds(range(8))
 def test_learned_weights_get_the_gradient_that_fbgemm_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
-    work = random_work(seed, optimizer, weighted=True)
+    work = random_work(seed, optimizer, weighted=True, odd=False)
     ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
     work.fill(ours, fused)
     monkeypatch.setitem(torch_lookup._BLOCK_ELEMENTS, "cpu", 64)
@@ -307,6 +307,16 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: S
             FusedLookup(work.group, optimizer, CPU)
 
 
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+def test_fbgemms_adam_alone_refuses_float16_on_a_gpu(name: str) -> None:
+    optimizer, half = SPARSE_OPTIMIZERS[name](lr=0.1), DataType.FP16
+    assert has_fused_kernel(optimizer, "cuda", half) is (name != "adam")
+    if name == "adam":
+        work = random_work(0, optimizer, half, storage=Storage("host"))
+        with pytest.raises(ConfigError, match=r"FP16 tables.*storage 'host'.*Adam on FP32"):
+            make_lookup(work.group, optimizer, torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "data_type", "features", "kernel"),
     [
@@ -354,3 +364,26 @@ def test_kernel_arguments_name_every_constant() -> None:
     }  # fmt: skip
     row_wise = kernel_arguments(RowWiseAdagrad(weight_decay=0.3, weight_decay_mode="decoupled"))
     assert row_wise["weight_decay_mode"].name == "DECOUPLE" and kernel_arguments(LarsSGD(momentum=0.5, eta=0.1))["eta"] == 0.1
+
+
+def test_odd_widths_have_a_kernel_on_gpus_whose_rows_lie_in_their_memory() -> None:
+    group = next(w.group for w in (random_work(seed, SGD(), storage=Storage("host")) for seed in range(20)) if w.group.key.odd)
+    with pytest.raises(ConfigError, match=r"widths that are no multiple of 4.*storage 'host'"):
+        make_lookup(group, SGD(), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 18])
+@pytest.mark.parametrize("data_type", DataType, ids=lambda t: t.value)
+def test_means_over_an_odd_row_are_over_its_own_columns(width: int, data_type: DataType) -> None:
+    optimizer = RowWiseAdagrad(0.5, eps=1e-6)
+    key = replace(random_work(0, optimizer, data_type, weighted=False).group.key, odd=True)
+    shard = Shard("t", range(3), range(width), 0)
+    lookup = make_lookup(LookupGroup(key, (shard,), (Slot(Use(0, 0, "t", "f", 0, width), shard, 0, 0),)), optimizer, CPU)
+    grad = torch.arange(1.0, width + 1)[None]
+    lookup(GroupIds(torch.tensor([1]), torch.tensor([0, 1]), None)).backward(grad)
+    (state,) = lookup.shard_states()
+    assert state.weight.shape == (3, width) and float(state.optimizer["momentum1"][1]) == pytest.approx(float(grad.square().mean()))
+    torch.testing.assert_close(
+        state.weight[1].float(), -0.5 * grad[0] / grad.square().mean().sqrt(), rtol=1e-2, atol=1e-3
+    )  # bfloat16 keeps 8 bits
+    assert not state.weight[[0, 2]].any()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import random
 
 import pytest
 import torch
 from torch import nn
 
-import rayrec.optim
 from rayrec.distributed.lookup import make_lookup
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import EmbeddingBagConfig
@@ -23,6 +21,7 @@ from rayrec.optim import (
     Adagrad,
     Adam,
     CombinedOptimizer,
+    DenseRowWiseAdagrad,
     FusedOptimizer,
     GradientClipping,
     GradientClippingOptimizer,
@@ -183,40 +182,6 @@ def test_names_of_the_schedule_are_checked() -> None:
         WarmupOptimizer(keyed_adam(dense_model()), [], lr_param="rate")
     with pytest.raises(ConfigError, match=r"param_name='0\.weight'"):
         WarmupOptimizer(keyed_adam(dense_model()), [], param_name="0.weight")
-
-
-def random_stages(seed: int) -> list[tuple[str, dict]]:
-    """Names of policies and options of up to four stages."""
-    rng, specs = random.Random(seed), []
-    for last in sorted(rng.sample(range(1, 25), rng.randint(0, 4))):
-        options = {"max_iters": last, "value": rng.choice([0.1, 0.5, 1.0, 2.0]), "lr_scale": rng.choice([1.0, 0.5])}
-        name = rng.choice([policy.name for policy in WarmupPolicy if specs or policy is not WarmupPolicy.INVSQRT])
-        if name == "STEP":
-            options["decay_iters"] = rng.choice([-1, 2])
-        elif name == "COSINE_ANNEALING_WARM_RESTARTS":
-            options["sgdr_period"] = rng.randint(1, 4)
-        elif name == "INTERPOLATE":
-            options |= {"start_interpolating_iters": specs[-1][1]["max_iters"] if specs else 0, "end_value": rng.random()}
-        specs.append((name, options))
-    return specs
-
-
-def test_schedules_are_those_of_torchrec() -> None:
-    theirs = pytest.importorskip("torchrec.optim", reason="TorchRec is not installed")
-
-    def run(optim, specs) -> tuple[list[float], list[int]]:
-        stages = [optim.WarmupStage(optim.WarmupPolicy[name], **options) for name, options in specs]
-        model, rates = dense_model(), []
-        keyed = optim.KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.3))
-        optimizer = optim.WarmupOptimizer(keyed, stages)
-        for _ in range(30):
-            rates.append(optimizer.param_groups[0]["lr"])
-            dense_step(model, optimizer)
-        return rates, optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist()
-
-    for seed in range(40):
-        specs = random_stages(seed)
-        assert run(rayrec.optim, specs) == run(theirs, specs), f"seed {seed}: {specs}"
 
 
 def test_a_schedule_goes_on_where_it_was_saved() -> None:
@@ -488,6 +453,7 @@ def collection() -> EmbeddingBagCollection:
         (torch.optim.Adam, {"weight_decay": 0.1}, Adam(1e-3, weight_decay=0.1, weight_decay_mode="l2")),
         (torch.optim.AdamW, {"betas": (0.5, 0.6)}, Adam(1e-3, beta1=0.5, beta2=0.6, weight_decay=0.01)),
         (torch.optim.SparseAdam, {"lr": 0.2}, Adam(0.2, weight_decay_mode="l2")),
+        (DenseRowWiseAdagrad, {"lr": 0.2}, RowWiseAdagrad(0.2, eps=1e-10)),
     ],
     ids=str,
 )
@@ -521,3 +487,47 @@ def test_two_different_marks_on_one_table_are_refused() -> None:
     apply_optimizer_in_backward(SGD, module, {"lr": 0.1})
     with pytest.raises(ConfigError, match="marked with SGD"):
         apply_optimizer_in_backward(Adam, module, {"lr": 0.1})
+
+
+# a torch optimizer with one state per row
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1, "lr_decay": 0.5}, {"maximize": True, "initial_accumulator_value": 0.3, "eps": 1e-3}]
+)
+def test_dense_rowwise_adagrad_follows_its_formula(options: dict) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = nn.Parameter(torch.randn(4, 3, generator=generator))
+    want, sums = weight.detach().double(), torch.full((4, 1), options.get("initial_accumulator_value", 0.0), dtype=torch.float64)
+    optimizer = DenseRowWiseAdagrad([weight], lr=0.2, **options)
+    for step in range(5):
+        weight.grad = torch.randn(4, 3, generator=generator)
+        g = weight.grad.double() * (-1 if options.get("maximize") else 1) + options.get("weight_decay", 0.0) * want
+        sums += (g**2).mean(1, keepdim=True)
+        want = want - 0.2 / (1 + step * options.get("lr_decay", 0.0)) * g / (sums.sqrt() + options.get("eps", 1e-10))
+        optimizer.step()
+    torch.testing.assert_close(weight.detach().double(), want, rtol=1e-5, atol=1e-6)  # float32 against float64
+    again = DenseRowWiseAdagrad([nn.Parameter(torch.zeros(4, 3))], lr=0.2)
+    again.load_state_dict(optimizer.state_dict())
+    assert torch.equal(again.state[again.param_groups[0]["params"][0]]["sum"], optimizer.state[weight]["sum"])
+
+
+@pytest.mark.parametrize(
+    "make, match",
+    [
+        (lambda: DenseRowWiseAdagrad([nn.Parameter(torch.zeros(3))]), r"shape \(3,\)"),
+        (lambda: DenseRowWiseAdagrad([nn.Parameter(torch.zeros(3, 2))], lr=-1.0), "lr=-1.0"),
+        (lambda: DenseRowWiseAdagrad([nn.Parameter(torch.zeros(3, 2))], eps=math.nan), "eps=nan"),
+    ],
+)
+def test_dense_rowwise_adagrad_refuses_what_it_cannot_do(make, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()
+
+
+def test_dense_rowwise_adagrad_refuses_sparse_gradients() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = DenseRowWiseAdagrad(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="sparse=False"):
+        optimizer.step()

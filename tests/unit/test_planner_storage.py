@@ -10,8 +10,18 @@ import pytest
 
 from rayrec.distributed.compile import compile_slots
 from rayrec.distributed.groups import CollectionSpec
-from rayrec.errors import ConfigError
-from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, Shard, ShardingPlan, Storage, TableLayout, TablePlacement, Topology
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout import (
+    BaseEmbeddingConfig,
+    DataType,
+    EmbeddingBagConfig,
+    Shard,
+    ShardingPlan,
+    Storage,
+    TableLayout,
+    TablePlacement,
+    Topology,
+)
 from rayrec.layout.html import render_page
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import EmbeddingShardingPlanner, NoPlan, ParameterConstraints
@@ -176,3 +186,24 @@ def test_caches_of_different_sizes_or_widths_share_no_kernel() -> None:
 def test_storages_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"disk|cache_load_factor="):
         ParameterConstraints(**wrong)  # type: ignore[arg-type]
+
+
+def test_tables_of_bfloat16_stay_in_a_gpus_memory_and_take_half_of_it() -> None:
+    table = replace(TABLE, data_type=DataType.BF16)
+    with pytest.raises(PlanError, match=r"64 columns of BF16 and storage='cached'"):
+        EmbeddingShardingPlanner(GPU, 8, {"t": ParameterConstraints(storage="cached")}).plan([table])
+    plans = [EmbeddingShardingPlanner(GPU, 8, {"t": ParameterConstraints(storage="auto")}).plan([t]) for t in (table, TABLE)]
+    half, whole = (plan.estimates.ranks[0].weight_bytes for plan in plans)  # type: ignore[union-attr]
+    assert plans[0].tables["t"].storage.kind == "device" and 2 * half == whole
+
+
+def test_tables_of_odd_widths_stay_in_a_gpus_memory() -> None:
+    tables = [EmbeddingBagConfig(10_000, width, f"t{width}", feature_names=[f"f{width}"]) for width in (62, 64)]
+    limits = {t.name: ParameterConstraints(storage="auto") for t in tables}
+    little = Topology.local(1, memory_bytes=4_500_000, device="cuda")
+    plan = EmbeddingShardingPlanner(little, 8, limits).plan(tables)
+    assert plan.tables["t62"].storage.kind == "device" and plan.tables["t64"].storage.kind != "device"
+    with pytest.raises(PlanError, match=r"table 't62' has 62 columns of FP32 and storage='host'.*widths are multiples of 4"):
+        EmbeddingShardingPlanner(little, 8, {"t62": ParameterConstraints(storage="host")}).plan(tables)
+    cpu = Topology.local(1, memory_bytes=1 << 30)
+    assert EmbeddingShardingPlanner(cpu, 8, {"t62": ParameterConstraints(storage="host")}).plan(tables)

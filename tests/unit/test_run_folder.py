@@ -14,7 +14,7 @@ import pytest
 
 from rayrec.driver import run_folder
 from rayrec.driver.run_folder import LOCK, Owner, held
-from rayrec.errors import ConfigError, RayrecError
+from rayrec.errors import ConfigError, RayrecError, SaveError
 from rayrec.storage import folder_trouble, missing_file, probe_output, write_whole
 
 HOLD = """
@@ -115,13 +115,15 @@ def test_a_folder_that_is_another_on_this_host_is_in_trouble(tmp_path: Path) -> 
 
 
 def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    probe_output("x", str(tmp_path / "new" / "out.json"))
-    assert not list((tmp_path / "new").iterdir())
+    probe_output("x", str(tmp_path / "new" / "below" / "out.json"))
+    assert not list(tmp_path.iterdir()), "a probe leaves no folder"
     write_whole("x", str(tmp_path / "new" / "out.json"), "{}")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["out.json"]
     for bad in (tmp_path / "new", tmp_path / "new" / "out.json" / "below"):
         with pytest.raises(ConfigError, match="cannot write x to"):
             probe_output("x", str(bad))
-        with pytest.raises(ConfigError, match="cannot write x to"):
+        with pytest.raises(SaveError, match="cannot write x to"):
             write_whole("x", str(bad), "{}")
+    with pytest.raises(ConfigError, match="name too long"):
+        probe_output("x", str(tmp_path / ("x" * 300)))
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["out.json"]

@@ -1,0 +1,130 @@
+"""Parts that compare with the unsharded model: every collection, every optimizer and storage."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu.checks import Notes, Settings, Skip, assert_close
+from benchmarks.gpu.models import (
+    bags,
+    cases,
+    compare_training,
+    plan_of,
+    shard,
+    target_of,
+    trained_case,
+)
+from benchmarks.gpu.reference import Case, Collection
+from rayrec.distributed.lookup import has_fused_kernel
+from rayrec.layout import DataType, Storage
+from rayrec.optim import (
+    LAMB,
+    SGD,
+    SPARSE_OPTIMIZERS,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    RowWiseAdagrad,
+    SparseOptimizer,
+)
+
+# eps so large that no update hangs on the sign of a rounding error
+OPTIMIZERS: dict[str, SparseOptimizer] = {
+    "sgd": SGD(lr=0.1),
+    "adagrad": Adagrad(lr=0.1, eps=1e-3),
+    "rowwise_adagrad": RowWiseAdagrad(lr=0.1, eps=1e-3),
+    "adam": Adam(lr=0.02, eps=1e-3),
+    "partial_rowwise_adam": PartialRowWiseAdam(lr=0.02, eps=1e-3),
+    "lamb": LAMB(lr=0.02, eps=1e-3),
+    "lars_sgd": LarsSGD(lr=0.5, eta=0.1),
+}
+OPTIONS: dict[str, SparseOptimizer] = {
+    "rowwise_adagrad, l2 decay": RowWiseAdagrad(lr=0.1, eps=1e-3, weight_decay=0.1),
+    "rowwise_adagrad, decoupled decay": RowWiseAdagrad(
+        lr=0.1, eps=1e-3, weight_decay=0.1, weight_decay_mode="decoupled"
+    ),
+    "adam, decay": Adam(lr=0.02, eps=1e-3, weight_decay=0.1),
+    "adam, l2 decay, in torch": Adam(lr=0.02, eps=1e-3, weight_decay=0.1, weight_decay_mode="l2"),
+    "partial_rowwise_adam, decay": PartialRowWiseAdam(lr=0.02, eps=1e-3, weight_decay=0.1),
+    "lamb, decay": LAMB(lr=0.02, eps=1e-3, weight_decay=0.1),
+    "lars_sgd, decay": LarsSGD(lr=0.5, eta=0.1, weight_decay=0.1),
+    "sgd, decay, in torch": SGD(lr=0.1, weight_decay=0.1),
+}
+STORAGES = {
+    "device": Storage(),
+    "host": Storage("host"),
+    "cached": Storage("cached", load_factor=0.3),
+}
+
+assert set(OPTIMIZERS) == set(SPARSE_OPTIMIZERS)
+
+
+def collections(settings: Settings, notes: Notes) -> None:
+    """Forward, update and state of every kind of collection, whole and cut into blocks."""
+    rows = settings.choose(5000, 300, 60)
+    optimizer = OPTIMIZERS["rowwise_adagrad"]
+    for case in cases(rows):
+        with notes.check(case.name) as found:
+            found |= compare_training(case, optimizer, settings)
+    everything = cases(rows)[-1]
+    for what, blocks in (("cut by rows", (3, 1)), ("cut by rows and columns", (2, 2))):
+        with notes.check(f"{everything.name}, {what}") as found:
+            plan = plan_of(everything, None, *blocks)
+            found |= compare_training(everything, OPTIMIZERS["adagrad"], settings, plan)
+    with notes.check("gradients of learned weights") as found:
+        found["largest difference"] = _learned_weights(settings, rows)
+    with notes.check("repeated ids of sequences sent once") as found:
+        found["largest difference"] = _distinct(settings, rows)
+
+
+def optimizers(settings: Settings, notes: Notes) -> None:
+    """Forward, update and state of every optimizer in every storage, and its options."""
+    rows = settings.choose(3000, 200, 40)
+    for name, optimizer in OPTIMIZERS.items():
+        for storage, where in STORAGES.items():
+            for data_type in (DataType.FP32, DataType.FP16):
+                with notes.check(f"{name}, {storage}, {data_type.value}") as found:
+                    if storage != "device":
+                        settings.need_gpu(f"storage {storage!r}")
+                        if not has_fused_kernel(optimizer, "cuda", data_type):
+                            raise Skip(
+                                "FBGEMM has no CUDA kernel for it, so rows stay on the device"
+                            )
+                    case = trained_case(rows, data_type)
+                    found |= compare_training(case, optimizer, settings, plan_of(case, where))
+    case = trained_case(rows)
+    for name, optimizer in OPTIONS.items():
+        with notes.check(name) as found:
+            found |= compare_training(case, optimizer, settings)
+
+
+def _learned_weights(settings: Settings, rows: int) -> float:
+    """The gradient of per-id weights, against autograd's."""
+    case = Case("learned", (Collection((bags("w0", rows, 16, "ab"),), weighted=True),))
+    optimizer = SGD(lr=0.0)
+    kjt = case.batch(30, 5, settings.seed)
+    torch.manual_seed(settings.seed)
+    sides = ((settings.device, shard(case, optimizer, settings)), ("cpu", case.build("cpu")))
+    grads = []
+    for device, model in sides:
+        weights = kjt.weights().detach().to(device).requires_grad_()
+        batch = kjt.to(device)._like(weights=weights)
+        output = model(batch)
+        (output * target_of(output, 0)).sum().backward()
+        assert weights.grad is not None
+        grads.append(weights.grad)
+    return assert_close("gradient of weights", grads[0], grads[1], 1e-4, 1e-5)
+
+
+def _distinct(settings: Settings, rows: int) -> float:
+    """Outputs with and without `dedup_sequences` after two steps."""
+    case = next(case for case in cases(rows) if case.name == "sequences")
+    outputs = []
+    for dedup in (False, True):
+        model = shard(case, OPTIMIZERS["sgd"], settings, dedup_sequences=dedup)
+        for step in range(3):
+            output = model(case.batch(30, 5, step).to(settings.device))
+            (output * target_of(output, step)).sum().backward()
+        outputs.append(output.detach())
+    return assert_close("outputs", outputs[1], outputs[0], 1e-4, 1e-5)

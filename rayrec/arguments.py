@@ -1,0 +1,86 @@
+"""Types of command-line options: text to a checked value, or what the option takes instead.
+
+argparse puts the option's name before what these functions say, so a wrong number is found while the
+command line is read and the message names the option as the user wrote it. The bounds are those of
+`checks`, which the configs hold as well. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+from rayrec.checks import MAX_SECONDS, MAX_SEED
+
+
+def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
+    """Return a type that takes whole numbers from `least` to `most`, or without an upper bound.
+
+    Raises:
+        argparse.ArgumentTypeError: raised by the type: the text is no such number.
+    """
+    bound = f"of at least {least}" if most is None else f"between {least} and {most}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least or (most is not None and value > most):
+            raise ArgumentTypeError(f"{text!r} must be a whole number {bound}")
+        return value
+
+    return parse
+
+
+def seed(text: str) -> int:
+    """Take a seed.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no whole number from 0 to 2**63 - 1.
+    """
+    return whole(0, MAX_SEED)(text)
+
+
+def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return a type that takes finite numbers with a property.
+
+    Args:
+        what: the property in words that complete "must be a number ...".
+        fits: whether a finite number has it.
+    Raises:
+        argparse.ArgumentTypeError: raised by the type: the text is no such number.
+    """
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not fits(value):
+            raise ArgumentTypeError(f"{text!r} must be a number {what}")
+        return value
+
+    return parse
+
+
+positive = number("above 0, and finite", lambda value: value > 0)
+rate = number("of at least 0, and finite", lambda value: value >= 0)
+fraction = number("from 0 to below 1", lambda value: 0 <= value < 1)
+share = number("from 0 to 1", lambda value: 0 <= value <= 1)
+seconds = number(
+    f"of seconds above 0 and at most {MAX_SECONDS:.0f}",
+    lambda value: 0 < value <= MAX_SECONDS,
+)
+
+
+def path(text: str) -> str:
+    """Take a path or a URI.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty, as that of a variable which is not set.
+    """
+    if not text.strip():
+        raise ArgumentTypeError(f"{text!r} must be a path; leave the option out for none")
+    return text

@@ -1,0 +1,91 @@
+"""`FusedCollection`: what the two fused collections have in common, and what sharding needs to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.errors import ConfigError
+from rayrec.optim import FusedOptimizer, SparseOptimizer
+
+
+class FusedCollection(nn.Module):
+    """An embedding collection of one process whose tables are updated inside the backward pass.
+
+    Args:
+        tables: module by table, under which the table's rows are in the state_dict.
+        attribute: the name under which `tables` is registered.
+        optimizer_type, optimizer_kwargs: as the user gave them.
+        optimizer: what they mean.
+    """
+
+    def __init__(
+        self,
+        tables: nn.ModuleDict,
+        attribute: str,
+        optimizer_type: type,
+        optimizer_kwargs: Mapping[str, Any],
+        optimizer: SparseOptimizer,
+    ) -> None:
+        super().__init__()
+        self.add_module(attribute, tables)
+        self._attribute, self._type, self._kwargs = attribute, optimizer_type, dict(optimizer_kwargs)
+        self.sparse_optimizer = optimizer
+        self._engine: ShardedEmbeddings | None = None
+        self._inner: list[nn.Module] = []  # in a list, so that nn.Module does not register it
+
+    def _run_by(self, inner: nn.Module, engine: ShardedEmbeddings) -> None:
+        self._inner, self._engine = [inner], engine
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        probe = fn(torch.empty(0, device=self.device))
+        if probe.device != self.device:
+            raise ConfigError(
+                f"the rows of a {type(self).__name__} on {self.device} cannot move to {probe.device}; "
+                f"make it there: device={probe.device.type!r}."
+            )
+        return super()._apply(fn, recurse)
+
+    def _look_up(self, features: Any) -> Any:
+        if not self._inner:
+            raise ConfigError(
+                f"this {type(self).__name__} lies on the meta device and has no rows. Make it on a real device, "
+                "or shard the model that holds it (DistributedModelParallel)."
+            )
+        return self._inner[0](features)
+
+    def rows_of(self, table: str) -> Tensor:
+        """(num_embeddings, embedding_dim): the live rows of one table; a meta tensor without rows."""
+        if self._engine is None:
+            weight = getattr(self, self._attribute)[table].weight
+            assert isinstance(weight, Tensor)
+            return weight
+        (state,) = (state for state in self._engine.shard_states() if state.shard.table == table)
+        return state.weight
+
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The tables' optimizer as a torch optimizer: learning rates and state, by parameter name."""
+        kernels = [] if self._engine is None else list(self._engine.lookups.values())
+        return FusedOptimizer(kernels, lambda table: f"{self._attribute}.{table}.weight")
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learning rate of the updates to come."""
+        if self._engine is not None:
+            self._engine.set_learning_rate(lr)
+
+    def optimizer_type(self) -> type:
+        """The class that was asked for."""
+        return self._type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Its arguments."""
+        return self._kwargs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return torch.device("meta") if self._engine is None else self._engine.device

@@ -1,0 +1,71 @@
+"""How a command ends when its storage refuses, its output is closed, or its words hold line breaks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayrec.command import Parser, run_command
+
+ROOT = Path(__file__).parents[2]
+MAIN = "from rayrec.command import run_command\nimport sys\n"
+TALKS = "def main(argv):\n    print('x' * 100)\n    return 0\n"
+FAILS = "from rayrec.errors import ConfigError\ndef main(argv):\n    print('x' * 100)\n    raise ConfigError('a mistake')\n"
+
+
+def run(body: str, redirect: str) -> tuple[int, list[str]]:
+    """Run a main function with its output redirected; return the code and the lines of stderr."""
+    script = f"{MAIN}{body}sys.exit(run_command(main, []))"
+    command = ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-c", script]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_full_disk_behind_standard_output_is_a_failed_run() -> None:
+    code, lines = run(TALKS, ">/dev/full")
+    assert code == 1 and len(lines) == 1
+    assert lines[0].startswith("failed: the storage refuses to write:")
+
+
+def test_a_mistake_is_one_line_also_where_output_finds_no_room() -> None:
+    assert run(FAILS, ">/dev/full") == (2, ["error: a mistake"])
+
+
+def test_a_closed_output_is_no_failure() -> None:
+    assert run(TALKS, ">&-") == (0, [])
+    assert run(FAILS, ">&-") == (2, ["error: a mistake"])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_storage_that_refuses_fails_the_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: object) -> int:
+        raise OSError(number, "no room", "part-00000.parquet")
+
+    assert run_command(main, []) == 1
+    error = capsys.readouterr().err
+    assert "no room: 'part-00000.parquet'" in error and error.count("\n") == 1
+    assert run_command(main, ["--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_another_os_error_is_a_defect_and_keeps_its_traceback() -> None:
+    def main(argv: object) -> int:
+        raise FileNotFoundError(errno.ENOENT, "gone", "x")
+
+    with pytest.raises(FileNotFoundError):
+        run_command(main, [])
+
+
+def test_a_line_break_in_an_argument_makes_no_second_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Parser(prog="x").parse_args(["two\nlines"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and "two lines" in error
