@@ -8,7 +8,8 @@ by bytes alone.
 
 More memory makes no plan slower: besides the packing that ignores memory, those under a fixed ladder of limits count as found wherever
 they fit, and the fastest is taken. Where storages are open, `storages` fixes them step by step until such a packing fits; a later step may
-have found a plan that is faster by up to a percent. Deterministic. Standard library only.
+have found a plan that is faster by up to a percent. The last resort is not on the ladder: in a little more memory than it needs, a plan
+may be some percent slower. Deterministic. Standard library only.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from jobs.recipe import ModelRecipe, open_data
+from jobs.options import open_data
+from jobs.recipe import ModelRecipe
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.distributed import DistributedModelParallel
 from rayrec.driver.planning import find_tables

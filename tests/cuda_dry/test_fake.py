@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rayrec.distributed.lookup import FusedLookup
 from rayrec.distributed.unpack import GroupIds
 from rayrec.optim import SPARSE_OPTIMIZERS
-from tests.cuda_dry.test_lookup import GPU, STORAGES
-from tests.unit.optim_reference import random_work
+from tests.cuda_dry.models import GPU, STORAGES
+from tests.optim_reference import random_work
 
 
 class _Count:

@@ -15,14 +15,9 @@ from rayrec.distributed.unpack import GroupIds
 from rayrec.layout import DataType, Storage
 from rayrec.optim import SPARSE_OPTIMIZERS, SparseOptimizer
 from tests.cuda_dry import runtime
-from tests.unit.optim_reference import random_work
+from tests.cuda_dry.models import CPU, GPU, STORAGES
+from tests.optim_reference import random_work
 
-STORAGES = {
-    "device": Storage(),
-    "host": Storage("host"),
-    "cached": Storage("cached", load_factor=0.5),
-}
-GPU, CPU = torch.device("cuda"), torch.device("cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order
 
 

@@ -139,7 +139,7 @@ def replicas(rank: int, world: int, sync_every: int) -> list[torch.Tensor]:
     """Tables of two sharding groups of one rank each, which are replicas of each other."""
     from rayrec.distributed import DistributedModelParallel
     from rayrec.optim import RowWiseAdagrad
-    from tests.cuda_dry.test_model import GPU, Everything, batch, plan_of
+    from tests.cuda_dry.models import GPU, Everything, batch, plan_of
 
     model = DistributedModelParallel(
         Everything("meta"),

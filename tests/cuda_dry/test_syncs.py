@@ -17,8 +17,8 @@ from rayrec.layout import TablePlacement, row_wise, table_wise
 from rayrec.optim import RowWiseAdagrad
 from rayrec.train import RankTrainer
 from tests.cuda_dry import runtime
+from tests.cuda_dry.models import GPU, batch, build
 from tests.cuda_dry.runs import spec_of, write_clicks
-from tests.cuda_dry.test_model import GPU, batch, build
 from tests.cuda_dry.worlds import run_ranks
 from tests.worlds import World, build_collections, output_of, random_world
 

@@ -15,7 +15,7 @@ from rayrec.distributed.engine_options import EngineOptions
 from rayrec.layout import TablePlacement
 from rayrec.optim import Adagrad, RowWiseAdagrad
 from tests.cuda_dry.worlds import run_ranks
-from tests.sim.test_runtime import STEPS, TOLERANCE, batches_of, run_sharded, targets_of
+from tests.simulation import STEPS, TOLERANCE, batches_of, run_sharded, targets_of
 from tests.worlds import Reference, World, build_collections, output_of, random_layout, random_world
 
 Outputs = list[list[torch.Tensor]]

@@ -13,9 +13,9 @@ from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine_options import EngineOptions
 from rayrec.errors import PlanError
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
-from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
+from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from tests.simulation import TOLERANCE, batches_of, targets_of
-from tests.worlds import World, build_collections, output_of, random_layout, random_world
+from tests.worlds import EPS, OPTIMIZERS, World, build_collections, output_of, random_layout, random_world
 
 STEPS = 4
 
@@ -72,7 +72,7 @@ def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.seeds(range(60))
 def test_resharding_between_steps_changes_nothing(seed: int) -> None:
-    optimizer = [SGD(lr=0.1), Adagrad(lr=0.1, eps=1e-6), RowWiseAdagrad(lr=0.1, eps=1e-6), Adam(lr=0.01)][seed % 4]
+    optimizer = (*OPTIMIZERS, Adam(lr=0.01, eps=EPS))[seed % 4]
     world = random_world(7000 + seed, optimizer=optimizer, sequences=seed % 2 == 0)
     first, second = world.plan, other_plan(world, seed)
     never = train(world, [first] * STEPS)

@@ -60,8 +60,10 @@ def test_more_memory_makes_no_plan_slower(seed: int) -> None:
     peak = max(rank.memory_bytes for rank in unlimited.estimates.ranks)
     shape = [limit / 10**12 for limit in request.topology.memory_bytes]
     open_storage = any(len({o.storages for o in item.options}) > 1 for item in request.items())
-    last, slack = float("inf"), 0.01 if open_storage else 1e-9
+    last = float("inf")
     for percent in (40, 60, 80, 90, 100, 120, 200, 400, 10_000):
+        # in up to what the fastest plan needs, the last resort may have found a plan that no search finds
+        slack = 0.1 if percent <= 120 else 0.01 if open_storage else 1e-9
         memory = tuple(int(peak * percent / 100 * part) for part in shape)
         try:
             found = seconds(plan_request(replace(request, topology=replace(request.topology, memory_bytes=memory))))

@@ -109,7 +109,7 @@ def test_auto_keeps_rows_on_the_device_while_they_fit_and_gets_slower_bit_by_bit
             plan = plan_request(replace(request, topology=tight))
         except NoPlan:
             continue  # no room for the buffers
-        assert last <= step_s(plan) * 1.01 and step_s(plan) <= slowest * 1.01
+        assert last <= step_s(plan) * 1.1 and step_s(plan) <= slowest * 1.1
         assert plan.estimates is not None and max(rank.memory_bytes for rank in plan.estimates.ranks) <= tight.memory_bytes[0]
         last = step_s(plan)
         off = [name for name, placement in plan.tables.items() if placement.storage.kind != "device"]

@@ -18,7 +18,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums in another order
 @pytest.mark.parametrize("longest", [1, 0, 6])
 @pytest.mark.parametrize("widened", [8, 1 << 17])
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(range(6))
 def test_lookups_and_gradients_of_weights_equal_those_of_float32(seed: int, threads: int, widened: int, longest: int, monkeypatch) -> None:
     monkeypatch.setattr(slot_rows, "_WIDENED", widened)
     monkeypatch.setattr("rayrec.distributed.parts.LEAST_VALUES", 1)
