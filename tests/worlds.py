@@ -39,7 +39,13 @@ from rayrec.sparse import KeyedJaggedTensor
 
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=1e-6), RowWiseAdagrad(lr=0.1, eps=1e-6))
 
-INIT_FNS = (None, None, xavier_normal_, lambda t: t.copy_(torch.rand_like(t) - torch.rand_like(t)))
+
+def triangular_(weight: Tensor) -> None:
+    """An `init_fn` of two draws."""
+    weight.copy_(torch.rand_like(weight) - torch.rand_like(weight))
+
+
+INIT_FNS = (None, None, xavier_normal_, triangular_)
 
 WIDE = 16  # columns from which on bags without ids stay at home
 
