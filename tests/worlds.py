@@ -43,11 +43,12 @@ EPS = 1e-2
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=EPS), RowWiseAdagrad(lr=0.1, eps=EPS))
 
 
-def _two_uniforms(table: Tensor) -> Tensor:
-    return table.copy_(torch.rand_like(table) - torch.rand_like(table))
+def triangular_(weight: Tensor) -> None:
+    """An `init_fn` of two draws."""
+    weight.copy_(torch.rand_like(weight) - torch.rand_like(weight))
 
 
-INIT_FNS = (None, None, xavier_normal_, _two_uniforms)
+INIT_FNS = (None, None, xavier_normal_, triangular_)
 
 WIDE = 16  # columns from which on bags without ids stay at home
 

@@ -1,4 +1,4 @@
-"""Dense parameters without a gradient, under DistributedDataParallel: what makes them right on several ranks.
+"""Dense parameters without a gradient, right on several ranks under DistributedDataParallel.
 
 DDP averages a bucket of gradients once every parameter in it has one, so a parameter that a step
 does not use holds up its bucket. Two things mend that at no message and no walk over the graph:
@@ -32,11 +32,12 @@ from torch.utils import _pytree as pytree
 
 Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
-CLONED_ELEMENTS = 1 << 16  # a larger output is a view, which torch does not let anybody change in place
+# A larger output is a view, which torch does not let anybody change in place.
+CLONED_ELEMENTS = 1 << 16
 
 
 class _AllParameters(torch.autograd.Function):
-    """A tensor of nothing that all parameters are below; its backward gives none of them a gradient."""
+    """An empty tensor that all parameters are below; its backward gives none of them a gradient."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class _NotWithout:
 
 
 def _spare_hooks(parameters: Sequence[Tensor]) -> None:
-    """Spare the hooks of `Tensor.register_hook` the missing gradients, which torch hands to them as None."""
+    """Spare the hooks of `Tensor.register_hook` missing gradients, which torch hands to them as None."""
     for p in parameters:
         hooks = p._backward_hooks or {}  # torch reads this dict in the backward pass
         for key, hook in hooks.items():
@@ -111,8 +112,11 @@ def _spare_hooks(parameters: Sequence[Tensor]) -> None:
 
 
 def with_unused(hook: Hook) -> Hook:
-    """A communication hook that averages as `hook` does, which sums or averages elements, and leaves
-    a parameter that no rank had a gradient of without one."""
+    """A communication hook that leaves parameters without a gradient on all ranks without one.
+
+    Args:
+        hook: averages the bucket, element by element.
+    """
 
     def run(state: Any, bucket: GradBucket) -> Future[Tensor]:
         unused = mark_unused(bucket)
@@ -125,7 +129,7 @@ def with_unused(hook: Hook) -> Hook:
 
 
 def mark_unused(bucket: GradBucket) -> list[Tensor]:
-    """Mark in the bucket what this rank has a gradient of; returns the parameters that it has none of."""
+    """Mark in the bucket what this rank has a gradient of; returns the parameters that have none."""
     buffer, parameters = bucket.buffer(), bucket.parameters()
     if buffer.layout is not torch.strided or not buffer.is_floating_point():
         return []  # DDP lets no sparse gradient be missing
@@ -139,9 +143,13 @@ def mark_unused(bucket: GradBucket) -> list[Tensor]:
 
 @lru_cache(maxsize=256)
 def _firsts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The first element of each parameter that has one, in a bucket of parameters of these sizes."""
+    """The first element of each parameter that has any, in a bucket of these sizes."""
     starts = [0, *accumulate(sizes)]
-    return torch.tensor([start for start, size in zip(starts, sizes, strict=False) if size], dtype=torch.int64, device=device)
+    return torch.tensor(
+        [start for start, size in zip(starts, sizes, strict=False) if size],
+        dtype=torch.int64,
+        device=device,
+    )
 
 
 def _forget(parameters: Sequence[Tensor]) -> None:

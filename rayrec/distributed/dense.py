@@ -1,4 +1,4 @@
-"""The dense part of a model on several ranks: DistributedDataParallel, and what it needs to be right here.
+"""The dense part of a model on several ranks: DistributedDataParallel and what it needs here.
 
 Gradients are averaged through shared memory where all ranks are CPU ranks of one host
 (`rayrec.comm.dense`), else over the process group. Parameters that a step does not use, on all
@@ -26,7 +26,16 @@ from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.comm.unused import Hook, reach_all, with_unused
 from rayrec.errors import ConfigError
 
-_OWN = {"self", "module", "device_ids", "output_device", "dim", "process_group", "device_mesh", "check_reduction"}
+_OWN = {
+    "self",
+    "module",
+    "device_ids",
+    "output_device",
+    "dim",
+    "process_group",
+    "device_mesh",
+    "check_reduction",
+}
 _DDP = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters.keys() - _OWN)
 _EXTRA = ("comm_hook", "params_to_ignore")
 
@@ -36,7 +45,7 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
 
     Args:
         options: keyword arguments of DistributedDataParallel; or "comm_hook", a pair (state, hook)
-            as for register_comm_hook, or "params_to_ignore", names of parameters that are not averaged.
+            as for register_comm_hook, or "params_to_ignore", names of what is not averaged.
         module: whose dense part they are for.
     Raises:
         ConfigError: names the option or the parameter.
@@ -55,7 +64,7 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
 
 
 class DenseReplicas:
-    """A module whose dense parameters are the same on all ranks, since their gradients are averaged.
+    """A module whose dense parameters stay the same on all ranks: their gradients are averaged.
 
     Args:
         module: sharded, on its device.
@@ -92,7 +101,7 @@ class DenseReplicas:
             self._ddp = DistributedDataParallel(module, device_ids=devices, process_group=process_group, **keywords)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"ddp_options {dict(options)}: {error}") from error
-        # DDP does the same at a higher price, or has been told that nothing changes from step to step
+        # else DDP does the same at a higher price, or was told that nothing ever changes
         self._reaches_all = not (given.get("find_unused_parameters") or given.get("static_graph"))
         state, hook = options.get("comm_hook") or self._hook(device, process_group, transport, watch, bool(given.get("static_graph")))
         self._ddp.register_comm_hook(state, with_unused(hook) if self._reaches_all else hook)

@@ -1,4 +1,4 @@
-"""`FusedCollection`: what the two fused collections have in common, and what sharding needs to know of them."""
+"""`FusedCollection`: what the two fused collections share, and what sharding must know of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ class FusedCollection(nn.Module):
     ) -> None:
         super().__init__()
         self.add_module(attribute, tables)
-        self._attribute, self._type, self._kwargs = attribute, optimizer_type, dict(optimizer_kwargs)
+        self._attribute, self._type, self._kwargs = (
+            attribute,
+            optimizer_type,
+            dict(optimizer_kwargs),
+        )
         self.sparse_optimizer = optimizer
         self._engine: ShardedEmbeddings | None = None
         self._inner: list[nn.Module] = []  # in a list, so that nn.Module does not register it
@@ -53,13 +57,13 @@ class FusedCollection(nn.Module):
     def _look_up(self, features: Any) -> Any:
         if not self._inner:
             raise ConfigError(
-                f"this {type(self).__name__} lies on the meta device and has no rows. Make it on a real device, "
-                "or shard the model that holds it (DistributedModelParallel)."
+                f"this {type(self).__name__} lies on the meta device and has no rows. Make it on "
+                "a real device, or shard the model that holds it (DistributedModelParallel)."
             )
         return self._inner[0](features)
 
     def rows_of(self, table: str) -> Tensor:
-        """(num_embeddings, embedding_dim): the live rows of one table; a meta tensor without rows."""
+        """(num_embeddings, embedding_dim): the live rows of one table, or a meta tensor."""
         if self._engine is None:
             weight = getattr(self, self._attribute)[table].weight
             assert isinstance(weight, Tensor)
@@ -68,7 +72,7 @@ class FusedCollection(nn.Module):
         return state.weight
 
     def fused_optimizer(self) -> FusedOptimizer:
-        """The tables' optimizer as a torch optimizer: learning rates and state, by parameter name."""
+        """The tables' optimizer as a torch optimizer: rates and state by parameter name."""
         kernels = [] if self._engine is None else list(self._engine.lookups.values())
         return FusedOptimizer(kernels, lambda table: f"{self._attribute}.{table}.weight")
 

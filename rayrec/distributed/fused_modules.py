@@ -1,7 +1,8 @@
-"""Embedding collections trained inside the backward pass in one process: no sharding, no process group, no gradient of table size.
+"""Embedding collections of one process that are trained inside the backward pass.
 
-`FusedEmbeddingBagCollection` and `FusedEmbeddingCollection` have TorchRec's names and arguments, and
-the state_dict of the collections that they stand for. They are the sharded runtime with a world of
+They need neither sharding nor a process group, and make no gradient of table size.
+`FusedEmbeddingBagCollection` and `FusedEmbeddingCollection` have TorchRec's names and arguments,
+and the state_dict of the collections that they stand for. They are the sharded runtime with a world of
 one rank, so kernels, optimizers and what they cost are the same (docs/optimizers.md). Their rows
 are not among `parameters()`.
 
@@ -21,7 +22,14 @@ from torch import nn
 from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed.fused_collection import FusedCollection
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, ShardingPlan, Storage, TablePlacement, table_wise
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    ShardingPlan,
+    Storage,
+    TablePlacement,
+    table_wise,
+)
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, get_embedding_names_by_table
 from rayrec.optim import as_sparse_optimizer
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -34,14 +42,14 @@ class FusedEmbeddingBagCollection(FusedCollection):
 
     Args:
         tables: what to look up; names are unique.
-        optimizer_type: a class of rayrec.optim.SPARSE_OPTIMIZERS, or one of torch's that has a counterpart there.
+        optimizer_type: a class of rayrec.optim.SPARSE_OPTIMIZERS, or of torch with a counterpart.
         optimizer_kwargs: its arguments.
         is_weighted: whether each id counts times its weight in the batch.
         device: where the rows lie, by default the CPU; "meta" makes a description to be sharded.
         location: in which memory of that device, see `Storage`.
         source: a collection of the same tables whose rows are taken over; initial values otherwise.
     Raises:
-        ConfigError: the tables contradict themselves, or the optimizer has no counterpart in the lookup kernels.
+        ConfigError: the tables contradict themselves, or no kernel applies the optimizer.
 
     Example:
         tables = FusedEmbeddingBagCollection([...], RowWiseAdagrad, {"lr": 0.02})
@@ -87,10 +95,11 @@ class FusedEmbeddingBagCollection(FusedCollection):
 
 
 class FusedEmbeddingCollection(FusedCollection):
-    """An `EmbeddingCollection` whose backward pass updates its tables. Arguments as of `FusedEmbeddingBagCollection`.
+    """An `EmbeddingCollection` whose backward pass updates its tables.
 
     Args:
         need_indices: whether the outputs carry the looked-up ids as their weights.
+        others: as of `FusedEmbeddingBagCollection`.
     """
 
     def __init__(
@@ -145,7 +154,7 @@ def _alone(plain: Any, optimizer: Any, device: torch.device, location: Storage |
     tables = plain.embedding_configs() if sequence else plain.embedding_bag_configs()
     placements = {table.name: TablePlacement(table_wise(table, 0), location or Storage()) for table in tables}
     plan = ShardingPlan(world_size=1, tables=placements)
-    by_name = dict.fromkeys(placements, optimizer)  # by name it counts more than a mark on a parameter
+    by_name = dict.fromkeys(placements, optimizer)  # counts more than a mark on a parameter
     return shard_embeddings(plain, plan, LocalExchange(), by_name, device, torch.initial_seed())
 
 
@@ -156,7 +165,7 @@ def fuse_embedding_optimizer(
     device: Device = None,
     location: Storage | None = None,
 ) -> nn.Module:
-    """Replace every embedding collection of a module by its fused counterpart, in place; rows are taken over.
+    """Replace every embedding collection of a module by a fused one with its rows, in place.
 
     Args:
         model: a module that holds collections, or a collection.

@@ -1,7 +1,7 @@
-"""Where the rows of slots lie in one flat buffer, and what only reads them on CPU: FBGEMM's operators, and torch for bfloat16.
+"""Where the rows of slots lie in one flat buffer, and what only reads them on CPU.
 
-FBGEMM's CPU operators know no bfloat16. There the rows of some bags, a cacheful, are widened to float32 and summed by torch, which reads
-and writes them once more.
+FBGEMM's CPU operators do so, but they know no bfloat16. There the rows of some bags, a cacheful, are
+widened to float32 and summed by torch, which reads and writes them once more.
 """
 
 # S slots, N ids, D columns of all slots
@@ -30,7 +30,10 @@ def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
     blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
 
     def fill(block: Block) -> None:
-        rows, out = rows_N[block.bags.start : block.bags.stop], found[block.bags.start : block.bags.stop]
+        rows, out = (
+            rows_N[block.bags.start : block.bags.stop],
+            found[block.bags.start : block.bags.stop],
+        )
         if table.dtype == found.dtype:
             torch.index_select(table, 0, rows, out=out)
         else:
@@ -41,7 +44,7 @@ def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
 
 
 def pool_widened(table: Tensor, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None, out: Tensor) -> None:
-    """Sums over bags of rows of any float type, in torch: widened to float32 a cacheful at a time, then summed.
+    """Sum rows of any float type over bags, in torch: a cacheful is widened to float32, then summed.
 
     Args:
         offsets: (bags + 1,) into `ids_N`.
@@ -59,7 +62,12 @@ def pool_widened(table: Tensor, ids_N: Tensor, offsets: Tensor, weights_N: Tenso
             out[a:b] = rows if weights is None else rows * weights.unsqueeze(1)
         elif rows.shape[0]:
             out[a:b] = functional.embedding_bag(
-                torch.arange(rows.shape[0]), rows, cut - cut[0], mode="sum", per_sample_weights=weights, include_last_offset=True
+                torch.arange(rows.shape[0]),
+                rows,
+                cut - cut[0],
+                mode="sum",
+                per_sample_weights=weights,
+                include_last_offset=True,
             )
         else:
             out[a:b] = 0.0
@@ -78,9 +86,20 @@ class SlotRows:
     """
 
     def __init__(
-        self, rows: Tensor, starts: Sequence[int], sizes: Sequence[int], widths: Sequence[int], workers: Workers, column: int = 0
+        self,
+        rows: Tensor,
+        starts: Sequence[int],
+        sizes: Sequence[int],
+        widths: Sequence[int],
+        workers: Workers,
+        column: int = 0,
     ) -> None:
-        self.rows, self.starts, self.widths, self.workers = rows, tuple(starts), tuple(widths), workers
+        self.rows, self.starts, self.widths, self.workers = (
+            rows,
+            tuple(starts),
+            tuple(widths),
+            workers,
+        )
         self.columns = [column + c for c in offsets_of(widths)]
         self.starts_S = torch.tensor(starts)
         self.columns_S = torch.tensor(self.columns, dtype=torch.int32)
@@ -100,7 +119,10 @@ class SlotRows:
         pooled = torch.empty(bags, self.columns[-1])
 
         def fill(block: Block) -> None:
-            first, last = block.slots.start * bags + block.bags.start, (block.slots.stop - 1) * bags + block.bags.stop
+            first, last = (
+                block.slots.start * bags + block.bags.start,
+                (block.slots.stop - 1) * bags + block.bags.stop,
+            )
             columns = slice(self.columns[block.slots.start], self.columns[block.slots.stop])
             pooled[block.bags.start : block.bags.stop, columns] = self._sums(block, ids, offsets[first : last + 1], weights)
 
@@ -115,7 +137,16 @@ class SlotRows:
         columns, width = self.columns_S[a : b + 1], self.columns[b] - self.columns[a]
         columns = columns - columns[0] if a else columns
         return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
-            self.rows, self.starts_S[a:b], columns, width, self.sizes_S[a : b + 1], ids, offsets, _SUM, weights, _FLOAT32
+            self.rows,
+            self.starts_S[a:b],
+            columns,
+            width,
+            self.sizes_S[a : b + 1],
+            ids,
+            offsets,
+            _SUM,
+            weights,
+            _FLOAT32,
         )
 
     def _table(self, slot: int) -> Tensor:
@@ -157,7 +188,13 @@ class SlotRows:
             cut = offsets[a * bags : b * bags + 1]
             mine = slice(int(cut[0]), int(cut[-1]))
             found[mine] = torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
-                grad, self.rows, self.starts_S[a:b], self.columns_S[a : b + 1], ids[mine], cut - cut[0], self._all_S[a:b]
+                grad,
+                self.rows,
+                self.starts_S[a:b],
+                self.columns_S[a : b + 1],
+                ids[mine],
+                cut - cut[0],
+                self._all_S[a:b],
             )
 
         self.workers.run([partial(fill, slots) for slots in dict.fromkeys(share.slots for share in shares)])

@@ -62,7 +62,13 @@ class LowRankCrossNet(nn.Module):
         ConfigError: low_rank is below 1.
     """
 
-    def __init__(self, in_features: int, num_layers: int, low_rank: int = 1, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_layers: int,
+        low_rank: int = 1,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
         if low_rank < 1:
             raise ConfigError(f"low_rank={low_rank} must be at least 1.")

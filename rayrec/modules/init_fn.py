@@ -1,4 +1,4 @@
-"""A table's own initial values: its `init_fn` recorded once and played back for any rectangle of it.
+"""A table's own initial values: its `init_fn`, recorded once and played back for any rectangle.
 
 `init_fn` fills a whole (num_embeddings, embedding_dim) tensor in place, as in TorchRec. No rank
 holds a whole table, and values must not depend on the plan. So `init_fn` runs once on a tensor of
@@ -93,21 +93,37 @@ class _Recorder(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in function.tags
         if not mine:
             if random:
-                raise self.refused(function, "it draws numbers for a tensor of its own; draw into the given one, or by rand_like")
+                raise self.refused(
+                    function,
+                    "it draws numbers for a tensor of its own; draw into the given one, or by rand_like",
+                )
             return function(*args, **kwargs)
         if function not in _RANDOM and (random or not (function in _WHOLE or torch.Tag.pointwise in function.tags)):
-            raise self.refused(function, "a part of a table cannot be computed by it alone; use what treats each element alike")
+            raise self.refused(
+                function,
+                "a part of a table cannot be computed by it alone; use what treats each element alike",
+            )
         if kwargs.get("generator") is not None:
-            raise self.refused(function, "it has a generator; leave it out, the numbers follow from the model's seed")
+            raise self.refused(
+                function,
+                "it has a generator; leave it out, the numbers follow from the model's seed",
+            )
         result = function(*args, **kwargs)
         if not isinstance(result, Tensor) or result.shape != self.shape:
             raise self.refused(function, f"its result has not the table's shape {tuple(self.shape)}")
-        same = function._schema.returns[0].alias_info is not None  # in place, or the same values by another name
+        same = function._schema.returns[0].alias_info is not None  # in place, or another name
         number = self.numbers[id(args[0])] if same else len(self.kept)
         self.kept.append(result)
         self.numbers[id(result)] = number
         options = {name: value for name, value in kwargs.items() if name != "device"}
-        self.steps.append(_Step(function, pytree.tree_map(self._slot, args), pytree.tree_map(self._slot, options), number))
+        self.steps.append(
+            _Step(
+                function,
+                pytree.tree_map(self._slot, args),
+                pytree.tree_map(self._slot, options),
+                number,
+            )
+        )
         return result
 
     def _slot(self, leaf: Any) -> Any:
@@ -146,8 +162,9 @@ class InitProgram:
             ) from error
         if not any(step.number == 0 for step in recorder.steps):
             raise ConfigError(
-                f"{recorder.where} wrote nothing to a tensor without values, as torch's trunc_normal_, orthogonal_ and sparse_ do. "
-                "Fill the given tensor in place; rayrec.modules.trunc_normal_ can."
+                f"{recorder.where} wrote nothing to a tensor without values, as torch's "
+                "trunc_normal_, orthogonal_ and sparse_ do. Fill the given tensor in place; "
+                "rayrec.modules.trunc_normal_ can."
             )
         return cls(tuple(recorder.steps), shape)
 
@@ -178,7 +195,7 @@ class InitProgram:
         return values[0].float()
 
     def _cut(self, constant: Tensor, rows: range, cols: range) -> Tensor:
-        """What of a tensor that is not the table's belongs to a rectangle; sizes of 1 are broadcast."""
+        """What of a foreign tensor belongs to a rectangle; sizes of 1 are broadcast."""
         constant = constant.detach().cpu()
         for dim, span, size in ((-1, cols, self.shape[1]), (-2, rows, self.shape[0])):
             if constant.dim() >= -dim and constant.shape[dim] == size:
@@ -206,9 +223,10 @@ def _argument(args: Any, kwargs: Mapping[str, Any], index: int, name: str, defau
 
 
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
-    """Fill a tensor in place from a normal distribution cut off below `a` and above `b`, by the inverse of its distribution function.
+    """Fill a tensor in place from a normal distribution that is cut off below `a` and above `b`.
 
-    For an `init_fn`; arguments are those of torch.nn.init.trunc_normal_.
+    For an `init_fn`; arguments are those of torch.nn.init.trunc_normal_. Values come by the inverse of
+    the distribution function.
 
     Raises:
         ConfigError: std is not above zero, or a not below b.

@@ -26,7 +26,12 @@ class KTRegroupAsDict(nn.Module):
         ShapeError: the numbers of groups and names differ.
     """
 
-    def __init__(self, groups: Sequence[Sequence[str]], keys: Sequence[str], emb_dtype: DataType | None = None) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Sequence[str]],
+        keys: Sequence[str],
+        emb_dtype: DataType | None = None,
+    ) -> None:
         super().__init__()
         if len(groups) != len(keys):
             raise ShapeError(f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it needs one key per group.")

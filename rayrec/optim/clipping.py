@@ -38,7 +38,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     """An optimizer that clips gradients before each step.
 
     Args:
-        optimizer: whose parameters' gradients are clipped; those without a gradient are passed over.
+        optimizer: whose parameters' gradients are clipped; those without one are passed over.
         clipping: how; by default not at all.
         max_gradient: the limit.
         norm_type: p of the p-norm; inf or "inf" for the largest element.
@@ -71,7 +71,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
                 "GradientClippingOptimizer(param_to_pgs=...) is read with enable_global_grad_clip=True alone; give both or neither."
             )
         super().__init__(optimizer)
-        self._clipping, self._max_gradient, self._norm_type = clipping, max_gradient, float(norm_type)
+        self._clipping, self._max_gradient, self._norm_type = (
+            clipping,
+            max_gradient,
+            float(norm_type),
+        )
         sharded = param_to_pgs or {}
         self._groups_of = {p: tuple(sharded[p]) for p in self._parameters() if sharded.get(p)}
         self._track_grad_norm = track_grad_norm
@@ -81,7 +85,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def last_total_grad_norm(self) -> Tensor | None:
         """Joint norm of the last step's gradients before clipping.
 
-        None before the first step, without any gradient, and where it was not computed (see `track_grad_norm`).
+        None before the first step, without any gradient, and where it was not computed: see
+        `track_grad_norm`.
         """
         return self._last_total_grad_norm
 
@@ -106,7 +111,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         for p in self._parameters():
             if p.grad is not None and p.grad.numel():
                 by_groups.setdefault(self._groups_of.get(p, ()), []).append(p.grad)
-            elif p in self._groups_of:  # the other ranks of its groups may have one, and wait for this rank
+            elif p in self._groups_of:  # other ranks may have one, and wait for this rank
                 by_groups.setdefault(self._groups_of[p], [p.detach().new_zeros(1)])
         norms = [self._norm_over(grads, groups) for groups, grads in by_groups.items()]
         if len(norms) < 2:

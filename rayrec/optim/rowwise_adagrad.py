@@ -18,7 +18,7 @@ from rayrec.errors import ConfigError
 
 
 class DenseRowWiseAdagrad(torch.optim.Optimizer):
-    """s += mean(g^2) of a row; w -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps), for (rows, columns) tensors.
+    """s += mean(g^2) of a row; w -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps).
 
     Args:
         params: parameters of two dimensions, or groups of them.
@@ -66,7 +66,10 @@ class DenseRowWiseAdagrad(torch.optim.Optimizer):
                 f"DenseRowWiseAdagrad has one state per row of a matrix; a parameter has shape {tuple(p.shape)}. "
                 "Give such parameters to torch.optim.Adagrad."
             )
-        self.state[p] = {"step": torch.tensor(0.0), "sum": p.detach().new_full((p.shape[0], 1), value)}
+        self.state[p] = {
+            "step": torch.tensor(0.0),
+            "sum": p.detach().new_full((p.shape[0], 1), value),
+        }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

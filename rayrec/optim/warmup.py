@@ -206,7 +206,10 @@ class WarmupOptimizer(OptimizerWrapper):
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and the step."""
         inner = super().state_dict()
-        return {**inner, "state": {**inner["state"], self._param_name: {"warmup": self._progress()}}}
+        return {
+            **inner,
+            "state": {**inner["state"], self._param_name: {"warmup": self._progress()}},
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the inner state and the step, and the learning rate that belongs to it.

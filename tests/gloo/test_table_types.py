@@ -11,7 +11,15 @@ from torch.nn.init import normal_
 
 from rayrec.checkpoint import restore_checkpoint, save_checkpoint
 from rayrec.distributed import DistributedModelParallel, unsharded_state_dict
-from rayrec.layout import DataType, EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise, data_parallel, row_wise
+from rayrec.layout import (
+    DataType,
+    EmbeddingBagConfig,
+    ShardingPlan,
+    TablePlacement,
+    column_wise,
+    data_parallel,
+    row_wise,
+)
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
@@ -27,7 +35,14 @@ TYPES = {
 
 def tables(kind: str) -> list[EmbeddingBagConfig]:
     return [
-        EmbeddingBagConfig(20 + i, width, name=f"t{i}", feature_names=[f"f{i}"], data_type=data_type, init_fn=partial(normal_, std=0.3))
+        EmbeddingBagConfig(
+            20 + i,
+            width,
+            name=f"t{i}",
+            feature_names=[f"f{i}"],
+            data_type=data_type,
+            init_fn=partial(normal_, std=0.3),
+        )
         for i, (width, data_type) in enumerate(TYPES[kind])
     ]
 
@@ -36,7 +51,11 @@ def sharded(kind: str, world_size: int, transport: str) -> DistributedModelParal
     """Rows cut, columns cut where that leaves two blocks on any number of ranks, and a copy on every rank."""
     configs = tables(kind)
     last = world_size - 1
-    layouts = [row_wise(configs[0], range(world_size)), column_wise(configs[1], [0, last]), data_parallel(configs[2], range(world_size))]
+    layouts = [
+        row_wise(configs[0], range(world_size)),
+        column_wise(configs[1], [0, last]),
+        data_parallel(configs[2], range(world_size)),
+    ]
     placements = {t.name: TablePlacement(layout) for t, layout in zip(configs, layouts, strict=True)}
     plan = ShardingPlan(world_size=world_size, tables=placements)
     module = torch.nn.Sequential(EmbeddingBagCollection(configs, device="meta"))
@@ -46,9 +65,16 @@ def sharded(kind: str, world_size: int, transport: str) -> DistributedModelParal
 
 def batch(step: int, rank: int, world_size: int) -> KeyedJaggedTensor:
     """A part of the global batch, three ids a bag."""
-    generator, mine = torch.Generator().manual_seed(step), slice(rank * BAGS // world_size, (rank + 1) * BAGS // world_size)
+    generator, mine = (
+        torch.Generator().manual_seed(step),
+        slice(rank * BAGS // world_size, (rank + 1) * BAGS // world_size),
+    )
     ids = [torch.randint(0, 20 + i, (BAGS, 3), generator=generator)[mine].reshape(-1) for i in range(3)]
-    return KeyedJaggedTensor([f"f{i}" for i in range(3)], torch.cat(ids), lengths=torch.full((3 * BAGS // world_size,), 3))
+    return KeyedJaggedTensor(
+        [f"f{i}" for i in range(3)],
+        torch.cat(ids),
+        lengths=torch.full((3 * BAGS // world_size,), 3),
+    )
 
 
 def train(rank: int, world_size: int, kind: str, transport: str, path: str):
@@ -62,7 +88,14 @@ def train(rank: int, world_size: int, kind: str, transport: str, path: str):
     return unsharded_state_dict(model)
 
 
-def again(model: DistributedModelParallel, kind: str, rank: int, world_size: int, transport: str, path: str) -> DistributedModelParallel:
+def again(
+    model: DistributedModelParallel,
+    kind: str,
+    rank: int,
+    world_size: int,
+    transport: str,
+    path: str,
+) -> DistributedModelParallel:
     """A new model with the rows and the state of a checkpoint of this one."""
 
     def gather(value):
@@ -92,5 +125,9 @@ def test_1_2_and_4_ranks_train_alike(ranks: RankPool, kind: str, transport: str,
         for (name, weight), (_, data_type) in zip(found.items(), TYPES[kind], strict=True):
             assert weight.dtype == wanted[name].dtype
             # a float32 sum in another order may round a half-precision row to its neighbour, and later steps follow
-            close = {DataType.FP32: (1e-4, 1e-5), DataType.FP16: (4e-3, 1e-3), DataType.BF16: (3e-2, 8e-3)}[data_type]
+            close = {
+                DataType.FP32: (1e-4, 1e-5),
+                DataType.FP16: (4e-3, 1e-3),
+                DataType.BF16: (3e-2, 8e-3),
+            }[data_type]
             torch.testing.assert_close(weight.float(), wanted[name].float(), rtol=close[0], atol=close[1])

@@ -33,7 +33,10 @@ ROUTES = [  # by step: the head of each quarter of the batch; head 4 is never us
     (0, 1, 2, 3),
     (0, 0, 0, 0),
 ]
-CLOSE = {"rtol": 2e-4, "atol": 1e-5}  # float32 sums in another order, divided by roots of second moments
+CLOSE = {
+    "rtol": 2e-4,
+    "atol": 1e-5,
+}  # float32 sums in another order, divided by roots of second moments
 
 
 class Batch:
@@ -41,7 +44,10 @@ class Batch:
 
     def __init__(self, step: int, rank: int, world_size: int) -> None:
         generator = torch.Generator().manual_seed(step)
-        ids, labels = torch.randint(0, IDS, (GLOBAL,), generator=generator), torch.rand(GLOBAL, generator=generator)
+        ids, labels = (
+            torch.randint(0, IDS, (GLOBAL,), generator=generator),
+            torch.rand(GLOBAL, generator=generator),
+        )
         mine = slice(rank * GLOBAL // world_size, (rank + 1) * GLOBAL // world_size)
         self.ids, self.labels = ids[mine], labels[mine]
         self.rows, self.global_rows = len(self.ids), GLOBAL
@@ -96,7 +102,15 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_1_2_and_4_ranks_train_alike(ranks: RankPool, options: str) -> None:
     ((without, wanted),) = ranks.run(1, train, {})
-    assert [sum(name.endswith("0.weight") for name in names) for names in without] == [4, 4, 2, 3, 4, 1, 4]
+    assert [sum(name.endswith("0.weight") for name in names) for names in without] == [
+        4,
+        4,
+        2,
+        3,
+        4,
+        1,
+        4,
+    ]
     close = {"rtol": 1e-2, "atol": 1e-3} if options == "a hook that casts" else CLOSE  # float16 on the wire
     for world_size in (2, 4):
         for found_without, found in ranks.run(world_size, train, OPTIONS[options]):

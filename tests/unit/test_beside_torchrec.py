@@ -37,14 +37,21 @@ def random_stages(seed: int) -> list[tuple[str, dict]]:
     """Names of policies and options of up to four stages."""
     rng, specs = random.Random(seed), []
     for last in sorted(rng.sample(range(1, 25), rng.randint(0, 4))):
-        options = {"max_iters": last, "value": rng.choice([0.1, 0.5, 1.0, 2.0]), "lr_scale": rng.choice([1.0, 0.5])}
+        options = {
+            "max_iters": last,
+            "value": rng.choice([0.1, 0.5, 1.0, 2.0]),
+            "lr_scale": rng.choice([1.0, 0.5]),
+        }
         name = rng.choice([policy.name for policy in WarmupPolicy if specs or policy is not WarmupPolicy.INVSQRT])
         if name == "STEP":
             options["decay_iters"] = rng.choice([-1, 2])
         elif name == "COSINE_ANNEALING_WARM_RESTARTS":
             options["sgdr_period"] = rng.randint(1, 4)
         elif name == "INTERPOLATE":
-            options |= {"start_interpolating_iters": specs[-1][1]["max_iters"] if specs else 0, "end_value": rng.random()}
+            options |= {
+                "start_interpolating_iters": specs[-1][1]["max_iters"] if specs else 0,
+                "end_value": rng.random(),
+            }
         specs.append((name, options))
     return specs
 
@@ -108,12 +115,23 @@ def test_the_projection_model_is_that_of_torchrec():
         return package.DLRM_Projection(collection, 3, [8], [5, 1], [10, 16], [24])
 
     mine, theirs = like(build(rayrec.models, rayrec.modules), build(torchrec.models.dlrm, torchrec))
-    ids, lengths, dense = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([1, 2, 0, 2]), torch.rand(2, 3)
+    ids, lengths, dense = (
+        torch.tensor([1, 2, 3, 4, 5]),
+        torch.tensor([1, 2, 0, 2]),
+        torch.rand(2, 3),
+    )
     wanted = theirs(dense, torchrec.KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths))
     torch.testing.assert_close(mine(dense, KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)), wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "lr_decay": 0.2, "initial_accumulator_value": 0.5}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_decay": 0.1, "lr_decay": 0.2, "initial_accumulator_value": 0.5},
+        {"maximize": True},
+    ],
+)
 def test_dense_rowwise_adagrad_is_that_of_torchrec(options):
     weights = [nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
     optimizers = [cls([w], lr=0.1, **options) for cls, w in zip((DenseRowWiseAdagrad, torchrec.optim.RowWiseAdagrad), weights, strict=True)]
@@ -153,7 +171,10 @@ def test_fused_collections_are_those_of_torchrec(name):
 
 def test_cross_entropy_is_torchrecs_in_bits():
     generator = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(50, generator=generator), torch.randint(0, 2, (50,), generator=generator).float()
+    logits, labels = (
+        torch.randn(50, generator=generator),
+        torch.randint(0, 2, (50,), generator=generator).float(),
+    )
     metrics = BinaryMetrics()
     metrics.update(logits, labels)
     scores = metrics.compute()
@@ -161,7 +182,8 @@ def test_cross_entropy_is_torchrecs_in_bits():
     total = states.pop("cross_entropy_sum")
     assert scores.cross_entropy_sum_bits == pytest.approx(float(total), rel=1e-6)
     assert scores.logloss_bits == pytest.approx(
-        float(torchrec.metrics.ne.compute_logloss(total, states["pos_labels"], states["neg_labels"], 1e-12)), rel=1e-6
+        float(torchrec.metrics.ne.compute_logloss(total, states["pos_labels"], states["neg_labels"], 1e-12)),
+        rel=1e-6,
     )
     ne = torchrec.metrics.ne.compute_ne(total, states["weighted_num_samples"], states["pos_labels"], states["neg_labels"], 1e-12)
     assert scores.ne == pytest.approx(float(ne), rel=1e-6)
@@ -178,9 +200,20 @@ def test_regrouping_as_a_module_is_that_of_torchrec():
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in names)
 
 
-PAGE = re.sub(r"```.*?```", "", (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text(), flags=re.DOTALL)
+PAGE = re.sub(
+    r"```.*?```",
+    "",
+    (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text(),
+    flags=re.DOTALL,
+)
 TOLD = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PAGE)))) | {"PositionWeightedModuleCollection"}
-PACKAGES = ("torchrec.modules", "torchrec.models", "torchrec.optim", "torchrec.sparse", "torchrec.metrics")
+PACKAGES = (
+    "torchrec.modules",
+    "torchrec.models",
+    "torchrec.optim",
+    "torchrec.sparse",
+    "torchrec.metrics",
+)
 
 
 def exported(package: str) -> set[str]:

@@ -17,7 +17,14 @@ from rayrec.distributed import (
     table_configs,
 )
 from rayrec.errors import CheckpointError, ConfigError, InputError
-from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, PoolingType, ShardingPlan, TablePlacement, column_wise
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    ShardingPlan,
+    TablePlacement,
+    column_wise,
+)
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD, Adagrad, Adam, DenseRowWiseAdagrad, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
@@ -27,9 +34,21 @@ ROWS = [12, 7, 30]
 OPTIMIZERS = {  # the sparse optimizer, and torch's on a dense gradient: rows without ids have a gradient of zero and stay
     "sgd": (SGD, {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
     "torch sgd": (torch.optim.SGD, {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
-    "adagrad": (Adagrad, {"lr": 0.1, "eps": 1e-6}, lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-6)),
-    "rowwise": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-6}, lambda p: DenseRowWiseAdagrad(p, lr=0.1, eps=1e-6)),
-    "dense rowwise": (DenseRowWiseAdagrad, {"lr": 0.1, "eps": 1e-6}, lambda p: DenseRowWiseAdagrad(p, lr=0.1, eps=1e-6)),
+    "adagrad": (
+        Adagrad,
+        {"lr": 0.1, "eps": 1e-6},
+        lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-6),
+    ),
+    "rowwise": (
+        RowWiseAdagrad,
+        {"lr": 0.1, "eps": 1e-6},
+        lambda p: DenseRowWiseAdagrad(p, lr=0.1, eps=1e-6),
+    ),
+    "dense rowwise": (
+        DenseRowWiseAdagrad,
+        {"lr": 0.1, "eps": 1e-6},
+        lambda p: DenseRowWiseAdagrad(p, lr=0.1, eps=1e-6),
+    ),
 }
 
 
@@ -48,7 +67,12 @@ def batch(seed: int, weighted: bool = False) -> KeyedJaggedTensor:
     lengths = torch.randint(0, 4, (15,), generator=generator)
     limits = torch.tensor([12, 7, 30]).repeat_interleave(lengths.view(3, 5).sum(1))
     ids = (torch.rand(len(limits), generator=generator) * limits).long()
-    return KeyedJaggedTensor(["a", "b", "c"], ids, torch.rand(len(ids), generator=generator) if weighted else None, lengths=lengths)
+    return KeyedJaggedTensor(
+        ["a", "b", "c"],
+        ids,
+        torch.rand(len(ids), generator=generator) if weighted else None,
+        lengths=lengths,
+    )
 
 
 def plain_of(kind: str) -> nn.Module:
@@ -145,7 +169,10 @@ def test_fusing_a_model_takes_its_rows_over() -> None:
 def test_a_fused_model_is_sharded_with_its_optimizer_and_rows() -> None:
     model = fuse_embedding_optimizer(Model(), Adagrad, {"lr": 0.3})
     rows = model.pooled.rows_of("t2").clone()
-    plan = ShardingPlan(world_size=1, tables={t.name: TablePlacement(column_wise(t, [0, 0])) for t in table_configs(model)})
+    plan = ShardingPlan(
+        world_size=1,
+        tables={t.name: TablePlacement(column_wise(t, [0, 0])) for t in table_configs(model)},
+    )
     sharded = DistributedModelParallel(model, plan=plan, sparse_optimizer=SGD(0.1))
     assert set(sharded.sparse_optimizers.values()) == {Adagrad(0.3)}
     assert torch.equal(sharded.state_dict()["pooled.embedding_bags.t2.weight"], rows)

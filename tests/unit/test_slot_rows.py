@@ -24,7 +24,10 @@ def test_lookups_and_gradients_of_weights_equal_those_of_float32(seed: int, thre
     monkeypatch.setattr("rayrec.distributed.parts.LEAST_VALUES", 1)
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     slots, bags = rng.randint(1, 4), rng.choice([0, 1, 9])
-    sizes, widths = [rng.randint(1, 20) for _ in range(slots)], [rng.randint(1, 9) for _ in range(slots)]
+    sizes, widths = (
+        [rng.randint(1, 20) for _ in range(slots)],
+        [rng.randint(1, 9) for _ in range(slots)],
+    )
     flat = torch.randn(3 + sum(n * w for n, w in zip(sizes, widths, strict=True)), generator=generator).bfloat16()
     starts = [3 + first for first in offsets_of(n * w for n, w in zip(sizes, widths, strict=True))[:-1]]
 
