@@ -20,10 +20,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch.cuda import _gpu_trace
+from torch.cuda import _gpu_trace, _sanitizer
 from torch.cuda._sanitizer import CUDASanitizerDispatchMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
+
+_handle = _sanitizer.ArgumentHandler._handle_argument
+
+
+def _handle_memory(self: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Leave out tensors without elements: torch knows them by their ids, which others get later."""
+    if not isinstance(value, torch.Tensor) or value.numel():
+        _handle(self, value, *args, **kwargs)
+
+
+_sanitizer.ArgumentHandler._handle_argument = _handle_memory
 
 
 class Watch(CUDASanitizerDispatchMode):
