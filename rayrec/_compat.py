@@ -12,8 +12,8 @@ from importlib import metadata
 
 from rayrec.errors import VersionError
 
-# torch minor version -> fbgemm-gpu minor version: the pair that is pinned, then one that is let through for machines whose torch
-# is given (docs/gpu.md)
+# torch minor version -> fbgemm-gpu minor version: the pair that is pinned, and then one that is let
+# through, for machines whose torch is given (docs/gpu.md)
 PAIRS = {"2.13": "1.8", "2.11": "1.6"}
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 _REMEDY = "Install a fitting pair: `pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0`, or the extra rayrec[cpu] (rayrec[cuda] on GPUs)."

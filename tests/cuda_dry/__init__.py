@@ -3,7 +3,7 @@ CUDA builds of torch and FBGEMM.
 
 Nothing pretends in Python to be on a GPU. torch's and FBGEMM's own CUDA code runs, with its
 allocator, streams, events, pinned memory and checks of arguments, over a stand-in for the CUDA
-runtime (`native/cudart.c`) whose device memory is host memory. Kernels cannot run, so operators
+runtime (`native/`) whose device memory is host memory. Kernels cannot run, so operators
 that launch one compute on the CPU in the same memory (`device`, `fbgemm_ops`). What has no such
 computation fails at its launch.
 
