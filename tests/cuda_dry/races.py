@@ -1,12 +1,10 @@
-"""Streams that do not wait for each other, and memory that is given back while another stream uses
-it.
+"""Streams that do not wait for each other, and memory given back while another stream uses it.
 
 The first is found by torch's own CUDA sanitizer, which follows events and waits as they are made
 and needs no kernel to run; here it watches every thread. It ties tensors together that begin at one
-address, so that a race between a tensor
-and a view that begins elsewhere in it goes unseen. The second is looked for when memory is freed:
-    every stream that used it but the one it was allocated on must have been told to the allocator
-    (`record_stream`).
+address, so that a race between a tensor and a view that begins elsewhere in it goes unseen. The
+second is looked for when memory is freed: every stream that used it but the one it was allocated on
+must have been told to the allocator (`record_stream`).
 """
 
 from __future__ import annotations
