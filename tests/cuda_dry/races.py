@@ -12,8 +12,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -33,6 +34,23 @@ def _handle_memory(self: Any, value: Any, *args: Any, **kwargs: Any) -> None:
 
 
 _sanitizer.ArgumentHandler._handle_argument = _handle_memory
+_turns = threading.RLock()
+
+
+def _one_at_a_time(handle: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's sanitizer counts what happens, and would lose count between threads."""
+
+    @wraps(handle)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _turns:
+            return handle(*args, **kwargs)
+
+    return wrapped
+
+
+for _name, _method in list(vars(_sanitizer.EventHandler).items()):
+    if _name.startswith("_handle_"):
+        setattr(_sanitizer.EventHandler, _name, _one_at_a_time(_method))
 
 
 class Watch(CUDASanitizerDispatchMode):
@@ -47,24 +65,23 @@ class Watch(CUDASanitizerDispatchMode):
         self.early: list[str] = []
         self._known: dict[int, set[int]] = {}  # start of memory -> streams the allocator knows
         self._users: dict[int, dict[int, str]] = defaultdict(dict)
-        self._lock = threading.Lock()
         _gpu_trace.register_callback_for_memory_allocation(self._on_allocation)
         _gpu_trace.register_callback_for_memory_deallocation(self._on_free)
 
     def _on_allocation(self, start: int) -> None:
-        with self._lock:
+        with _turns:
             self._known[start] = {torch.cuda.current_stream().stream_id}
             self._users.pop(start, None)
 
     def _on_free(self, start: int) -> None:
-        with self._lock:
+        with _turns:
             known, users = self._known.pop(start, None), self._users.pop(start, {})
         if known is not None:
             self.early += [what for stream, what in users.items() if stream not in known]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = super().__torch_dispatch__(func, types, args, kwargs)
-        with self._lock:
+        with _turns:
             if func is torch.ops.aten.record_stream.default:
                 self._known.get(_start(args[0]), set()).add(args[1].stream_id)
                 return found
