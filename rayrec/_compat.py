@@ -12,7 +12,9 @@ from importlib import metadata
 
 from rayrec.errors import VersionError
 
-PAIRS = {"2.13": "1.8", "2.11": "1.6"}  # torch minor version -> fbgemm-gpu minor version
+# torch minor version -> fbgemm-gpu minor version: the pair that is pinned, and then one that is let
+# through, for machines whose torch is given (docs/gpu.md)
+PAIRS = {"2.13": "1.8", "2.11": "1.6"}
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 _REMEDY = "Install a fitting pair: `pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0`, or the extra rayrec[cpu] (rayrec[cuda] on GPUs)."
 _OPS = ("asynchronous_complete_cumsum", "permute_2D_sparse_data", "jagged_to_padded_dense")

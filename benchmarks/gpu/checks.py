@@ -1,6 +1,4 @@
-"""What a part finds: checks by name, each passed, failed or skipped with a reason, written down as
-they end.
-"""
+"""What a part finds: checks by name, each passed, failed or skipped with a reason."""
 
 from __future__ import annotations
 

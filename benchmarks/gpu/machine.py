@@ -1,6 +1,4 @@
-"""The first part: what the machine has, whether torch and FBGEMM fit, and one lookup forward and
-backward.
-"""
+"""The first part: what the machine has, whether torch and FBGEMM fit, and one lookup."""
 
 from __future__ import annotations
 

@@ -68,8 +68,7 @@ def run_apart(name: str, settings: Settings, limit_s: float) -> dict[str, Any]:
 
 
 def watch(command: Sequence[str], into: Path, limit_s: float) -> dict[str, Any]:
-    """Run a command that writes a part's result into a file, and read what it wrote before it
-    ended.
+    """Run a command that writes a part's result into a file, and read what it wrote until its end.
 
     Args:
         limit_s: it is killed after that.

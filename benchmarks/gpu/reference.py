@@ -1,8 +1,8 @@
-"""The model without sharding, on the CPU: rayrec's unsharded collections, dense gradients, and
-optimizers in float64.
+"""The model without sharding, on the CPU.
 
-The formulas are those of `rayrec.optim.sparse`, written out once more for the rows that a batch
-touches, so that a GPU's kernels are compared with definitions and not with other kernels.
+It has rayrec's unsharded collections, dense gradients, and optimizers in float64. The formulas are
+those of `rayrec.optim.sparse`, written out once more for the rows that a batch touches, so that a
+GPU's kernels are compared with definitions and not with other kernels.
 """
 
 # U touched rows, D width
@@ -56,8 +56,7 @@ class Case(NamedTuple):
         return Model(self, device)
 
     def batch(self, rows: int, longest: int, seed: int, repeats: int = 4) -> KeyedJaggedTensor:
-        """A ragged batch on the CPU: empty bags, repeated ids, weights where a collection wants
-        them.
+        """A ragged batch on the CPU: empty bags, repeated ids, weights where they are wanted.
 
         Args:
             rows: bags of each key.

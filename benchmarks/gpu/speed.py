@@ -1,6 +1,4 @@
-"""Parts that measure: what a step costs the host, a step's time against the bytes it moves, rows a
-second of a DLRM.
-"""
+"""Parts that measure: a step's cost to the host, its time against its bytes, rows of a DLRM."""
 
 from __future__ import annotations
 

@@ -38,9 +38,7 @@ def step_ms(step: Step, settings: Settings, rounds: int, steps: int) -> dict[str
 def turns_ms(
     sides: dict[str, Step], settings: Settings, rounds: int, steps: int
 ) -> dict[str, dict[str, float]]:
-    """As `step_ms` for several sides that take turns, so that a drift of the machine hits all
-    alike.
-    """
+    """As `step_ms` for several sides in turns, so that a drift of the machine hits all alike."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for step in sides.values():
         for i in range(3):
@@ -57,8 +55,7 @@ def turns_ms(
 
 
 def host_us(step: Step, settings: Settings, steps: int) -> dict[str, float]:
-    """Microseconds until a step has been handed to the GPU, without waiting for it; by quartiles of
-    steps.
+    """Microseconds until a step has been handed to the GPU, by quartiles of steps.
 
     The batch must be so small that the GPU is never behind. On CPU it is the time of the step.
     """
@@ -74,8 +71,9 @@ def host_us(step: Step, settings: Settings, steps: int) -> dict[str, float]:
 
 
 def count_syncs(step: Step) -> int:
-    """How often torch says that a step on the GPU made the host wait; waits for events are not
-    among them.
+    """How often torch says that a step on the GPU made the host wait.
+
+    Waits for events are not among them.
     """
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -38,9 +38,7 @@ def overlaps(path: Path) -> Overlap:
 
 
 def overlaps_of(events: list[dict[str, Any]]) -> Overlap:
-    """From the events of a GPU: each has "cat", "ts", "dur" in microseconds, "name" and
-    args["stream"].
-    """
+    """From events of a GPU: "cat", "name", "ts" and "dur" in microseconds, args["stream"]."""
     by_stream: dict[Any, list[dict[str, Any]]] = {}
     for event in events:
         by_stream.setdefault(event["args"].get("stream"), []).append(event)

@@ -16,10 +16,10 @@ import sysconfig
 from pathlib import Path
 
 NATIVE = Path(__file__).parent / "native"
-LIBRARIES = {  # name -> source
-    "libcudart_standin.so": "cudart.c",
-    "libcuda.so.1": "driver.c",
-    "libnvidia-ml.so.1": "driver.c",
+LIBRARIES = {  # name -> sources
+    "libcudart_standin.so": ("device.c", "memory.c", "streams.c"),
+    "libcuda.so.1": ("driver.c",),
+    "libnvidia-ml.so.1": ("driver.c",),
 }
 
 
@@ -44,12 +44,14 @@ def build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     compiler = os.environ.get("CC", "cc")
     include = [f"-I{NATIVE}", f"-I{headers()}"]
-    for name, source in LIBRARIES.items():
-        made, sources = folder / name, [*NATIVE.rglob("*.[ch]")]
-        if made.exists() and made.stat().st_mtime > max(one.stat().st_mtime for one in sources):
+    newest = max(source.stat().st_mtime for source in NATIVE.rglob("*.[ch]"))
+    for name, sources in LIBRARIES.items():
+        made = folder / name
+        if made.exists() and made.stat().st_mtime > newest:
             continue
         command = [compiler, "-O1", "-shared", "-fPIC", f"-Wl,-soname,{name}", *include]
-        subprocess.run([*command, "-o", made, NATIVE / source, "-lpthread", "-ldl"], check=True)
+        files = [NATIVE / source for source in sources]
+        subprocess.run([*command, "-o", made, *files, "-lpthread", "-ldl"], check=True)
 
 
 def environment(folder: Path) -> dict[str, str]:

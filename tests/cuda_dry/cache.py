@@ -1,10 +1,9 @@
-"""FBGEMM's cache of rows in device memory, as its kernels keep it: sets of 32 lines, the line
-longest unused goes.
+"""FBGEMM's cache of rows in device memory, as its kernels keep it.
 
-Rows of the tables lie in managed memory, one after the other, and are numbered over all tables
-(linear ids). The cache holds the number of the row in every line, -1 in an empty one, and the step
-in which it was used last. Rows are hashed to sets in another
-way than by the kernels: only which rows collide differs.
+It has sets of 32 lines, and of a set the line goes that was longest unused. Rows of the tables lie
+in managed memory, one after the other, and are numbered over all tables (linear ids). The cache
+holds the number of the row in every line, -1 in an empty one, and the step in which it was used
+last. Rows are hashed to sets in another way than by the kernels: only which rows collide differs.
 """
 
 # S sets, 32 lines of each, N ids
@@ -68,8 +67,7 @@ def _write_back(call: Call, line: int, memory: Tensor) -> None:
 
 
 def populate(call: Call, output: Tensor | None) -> None:
-    """Bring the rows of linear ids in, each into the line of its set that is empty or longest
-    unused.
+    """Bring the rows of linear ids in, each into an empty line of its set or the longest unused.
 
     A line that is used in this step stays, so that a row may find no place.
     """

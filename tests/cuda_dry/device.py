@@ -1,9 +1,9 @@
-"""torch's operators on the stand-in device: the allocator, copies and views are torch's own,
-computations are the CPU's.
+"""torch's operators on the stand-in device.
 
-For every operator with a CUDA kernel `install` registers one that runs the operator's CPU kernel on
-the same memory. It stands where the CUDA kernel stood, below autograd and for every thread, so that
-the code above sees what it sees on a GPU. As there, tensors of two devices do not mix.
+The allocator, copies and views are torch's own, computations are the CPU's: for every operator with
+a CUDA kernel `install` registers one that runs the operator's CPU kernel on the same memory. It
+stands where the CUDA kernel stood, below autograd and for every thread, so that the code above sees
+what it sees on a GPU. As there, tensors of two devices do not mix.
 
 Costs about 0.2 ms an operator. Random numbers are those of the CPU.
 """

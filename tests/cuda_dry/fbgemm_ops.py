@@ -1,12 +1,10 @@
-"""FBGEMM's operators on the stand-in device: its own CUDA code up to the launches, and what its
-kernels compute on the CPU.
+"""FBGEMM's operators on the stand-in device: its own CUDA code up to the launches.
 
-Each operator runs twice. First FBGEMM's host code with launches that do nothing: it checks devices,
-types and shapes of its arguments and makes the output. Then the output, and rows and state in
-place, are computed here, from the operator's arguments
-alone: placements, offsets, hyperparameters, learning rate and iteration are read where the kernel
-    reads them. The formulas of the optimizers are `rayrec.distributed.row_update`, which other
-    tests hold against FBGEMM's definitions.
+Each operator runs twice. First comes FBGEMM's host code with launches that do nothing: it checks
+devices, types and shapes of its arguments and makes the output. Then the output, and rows and state
+in place, are computed here, from the operator's arguments alone: placements, offsets,
+hyperparameters, learning rate and iteration are read where the kernel reads them. The formulas of
+the optimizers are `rayrec.distributed.row_update`, which other tests compare with definitions.
 """
 
 # T features, B bags of each, N ids, D width

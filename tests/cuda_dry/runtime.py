@@ -1,5 +1,4 @@
-"""What tests ask of the stand-in for the CUDA runtime, `native/cudart.c`: where the host stopped
-for the device.
+"""What tests ask of the stand-in for the CUDA runtime (`native/`): where the host waited.
 
 A host sync is a call that returns only when the device is done with what it was given. torch's own
 code makes them (a blocking copy, `item`, `tolist`), and they are counted where the runtime is

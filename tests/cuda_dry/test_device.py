@@ -1,6 +1,4 @@
-"""The stand-in device itself: what would be an error on a GPU is one here, and what would stop the
-host is counted.
-"""
+"""The stand-in device itself: what is an error on a GPU is one here, and host syncs are counted."""
 
 from __future__ import annotations
 
