@@ -6,11 +6,14 @@ Standard library only, so that a plan can be made on a machine without torch; `r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from rayrec.errors import ConfigError
+
+MAX_ELEMENTS = 2**60  # bytes and optimizer state of more would overflow 64 bits
 
 
 class DataType(Enum):
@@ -45,7 +48,8 @@ class BaseEmbeddingConfig:
         feature_names: the features looked up in this table, in output order; a feature may serve several tables.
         weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1 / num_embeddings).
     Raises:
-        ConfigError: a size is not positive, the width is no multiple of 4, or a feature is named twice.
+        ConfigError: a size is not positive or beyond what 64 bits address, the width is no multiple of
+            4, a bound is not finite or above the other, or a feature is named twice.
     """
 
     num_embeddings: int
@@ -67,7 +71,13 @@ class BaseEmbeddingConfig:
         if len(set(self.feature_names)) != len(self.feature_names):
             twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
             raise ConfigError(f"table {self.name!r} names feature {twice[0]!r} twice in feature_names.")
+        if self.num_embeddings * self.embedding_dim > MAX_ELEMENTS:
+            raise ConfigError(
+                f"table {self.name!r} has {self.num_embeddings} x {self.embedding_dim} elements; a table holds at most {MAX_ELEMENTS}."
+            )
         low, high = self.init_bounds()
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ConfigError(f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; both must be finite.")
         if not low <= high:
             raise ConfigError(f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}.")
 
