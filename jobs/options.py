@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec import arguments
 from rayrec.checks import absolute_path, is_uri, lasting_path
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, InputError
 from rayrec.storage import probe_output
 from rayrec.train.config import (
     DENSE_OPTIMIZERS,
@@ -195,25 +196,34 @@ def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], 
     )
 
 
-def open_data(path: str, schema: str) -> FileDataset:
+def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset:
     """A dataset of Parquet files, or of Arrow IPC files when the path's files end in .arrow or .feather.
 
     Args:
         path: folder, file or URI.
         schema: the JSON text of the schema.
+        source: what messages call the schema.
     Raises:
         ConfigError: the schema contradicts itself, or the path is empty.
-        InputError: there is nothing to read.
+        InputError: there is nothing to read, or there are files of both kinds.
     """
     from rayrec.data import ArrowDataset, FeatureSchema, ParquetDataset
 
     path = absolute_path("the data's path", path)
-    folder = Path(path)
-    found = [path]
-    if not is_uri(path) and folder.is_dir():
-        found = [str(p) for p in folder.glob("**/*")]
-    kind = ArrowDataset if any(name.endswith((".arrow", ".feather", ".ipc")) for name in found) else ParquetDataset
-    return kind(path, FeatureSchema.from_json(schema, "the schema"))
+    names = [path]
+    if not is_uri(path) and os.path.isdir(path):
+        below = [p.relative_to(path) for p in sorted(Path(path).glob("**/*"))]
+        hidden = re.compile(r"(^|/)[._]")  # which a data set leaves out
+        names = [str(p) for p in below if not hidden.search(str(p))]
+    arrow = [name for name in names if name.endswith(ArrowDataset.SUFFIXES)]
+    parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]
+    if arrow and parquet:
+        raise InputError(
+            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data set is "
+            "of one kind. Move those of the other kind away."
+        )
+    kind = ArrowDataset if arrow else ParquetDataset
+    return kind(path, FeatureSchema.from_json(schema, source))
 
 
 def output_path(option: str, path: str | None) -> str | None:
@@ -229,16 +239,18 @@ def output_path(option: str, path: str | None) -> str | None:
     return whole
 
 
-def read_text(path: str) -> str:
-    """The text of a local file.
+def read_text(option: str, path: str) -> str:
+    """The text of the local file that an option names.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {option} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {option} {path} as text: {error}.") from None
 
 
 def _storage(path: str | None) -> tuple[str | None, str]:

@@ -35,7 +35,7 @@ from jobs.options import (
 from jobs.report import print_profile, process_start, seconds_by_part, timing_table, write_result
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
 from rayrec import arguments
-from rayrec.checks import absolute_path
+from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.storage import probe_output
@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse(argv)
     timing = [Milestone("process", process_start()), Milestone("imports")]
+    inputs = {"--train": args.train, "--eval": args.eval, "--schema": args.schema}
+    separate_files({"--result": args.result}, {**inputs, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     # checked before data are converted: a run that cannot be costs nothing
     run_of(args, epochs=20, extras={})
@@ -179,7 +181,7 @@ def _paths(args: argparse.Namespace, stack: ExitStack) -> RetrievalPaths:
         train, held_out, schema = str(made.train), str(made.eval), str(made.schema)
     else:
         train, held_out, schema = absolute_path("--train", args.train), absolute_path("--eval", args.eval), args.schema
-    return write_positives(train, held_out, read_text(schema), args.candidate[0], str(work / "positives"))
+    return write_positives(train, held_out, read_text("--schema", schema), args.candidate[0], str(work / "positives"))
 
 
 def _work_folder(args: argparse.Namespace, stack: ExitStack) -> str:
