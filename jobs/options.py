@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rayrec.data import FileDataset
     from rayrec.driver import RunConfig, ScalingConfig
 
+MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
 PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -38,14 +39,15 @@ def sizes(text: str) -> tuple[int, ...]:
     """Parse sizes such as "64,32".
 
     Raises:
-        argparse.ArgumentTypeError: one is no whole number above 0, or there is none.
+        argparse.ArgumentTypeError: one is no whole number above 0, or is beyond `MAX_SIZE`.
     """
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers above 0, such as 64,32")
+    if not found or min(found) < 1 or max(found) > MAX_SIZE:
+        wanted = f"whole numbers above 0 and at most {MAX_SIZE}, such as 64,32"
+        raise argparse.ArgumentTypeError(f"{text!r} must be {wanted}")
     return found
 
 
@@ -53,12 +55,30 @@ def names(text: str) -> tuple[str, ...]:
     """Parse names such as "user,age".
 
     Raises:
-        argparse.ArgumentTypeError: a name is empty.
+        argparse.ArgumentTypeError: a name is empty, or given twice.
     """
     found = tuple(name.strip() for name in text.split(","))
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} must be names with commas between them, such as user,age")
+    _check_once(found)
     return found
+
+
+def cutoffs(text: str) -> tuple[int, ...]:
+    """Parse lengths of lists such as "10,50".
+
+    Raises:
+        argparse.ArgumentTypeError: as `sizes`, or one is given twice.
+    """
+    found = sizes(text)
+    _check_once(found)
+    return found
+
+
+def _check_once(found: Sequence[object]) -> None:
+    twice = [one for one in found if found.count(one) > 1]
+    if twice:
+        raise argparse.ArgumentTypeError(f"{twice[0]!r} is given twice; give it once")
 
 
 def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False) -> None:
