@@ -253,6 +253,7 @@ def test_the_version_is_said(capsys):
         ["plan", "--bogus"],
         ["calibrate", "--ranks", "two"],
         ["plan", "--schema", "s", "--topology", "cpu", "--ranks", "0"],
+        ["plan", "--schema", "s", "--topology", "cpu", "--ranks", "1000000000"],
         ["plan", "--schema", "s", "--topology", "cpu", "--batch", "0"],
         ["plan", "--schema", "s", "--topology", "cpu", "--reserve", "1.0"],
         ["plan", "--schema", "s", "--topology", "cpu", "--input-hidden", "2"],
