@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rayrec import arguments
 from rayrec.command import Parser, run_command
-from rayrec.data.criteo import convert_criteo
+from rayrec.data.criteo import MAX_BUCKETS, convert_criteo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("sources", type=arguments.path, nargs="+", help="text files, read in this order")
     parser.add_argument("out", type=arguments.path, help="folder to write to")
     parser.add_argument(
-        "--num-buckets", type=arguments.whole(), default=100_000, help="ids per categorical column, by hash (default %(default)s)"
+        "--num-buckets",
+        type=arguments.whole(1, MAX_BUCKETS),
+        default=100_000,
+        help="ids per categorical column, by hash (default %(default)s)",
     )
     parser.add_argument("--dim", type=arguments.whole(), default=16, help="width of every table (default %(default)s)")
     parser.add_argument(

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from jobs.options import add_scaling_options, names, open_data, output_path, read_text, scaling_of
 from jobs.recipe import ModelRecipe
-from jobs.report import scores_beside_truth, scores_line, write_result
+from jobs.report import scores_beside_truth, scores_line, truth_beside, write_result
 from rayrec import arguments
-from rayrec.checks import absolute_path
+from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
 
@@ -47,13 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
+    outputs = {"--result": args.result, "--predictions": args.predictions}
+    separate_files(outputs, {"--eval": args.eval, "--schema": args.schema, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     args.predictions = output_path("--predictions", args.predictions)
     checkpoint = absolute_path("--checkpoint", args.checkpoint)
     manifest = read_manifest(checkpoint)
     recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
     if args.schema:
-        recipe = replace(recipe, schema=read_text(args.schema))
+        recipe = replace(recipe, schema=read_text("--schema", args.schema))
     scaling = scaling_of(args)
     run = RunConfig(
         global_batch_size=args.global_batch_size,
@@ -61,9 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_s=args.timeout,
         checkpoint=CheckpointConfig(at_end=False),
     )
-    driver = Driver(recipe, None, scaling, run, eval_data=open_data(args.eval, recipe.schema), plan=args.plan)
+    held_out = open_data(args.eval, recipe.schema, args.schema or f"the schema of {checkpoint}")
+    truth = truth_beside(args.eval)
+    driver = Driver(recipe, None, scaling, run, eval_data=held_out, plan=args.plan)
     found = driver.evaluate(checkpoint, predictions=args.predictions, keys=args.keys)
-    scores = scores_beside_truth(found, args.eval)
+    scores = scores_beside_truth(found, truth)
     print(f"{checkpoint} at step {manifest.step}: {scores_line(scores)}")
     if args.predictions is not None:
         print(f"predictions: {args.predictions}")

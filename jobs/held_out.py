@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data import FeatureSchema
+from rayrec.data.columns import missing
 from rayrec.errors import ConfigError, InputError
+from rayrec.storage import one_line
 
 IdArray = NDArray[np.int64]
 
@@ -49,11 +51,12 @@ class Truth(NamedTuple):
         """Read both parts.
 
         Raises:
-            InputError: a file cannot be read, or a row does not hold one id of the user and of the item.
+            InputError: a file cannot be read, or a row does not hold one id of the user and of the item, or
+                a label that is neither 0 nor 1.
         """
         users, items = IdColumn(schema, user), IdColumn(schema, item)
         train, held_out = (read_rows(path, list(schema.columns())) for path in (train_path, held_out_path))
-        labels = train[schema.label].to_numpy(), held_out[schema.label].to_numpy()
+        labels = click_labels(train, schema, train_path), click_labels(held_out, schema, held_out_path)
         everything = pa.concat_tables([train, held_out], promote_options="permissive")
         item_ids, item_rows = np.unique(items.of(everything), return_index=True)
         positive = labels[1] == 1
@@ -125,6 +128,29 @@ def read_rows(path: str, columns: Sequence[str]) -> pa.Table:
         InputError: it cannot be read, or lacks a column.
     """
     try:
-        return ds.dataset(path, format="parquet").to_table(columns=list(columns))
+        rows = ds.dataset(path, format="parquet")
+        for column in columns:
+            if rows.schema.names.count(column) != 1:
+                raise InputError(missing(column, rows.schema, path))
+        return rows.to_table(columns=list(columns))
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"cannot read {path} as Parquet: {one_line(error)}.") from error
+
+
+def click_labels(rows: pa.Table, schema: FeatureSchema, path: str) -> NDArray[np.float64]:
+    """The labels of some rows, each 0 or 1.
+
+    Raises:
+        InputError: names the first row with another one.
+    """
+    try:
+        labels: NDArray[np.float64] = rows[schema.label].cast(pa.float64()).to_numpy()  # null is nan
+    except pa.ArrowException as error:
+        raise InputError(f"label column {schema.label!r} of {path} holds no numbers: {one_line(error)}.") from error
+    bad = np.flatnonzero(~np.isin(labels, (0.0, 1.0)))
+    if bad.size:
+        value = rows[schema.label][int(bad[0])].as_py()
+        raise InputError(
+            f"label column {schema.label!r} holds {'null' if value is None else value} in row {bad[0]} of {path}; labels are 0 or 1."
+        )
+    return labels

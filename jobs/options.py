@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec import arguments
 from rayrec.checks import absolute_path, is_uri, lasting_path
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, InputError
 from rayrec.storage import probe_output
 from rayrec.train.config import (
     DENSE_OPTIMIZERS,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rayrec.data import FileDataset
     from rayrec.driver import RunConfig, ScalingConfig
 
+MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
 PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -37,14 +39,15 @@ def sizes(text: str) -> tuple[int, ...]:
     """Parse sizes such as "64,32".
 
     Raises:
-        argparse.ArgumentTypeError: one is no whole number above 0, or there is none.
+        argparse.ArgumentTypeError: one is no whole number above 0, or is beyond `MAX_SIZE`.
     """
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers above 0, such as 64,32")
+    if not found or min(found) < 1 or max(found) > MAX_SIZE:
+        wanted = f"whole numbers above 0 and at most {MAX_SIZE}, such as 64,32"
+        raise argparse.ArgumentTypeError(f"{text!r} must be {wanted}")
     return found
 
 
@@ -52,12 +55,30 @@ def names(text: str) -> tuple[str, ...]:
     """Parse names such as "user,age".
 
     Raises:
-        argparse.ArgumentTypeError: a name is empty.
+        argparse.ArgumentTypeError: a name is empty, or given twice.
     """
     found = tuple(name.strip() for name in text.split(","))
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} must be names with commas between them, such as user,age")
+    _check_once(found)
     return found
+
+
+def cutoffs(text: str) -> tuple[int, ...]:
+    """Parse lengths of lists such as "10,50".
+
+    Raises:
+        argparse.ArgumentTypeError: as `sizes`, or one is given twice.
+    """
+    found = sizes(text)
+    _check_once(found)
+    return found
+
+
+def _check_once(found: Sequence[object]) -> None:
+    twice = [one for one in found if found.count(one) > 1]
+    if twice:
+        raise argparse.ArgumentTypeError(f"{twice[0]!r} is given twice; give it once")
 
 
 def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False) -> None:
@@ -195,25 +216,34 @@ def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], 
     )
 
 
-def open_data(path: str, schema: str) -> FileDataset:
+def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset:
     """A dataset of Parquet files, or of Arrow IPC files when the path's files end in .arrow or .feather.
 
     Args:
         path: folder, file or URI.
         schema: the JSON text of the schema.
+        source: what messages call the schema.
     Raises:
         ConfigError: the schema contradicts itself, or the path is empty.
-        InputError: there is nothing to read.
+        InputError: there is nothing to read, or there are files of both kinds.
     """
     from rayrec.data import ArrowDataset, FeatureSchema, ParquetDataset
 
     path = absolute_path("the data's path", path)
-    folder = Path(path)
-    found = [path]
-    if not is_uri(path) and folder.is_dir():
-        found = [str(p) for p in folder.glob("**/*")]
-    kind = ArrowDataset if any(name.endswith((".arrow", ".feather", ".ipc")) for name in found) else ParquetDataset
-    return kind(path, FeatureSchema.from_json(schema, "the schema"))
+    names = [path]
+    if not is_uri(path) and os.path.isdir(path):
+        below = [p.relative_to(path) for p in sorted(Path(path).glob("**/*"))]
+        hidden = re.compile(r"(^|/)[._]")  # which a data set leaves out
+        names = [str(p) for p in below if not hidden.search(str(p))]
+    arrow = [name for name in names if name.endswith(ArrowDataset.SUFFIXES)]
+    parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]
+    if arrow and parquet:
+        raise InputError(
+            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data set is "
+            "of one kind. Move those of the other kind away."
+        )
+    kind = ArrowDataset if arrow else ParquetDataset
+    return kind(path, FeatureSchema.from_json(schema, source))
 
 
 def output_path(option: str, path: str | None) -> str | None:
@@ -229,16 +259,18 @@ def output_path(option: str, path: str | None) -> str | None:
     return whole
 
 
-def read_text(path: str) -> str:
-    """The text of a local file.
+def read_text(option: str, path: str) -> str:
+    """The text of the local file that an option names.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {option} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {option} {path} as text: {error}.") from None
 
 
 def _storage(path: str | None) -> tuple[str | None, str]:

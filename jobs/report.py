@@ -8,11 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayrec.storage import write_whole
 from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone
+
+if TYPE_CHECKING:
+    from rayrec.metrics import Truth
 
 
 def write_result(path: str | None, result: Mapping[str, Any]) -> None:
@@ -25,16 +28,27 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
         write_whole("the result (--result)", path, json.dumps(_finite(result), indent=1))
 
 
-def scores_beside_truth(metrics: Mapping[str, float], eval_path: str, truth_path: str | None = None) -> dict[str, float]:
-    """Metrics as they are, with bayes_auc and regret when truth.json lies beside the evaluation data."""
+def truth_beside(eval_path: str | None) -> Truth | None:
+    """The truth.json beside evaluation data, or None; to be read before training, which it may not cost.
+
+    Raises:
+        ConfigError: the file cannot be read as one.
+    """
     from rayrec.metrics import Truth
 
+    path = Path(eval_path or "").parent / "truth.json"
+    return Truth.load(path) if eval_path and os.path.isfile(path) else None
+
+
+def scores_beside_truth(metrics: Mapping[str, float], truth: Truth | None) -> dict[str, float]:
+    """Metrics as they are, with bayes_auc and regret when the truth is of as many rows."""
     scores = dict(metrics)
-    path = Path(truth_path) if truth_path else Path(eval_path).parent / "truth.json"
-    if path.is_file() and scores:
-        truth = Truth.load(path)
-        if truth.rows == scores.get("rows"):
-            scores |= {"bayes_auc": truth.bayes_auc, "bayes_ne": truth.bayes_ne, "regret": truth.bayes_auc - scores["auc"]}
+    if truth is not None and truth.rows == scores.get("rows"):
+        scores |= {
+            "bayes_auc": truth.bayes_auc,
+            "bayes_ne": truth.bayes_ne,
+            "regret": truth.bayes_auc - scores["auc"],
+        }
     return scores
 
 

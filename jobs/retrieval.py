@@ -70,9 +70,10 @@ class TwoTowerRecipe:
         from rayrec.models import TwoTower, TwoTowerTrain
         from rayrec.modules import EmbeddingBagCollection
 
-        tables = FeatureSchema.from_json(self.schema, "the schema").embedding_bag_configs()
-        sides = self._sides(tables)
-        query, candidate = (EmbeddingBagCollection(side, device="meta") for side in sides)
+        schema = FeatureSchema.from_json(self.schema, "the schema")
+        sides = self._sides(schema.embedding_bag_configs())
+        weighted = schema.is_weighted
+        query, candidate = (EmbeddingBagCollection(side, weighted, "meta") for side in sides)
         model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
         # without a mask corrected scores tend to log p(item | user), popularity included, which is what lists are ranked by
         log_q = None if self.log_q is None else torch.tensor(self.log_q)
@@ -105,18 +106,18 @@ def write_positives(train: str, held_out: str, schema: str, candidate: str, fold
     """Write the training rows with label 1 to `folder`, and count their candidates.
 
     Raises:
-        InputError: a file cannot be read, or no row has label 1.
+        InputError: a file cannot be read, a label is neither 0 nor 1, or none is 1.
     """
     import numpy as np
-    import pyarrow.compute as pc
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from jobs.held_out import IdColumn, read_rows
+    from jobs.held_out import IdColumn, click_labels, read_rows
     from rayrec.data import FeatureSchema
 
     parsed = FeatureSchema.from_json(schema, "the schema")
     rows = read_rows(train, list(parsed.columns()))
-    positives = rows.filter(pc.equal(rows[parsed.label], 1))
+    positives = rows.filter(pa.array(click_labels(rows, parsed, train) == 1))
     if not positives.num_rows:
         raise InputError(f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is nothing to learn to retrieve.")
     Path(folder).mkdir(parents=True, exist_ok=True)

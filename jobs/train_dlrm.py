@@ -37,9 +37,11 @@ from jobs.report import (
     scores_line,
     seconds_by_part,
     timing_table,
+    truth_beside,
     write_result,
 )
 from rayrec import arguments
+from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.train.progress import Milestone
@@ -47,6 +49,7 @@ from rayrec.train.progress import Milestone
 if TYPE_CHECKING:
     from rayrec.data.synthetic import SyntheticConfig
     from rayrec.driver import Result
+    from rayrec.metrics import Truth
 
 
 class DataPaths(NamedTuple):
@@ -87,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse(argv)
     timing = [Milestone("process", process_start()), Milestone("imports")]
+    inputs = {"--train": args.train, "--eval": args.eval, "--schema": args.schema}
+    separate_files({"--result": args.result}, {**inputs, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     with ExitStack() as stack:
         given = any(path is not None for path in (args.train, args.eval, args.schema))
@@ -97,29 +102,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) -> int:
     from rayrec.driver import Driver
 
-    schema = read_text(paths.schema)
+    schema = read_text("--schema", paths.schema)
     recipe = ModelRecipe(model=args.model, schema=schema, dense_layers=args.dense_layers, over_layers=args.over_layers)
     run = run_of(args, epochs=1, extras=recipe.to_extras())
     scaling = scaling_of(args)
-    train = open_data(paths.train, schema)
-    held_out = open_data(paths.eval, schema) if paths.eval else None
+    train = open_data(paths.train, schema, paths.schema)
+    held_out = open_data(paths.eval, schema, paths.schema) if paths.eval else None
+    truth = truth_beside(paths.eval)
     driver = Driver(recipe, train, scaling, run, eval_data=held_out, plan=args.plan)
     try:
         result = driver.fit()
     except RunInterrupted as stop:
         if stop.result is not None:
-            _report(args, paths, stop.result, timing)
+            _report(args, truth, stop.result, timing)
         raise
-    _report(args, paths, result, timing)
+    _report(args, truth, result, timing)
     return 0
 
 
-def _report(args: argparse.Namespace, paths: DataPaths, result: Result, timing: list[Milestone]) -> None:
+def _report(args: argparse.Namespace, truth: Truth | None, result: Result, timing: list[Milestone]) -> None:
     """Print what a run has to show, and write it to --result."""
     timing += result.milestones
     if args.timing:
         print(timing_table(timing))
-    scores = scores_beside_truth(result.metrics, paths.eval) if paths.eval else {}
+    scores = scores_beside_truth(result.metrics, truth)
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     how = "stopped at" if result.stopped else "done:"
     print(f"{how} step {result.steps}, {result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}")
@@ -159,7 +165,7 @@ def _given_data(args: argparse.Namespace) -> DataPaths:
 
 def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Milestone]) -> DataPaths:
     """Make planted-truth data in a temporary folder, while Ray starts."""
-    from rayrec.data.synthetic import SyntheticConfig
+    from rayrec.data.synthetic import SyntheticConfig, check_room
     from rayrec.driver.cluster import connected
     from rayrec.driver.signals import hold_signals
 
@@ -170,6 +176,7 @@ def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Mileston
     config = SyntheticConfig(**{name: rows for name, rows in chosen.items() if rows is not None}, seed=args.seed)
     print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
+    check_room(folder, config)
     signals = stack.enter_context(hold_signals())
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(_write_data, config, folder)

@@ -17,14 +17,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.options import (
     add_keeping_options,
     add_scaling_options,
     add_training_options,
+    cutoffs,
     names,
     output_path,
     read_text,
@@ -35,7 +36,7 @@ from jobs.options import (
 from jobs.report import print_profile, process_start, seconds_by_part, timing_table, write_result
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
 from rayrec import arguments
-from rayrec.checks import absolute_path
+from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.storage import probe_output
@@ -67,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument("--no-log-q", action="store_true", help="do not correct scores for the popularity of the batch's candidates")
     width = f"width of the tables, with --source (default {DIM})"
     model.add_argument("--dim", type=arguments.whole(), metavar="D", help=width)
-    model.add_argument("--ks", type=sizes, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
+    model.add_argument("--ks", type=cutoffs, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
     add_training_options(run, batch=1024, epochs=20, sparse_lr=0.05, dense_lr=1e-3)
@@ -83,32 +84,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse(argv)
     timing = [Milestone("process", process_start()), Milestone("imports")]
+    inputs = {"--train": args.train, "--eval": args.eval, "--schema": args.schema}
+    separate_files({"--result": args.result}, {**inputs, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     # checked before data are converted: a run that cannot be costs nothing
     run_of(args, epochs=20, extras={})
     scaling_of(args)
+    _check_batch(args)
     with ExitStack() as stack:
-        paths = _paths(args, stack)
-        return _train(args, paths, timing)
+        rows, work = _rows(args, stack)
+        recipe = TwoTowerRecipe(
+            schema=rows.schema,
+            query=args.query,
+            candidate=args.candidate,
+            layers=args.layers,
+            temperature=args.temperature,
+            log_q=None,
+        )
+        recipe.check()
+        paths = write_positives(rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives"))
+        if not args.no_log_q:
+            recipe = replace(recipe, log_q=paths.log_q)
+        return _train(args, recipe, paths, timing)
 
 
-def _train(args: argparse.Namespace, paths: RetrievalPaths, timing: list[Milestone]) -> int:
+def _train(args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]) -> int:
     from rayrec.data import FeatureSchema, ParquetDataset
     from rayrec.driver import Driver
 
-    recipe = TwoTowerRecipe(
-        schema=paths.schema,
-        query=args.query,
-        candidate=args.candidate,
-        layers=args.layers,
-        temperature=args.temperature,
-        log_q=None if args.no_log_q else paths.log_q,
-    )
-    recipe.check()
     extras: dict[str, Any] = {"two_tower": {**asdict(recipe), "log_q": not args.no_log_q}}
     data = ParquetDataset(paths.positives, FeatureSchema.from_json(paths.schema, "the schema"))
     scorer = RetrievalScorer(paths=paths, query=args.query, candidate=args.candidate, ks=args.ks)
-    scorer.truth()  # held-out rows are checked before training as the training rows are
+    candidates = len(scorer.truth().item_ids)  # held-out rows are checked before training, too
+    if max(args.ks) > candidates:
+        raise ConfigError(f"--ks {max(args.ks)} is longer than a list of all {candidates} candidates.")
     # a short batch has too few negatives
     run = run_of(args, epochs=20, extras=extras, drop_last=True)
     driver = Driver(recipe, data, scaling_of(args), run, plan=args.plan, scorer=scorer)
@@ -161,7 +170,30 @@ def _report(args: argparse.Namespace, result: Result, timing: list[Milestone]) -
     write_result(args.result, summary)
 
 
-def _paths(args: argparse.Namespace, stack: ExitStack) -> RetrievalPaths:
+class Rows(NamedTuple):
+    """All rows, before those with label 1 are chosen: two paths, and the JSON text of the schema."""
+
+    train: str
+    eval: str
+    schema: str
+
+
+def _check_batch(args: argparse.Namespace) -> None:
+    """Check that every rank's part of a batch has negatives.
+
+    Raises:
+        ConfigError: it has fewer than two rows.
+    """
+    ranks = max(1, scaling_of(args).num_workers)
+    if args.global_batch_size < 2 * ranks:
+        raise ConfigError(
+            f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's batch "
+            f"are the negatives, so it must be at least {2 * ranks}."
+        )
+
+
+def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
+    """Where the rows lie, converted if need be, and the folder for what is made of them."""
     if (args.source is None) == (args.train is None):
         raise ConfigError("say where the data is: --source DIR of the ml-100k files, or --train, --eval and --schema.")
     if args.train is not None and (args.eval is None or args.schema is None):
@@ -170,16 +202,18 @@ def _paths(args: argparse.Namespace, stack: ExitStack) -> RetrievalPaths:
         raise ConfigError("--eval and --schema go with --train; --source brings its own.")
     if args.source is None and args.dim is not None:
         raise ConfigError("--dim is of the tables that --source makes; with --train, --schema says it.")
-    work = Path(_work_folder(args, stack))
-    if args.source is not None:
-        from rayrec.data.movielens import convert_movielens
+    if args.train is not None:
+        from rayrec.data import FeatureSchema
 
-        dim = args.dim or DIM
-        made = convert_movielens(args.source, work / "data", dim=dim, seed=args.seed, overwrite=True)
-        train, held_out, schema = str(made.train), str(made.eval), str(made.schema)
-    else:
-        train, held_out, schema = absolute_path("--train", args.train), absolute_path("--eval", args.eval), args.schema
-    return write_positives(train, held_out, read_text(schema), args.candidate[0], str(work / "positives"))
+        schema = read_text("--schema", args.schema)
+        FeatureSchema.from_json(schema, args.schema)  # what is wrong in it is said with its name
+        train, held_out = absolute_path("--train", args.train), absolute_path("--eval", args.eval)
+        return Rows(train, held_out, schema), Path(_work_folder(args, stack))
+    from rayrec.data.movielens import convert_movielens
+
+    work = Path(_work_folder(args, stack))
+    made = convert_movielens(args.source, work / "data", dim=args.dim or DIM, seed=args.seed, overwrite=True)
+    return Rows(str(made.train), str(made.eval), made.schema.read_text()), work
 
 
 def _work_folder(args: argparse.Namespace, stack: ExitStack) -> str:

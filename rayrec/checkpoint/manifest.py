@@ -189,7 +189,7 @@ class Manifest:
                 files=tuple(_file_from_json(entry) for entry in body["files"]),
                 dense=DenseEntry(body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint.") from error
         manifest.check(where)
         return manifest

@@ -19,7 +19,7 @@ from rayrec.command import Parser
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.html import render_page
-from rayrec.layout.presets import CPU, PRESETS, RESERVE, preset_topology
+from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.optimizers import SPARSE_STATES
@@ -35,8 +35,11 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--topology", type=arguments.path, required=True, metavar="FILE|PRESET", help=f"a topology's JSON file, or one of {names}"
     )
-    parser.add_argument("--ranks", type=arguments.whole(), metavar="N", help="ranks of a preset, all hosts together (8 per host)")
-    parser.add_argument("--hosts", type=arguments.whole(), metavar="H", help="hosts of a preset (as few as the ranks need)")
+    count = arguments.whole(1, MAX_RANKS)
+    ranks = "ranks of a preset, all hosts together (8 per host)"
+    parser.add_argument("--ranks", type=count, metavar="N", help=ranks)
+    hosts = "hosts of a preset (as few as the ranks need)"
+    parser.add_argument("--hosts", type=count, metavar="H", help=hosts)
     kept = f"memory of a preset kept free ({RESERVE})"
     parser.add_argument("--reserve", type=arguments.fraction, metavar="FRACTION", help=kept)
     hidden = "share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)"

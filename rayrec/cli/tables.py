@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +40,22 @@ def load_tables(path: str | Path) -> SchemaTables:
         raise ConfigError(f"cannot read the schema {path}: {error}.") from None
     try:
         root = parse_object(text, str(path))
+        for name in ("label", "dense"):
+            root.skip(name)
         tables = tuple(_table(entry) for entry in root.children("tables"))
         features = root.children("features")
+        columns = _columns(features, path)
         weighted = any(entry.has("weights") for entry in features)
-        columns = {entry.text("name"): entry.text("column") for entry in features}
+        root.finish()
     except PlanError as error:
         raise ConfigError(str(error)) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+    if not columns:
+        raise ConfigError(f"{path} has no sparse features; name at least one in 'features'.")
     for table in tables:
+        if not table.feature_names:
+            raise ConfigError(f"{path}: table {table.name!r} has no features; name at least one feature that looks it up.")
         for feature in table.feature_names:
             if feature not in columns:
                 known = ", ".join(sorted(columns)) or "none"
@@ -57,17 +67,38 @@ def load_tables(path: str | Path) -> SchemaTables:
     return SchemaTables(tables, weighted, columns)
 
 
+def _columns(features: Sequence[Fields], path: str | Path) -> dict[str, str]:
+    """Return the column of each feature by its name.
+
+    Raises:
+        ConfigError: two features have one name. PlanError: a field is unknown or of another type.
+    """
+    columns: dict[str, str] = {}
+    for entry in features:
+        name = entry.text("name")
+        if name in columns:
+            raise ConfigError(f"{path}: feature {name!r} is named twice; names must be unique.")
+        columns[name] = entry.text("column")
+        entry.skip("hash_buckets")
+        if entry.has("weights"):
+            entry.text("weights")
+        entry.finish()
+    return columns
+
+
 def _table(entry: Fields) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(
+    table = EmbeddingBagConfig(
         num_embeddings=entry.integer("num_embeddings"),
         embedding_dim=entry.integer("embedding_dim"),
         name=entry.text("name"),
         data_type=DataType(_word(entry, "data_type", "fp32", [t.value for t in DataType])),
-        feature_names=[str(name) for name in entry.array("features")],
+        feature_names=entry.texts("features"),
         pooling=PoolingType(_word(entry, "pooling", "sum", [p.value for p in PoolingType])),
         weight_init_min=entry.number("weight_init_min") if entry.has("weight_init_min") else None,
         weight_init_max=entry.number("weight_init_max") if entry.has("weight_init_max") else None,
     )
+    entry.finish()
+    return table
 
 
 def _word(entry: Fields, name: str, default: str, known: list[str]) -> str:

@@ -1,16 +1,17 @@
 """The folder that a conversion writes: train/, eval/ and schema.json appear together when all is written.
 
 A conversion writes into a hidden folder beside its result and moves the parts into place at the end.
-A conversion that fails leaves what was there before. Files of an earlier conversion would be read
+A conversion that fails leaves what was there before, and no folder of its own. Files of an earlier conversion would be read
 together with the new ones, so they are an error, or are replaced where the user says so.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rayrec.errors import ConfigError
@@ -35,10 +36,12 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
             f"{target} already holds {' and '.join(there)}, which would be read together with the new data. "
             "Name a new folder, or say overwrite=True (--overwrite) to replace them."
         )
+    made = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
     try:
         target.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=target, prefix=".converting-"))
     except OSError as error:
+        _remove_empty(made)
         raise ConfigError(f"cannot write to {target}: {error.strerror}. Name a folder that can be written to.") from None
     try:
         yield partial
@@ -54,7 +57,15 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
                 new.rename(old)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        _remove_empty(made)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that were made for nothing, the innermost first."""
+    for folder in folders:
+        with suppress(OSError):  # one that is not empty stays
+            folder.rmdir()
 
 
 def _holds_data(path: Path) -> bool:
-    return path.is_file() or (path.is_dir() and any(path.iterdir()))
+    return os.path.isfile(path) or (os.path.isdir(path) and any(path.iterdir()))

@@ -19,7 +19,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.checks import seed_number
+from rayrec.checks import seed_number, whole_number
 from rayrec.data.converted import new_data_set
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
 from rayrec.data.schema import Converted, DenseColumn, Feature, FeatureSchema
@@ -28,6 +28,7 @@ from rayrec.layout.tables import EmbeddingBagConfig
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+MAX_BUCKETS = 2**31 - 1  # ids are written as int32
 _COLUMNS = ("label", *DENSE, *CATEGORIES)
 _GROUP = 65_536  # rows per row group
 _HEX = np.full(256, 255, np.uint8)
@@ -56,12 +57,14 @@ def convert_criteo(
         eval_fraction: expected share of rows that go to eval/, by seed and row number.
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
-        InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number or no hex; names file and value.
+        InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number or no hex; names file and value. Or
+            every row is held out.
         ConfigError: a number out of range, or `out` holds data already.
     """
     seed_number("seed", seed)
-    if num_buckets < 1 or not 0 <= eval_fraction < 1:
-        raise ConfigError(f"num_buckets={num_buckets}, eval_fraction={eval_fraction}; they must be >= 1 and in [0, 1).")
+    whole_number("num_buckets", num_buckets, 1, MAX_BUCKETS)
+    if not 0 <= eval_fraction < 1:
+        raise ConfigError(f"eval_fraction={eval_fraction}; it must be in [0, 1).")
     schema = criteo_schema(num_buckets, dim)
     with new_data_set(out, overwrite) as folder:
         rows_train, rows_eval = _split(sources, folder, num_buckets, eval_fraction, seed)
@@ -88,6 +91,8 @@ def _split(sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_f
         evaluation.close()
     if row == 0:
         raise InputError(f"no rows in {[str(s) for s in sources]}; give files in Criteo's layout.")
+    if train.rows == 0:
+        raise InputError(f"all {row} rows were held out by eval_fraction={eval_fraction}, so there is no row to train on. Lower it.")
     return train.rows, evaluation.rows
 
 
@@ -180,6 +185,9 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
     columns: dict[str, pa.Array] = {"label": pa.array(values.astype(np.int8))}
     for name in DENSE:
         counts = block[name].combine_chunks().fill_null(0.0).to_numpy(zero_copy_only=False)
+        if not np.isfinite(counts).all():
+            value = counts[~np.isfinite(counts)][0]
+            raise InputError(f"column {name} of {path} holds {value}, which is no count. Leave the field empty where it is unknown.")
         columns[name] = pa.array(np.log1p(np.maximum(counts, 0.0)).astype(np.float32))
     for name in CATEGORIES:
         text = block[name].combine_chunks()

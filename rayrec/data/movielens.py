@@ -9,6 +9,7 @@ the ratings is held out by seed, exactly, whatever else changes. Everything fits
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +54,8 @@ def convert_movielens(
         ConfigError: the fraction leaves nothing to train on or to evaluate, or `out` holds data already.
     """
     seed_number("seed", seed)
+    if not 0 < eval_fraction < 1:
+        raise ConfigError(f"eval_fraction={eval_fraction}; it must lie between 0 and 1.")
     root = Path(source)
     paths, (ratings, users, items) = _read_folder(root)
     user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
@@ -81,7 +84,7 @@ def convert_movielens(
     rows = table.num_rows
     held_out = round(rows * eval_fraction)
     if not 0 < held_out < rows:
-        raise ConfigError(f"eval_fraction={eval_fraction} of {rows} ratings holds out {held_out}; choose one between 0 and 1.")
+        raise ConfigError(f"eval_fraction={eval_fraction} of {rows} ratings in {paths[0]} holds out {held_out}; choose another.")
     order = permutation(mix_int(seed), rows)
     parts = {"eval": order[:held_out], "train": order[held_out:]}
     with new_data_set(out, overwrite) as folder:
@@ -99,10 +102,10 @@ def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Tabl
     Raises:
         InputError: the folder holds neither form, or a file cannot be read.
     """
-    if (root / "u.data").exists():
+    if os.path.exists(root / "u.data"):  # unlike Path.exists, no error for a name that is too long
         paths = root / "u.data", root / "u.user", root / "u.item"
         return paths[:2], (read_ratings(paths[0]), read_users(paths[1]), read_items(paths[2]))
-    if not (root / "ml-100k.inter").exists():
+    if not os.path.exists(root / "ml-100k.inter"):
         raise InputError(
             f"{root} holds neither u.data nor ml-100k.inter. Point at the folder of MovieLens-100k: u.data, u.user and u.item as "
             "GroupLens publishes them, or ml-100k.inter, ml-100k.user and ml-100k.item."
@@ -163,17 +166,24 @@ def _read(path: Path, columns: tuple[str, ...]) -> pa.Table:
 
 
 def _numbers(table: pa.Table, column: str, path: Path) -> np.ndarray:
-    """A text column as float64."""
-    try:
-        return table[column].cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:
-        numbers = pc.match_substring_regex(table[column], r"^-?\d+(\.\d*)?$").to_numpy()
-        row = int(np.flatnonzero(~numbers)[0])
-        raise InputError(f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row {row}, which is no number.") from None
+    """A text column as finite float64."""
+    plain = pc.match_substring_regex(table[column], r"^-?\d{1,15}(\.\d*)?$").to_numpy()
+    if not plain.all():
+        row = int(np.flatnonzero(~plain)[0])
+        raise InputError(f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row {row}, which is no number.")
+    return table[column].cast(pa.float64()).to_numpy()
 
 
 def _place(values: pa.ChunkedArray, keys: pa.ChunkedArray, path: Path, column: str) -> np.ndarray:
-    """Index of each value in `keys`."""
+    """Index of each value in `keys`, which are all different.
+
+    Raises:
+        InputError: two keys are the same, or a value is not among them.
+    """
+    counts = pc.value_counts(keys)
+    twice = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        raise InputError(f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, which {path} is joined with.")
     places = pc.index_in(values, value_set=keys.combine_chunks())
     if places.null_count:
         row = int(np.flatnonzero(places.is_null().to_numpy())[0])

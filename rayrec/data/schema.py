@@ -9,12 +9,15 @@ checked by `convert.check_columns`.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout.jsonfields import parse_object
 from rayrec.layout.tables import DataType, EmbeddingBagConfig, PoolingType
 
 
@@ -24,6 +27,12 @@ class DenseColumn:
 
     column: str
     fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.column:
+            raise ConfigError("a dense column has no name; give it 'column'.")
+        if not math.isfinite(self.fill):
+            raise ConfigError(f"dense column {self.column!r} has fill={self.fill}; it must be finite.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,10 +167,18 @@ class FeatureSchema:
             ConfigError: the text is not JSON, has an unknown or missing field, a value of the wrong type, or contradicts itself.
         """
         try:
-            raw = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{source} is not JSON: {error}. Write an object with label, dense, features, tables.") from error
+            raw = parse_object(text, source).data
+        except PlanError as error:
+            raise ConfigError(f"{error} Write an object with label, dense, features, tables.") from None
         top = _take(raw, source, required={"label": str, "features": list, "tables": list}, optional={"dense": list})
+        try:
+            return cls._from_fields(top, source)
+        except ConfigError as error:  # what contradicts itself does not know where it was written
+            text = str(error)
+            raise ConfigError(text if source in text else f"{source}: {text}") from None
+
+    @classmethod
+    def _from_fields(cls, top: Mapping[str, Any], source: str) -> FeatureSchema:
         dense = []
         for i, entry in enumerate(top.get("dense", [])):
             if isinstance(entry, str):
@@ -235,6 +252,9 @@ def _choice(enum: Any, text: str, where: str) -> Any:
         raise ConfigError(f"{where} is {text!r}; use one of {[e.value.lower() for e in enum]}.") from None
 
 
+_WORDS: dict[Any, str] = {str: "a string", int: "a whole number", (int, float): "a number", list: "a list"}
+
+
 def _take(entry: object, where: str, *, required: Mapping[str, Any], optional: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a JSON object, after checking that all required ones and no unknown ones are there, with the right types."""
     if not isinstance(entry, Mapping):
@@ -248,8 +268,11 @@ def _take(entry: object, where: str, *, required: Mapping[str, Any], optional: M
             raise ConfigError(f"{where} has the unknown field {name!r}; the fields are {sorted(known)}.")
         if value is None and name in optional:
             continue
-        if not isinstance(value, known[name]) or isinstance(value, bool):
-            raise ConfigError(f"field {name!r} of {where} is {value!r}, a {type(value).__name__}; it must be {known[name]!r}.")
+        fits = isinstance(value, known[name]) and not isinstance(value, bool)
+        if fits and known[name] == (int, float):
+            fits = abs(value) <= sys.float_info.max  # 1e999 reads as infinity
+        if not fits:
+            raise ConfigError(f"field {name!r} of {where} is {value!r}; it must be {_WORDS[known[name]]}.")
     return {k: v for k, v in entry.items() if v is not None}
 
 

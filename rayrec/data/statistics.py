@@ -1,8 +1,8 @@
 """Bad values found before training, by the statistics that Parquet files keep of every row group.
 
 A writer stores the least and the largest value and the number of nulls of each column of a row group.
-Where they say that an id lies outside of its table, or that a label is missing or is neither 0 nor 1,
-that row group is read and converted as training would, which raises the error that names the row.
+Where they say that an id lies outside of its table, that a label is missing or is neither 0 nor 1, or
+that a dense value is beyond float32, that row group is read and converted as training would, which raises the error that names the row.
 Nothing else is read, so this costs the files' metadata. Values that statistics do not tell of, such as
 NaN, are found by the rank that reads them.
 """
@@ -17,6 +17,7 @@ from rayrec.data.files import FileDataset
 from rayrec.data.readers import ParquetReader
 from rayrec.data.schema import FeatureSchema
 
+FLOAT32_MAX = 3.4028234663852886e38
 MAX_COLUMNS = 200_000  # column chunks looked at; about a second
 
 
@@ -59,6 +60,10 @@ def _is_bad(column: Any, schema: FeatureSchema) -> bool:
     if name == schema.label:
         missing = statistics.has_null_count and statistics.null_count > 0
         return missing or (statistics.has_min_max and not (0 <= statistics.min <= statistics.max <= 1))
+    if any(name == dense.column for dense in schema.dense):
+        if not statistics.has_min_max or not isinstance(statistics.min, int | float):
+            return False
+        return not (-FLOAT32_MAX <= statistics.min <= statistics.max <= FLOAT32_MAX)
     limits = schema.limits()
     for feature in schema.features:
         if feature.column != name or feature.hash_buckets is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from rayrec.data.hashing import mix_int, permutation
 from rayrec.data.schema import DenseColumn, Feature, FeatureSchema
 from rayrec.errors import ConfigError
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
+from rayrec.layout.units import format_bytes
 
 F64 = NDArray[np.float64]
 CHUNK = 65_536
@@ -193,10 +195,13 @@ class Planted:
 def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None) -> SyntheticPaths:
     """Write train/, eval/, schema.json and truth.json below a local directory; equal configs write equal rows.
 
+    Raises:
+        ConfigError: the disk has no room for so many rows.
     Cost: about 3 s and 100 MB of Parquet per million rows of the default columns; memory of a few chunks of 65,536 rows.
     """
-    planted = Planted(config or SyntheticConfig())
-    config, root = planted.config, Path(directory)
+    config, root = config or SyntheticConfig(), Path(directory)
+    check_room(root, config)
+    planted = Planted(config)
     paths = SyntheticPaths(root / "train", root / "eval", root / "schema.json", root / "truth.json")
     schema = planted.schema()
     for _ in _write_part(planted, paths.train, _TRAIN, config.rows_train):
@@ -207,6 +212,27 @@ def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None
     truth = bayes_scores(logits, labels, config.shuffle_labels) | {"config": asdict(config)}
     paths.truth.write_text(json.dumps(truth, indent=2) + "\n")
     return paths
+
+
+def check_room(directory: str | Path, config: SyntheticConfig) -> None:
+    """Check that a folder has room for the rows, before hours are spent on writing them.
+
+    Dense values take 4 bytes each, for they do not compress, and ids about one.
+
+    Raises:
+        ConfigError: it has not, by a cautious estimate.
+    """
+    rows = config.rows_train + config.rows_eval
+    needed = rows * (4 * config.num_dense + config.num_features)
+    folder = Path(directory).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(
+            f"{rows} rows need about {format_bytes(needed)} of disk, and {folder} has "
+            f"{format_bytes(free)} free. Make fewer rows, or make them elsewhere."
+        )
 
 
 def bayes_scores(logits: F64, labels: NDArray[np.int8], shuffled: bool = False) -> dict[str, float | int | bool]:

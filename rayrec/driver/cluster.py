@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from rayrec.driver import reaper
 from rayrec.driver.reaper import MARK
 from rayrec.errors import ConfigError
+from rayrec.storage import one_line
 
 CONNECT_TIMEOUT_S = 10.0
 STATUS_S = 3.0  # an autoscaler reports its first status about a second after the head starts
@@ -101,7 +102,13 @@ def _start(num_cpus: int | None) -> None:
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
+    try:
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
+    except Exception as error:  # Ray raises what it meets: paths too long, no shared memory, its own time-outs
+        raise ConfigError(
+            f"Ray does not start on this machine: {type(error).__name__}: {one_line(error)}. Mend that, "
+            "join a cluster by RAY_ADDRESS, or train one rank without Ray (num_workers=0, --local)."
+        ) from error
 
 
 def _check_reachable(address: str) -> None:

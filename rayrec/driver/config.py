@@ -27,6 +27,7 @@ from rayrec.train.progress import Milestone, ProgressReport
 
 PLACEMENT_TIMEOUT_S = 120.0
 LATEST = "latest"
+LEAST_CPUS = 0.0001  # Ray counts resources in steps of it
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -61,6 +62,7 @@ class ScalingConfig:
     def __post_init__(self) -> None:
         whole_number("ScalingConfig has num_workers", self.num_workers, 0)
         positive("ScalingConfig has cpus_per_worker", self.cpus_per_worker)
+        self._check_cpus()
         if self.placement_timeout_s is not None:
             seconds("ScalingConfig has placement_timeout_s", self.placement_timeout_s)
         if self.memory_per_worker is not None:
@@ -76,6 +78,23 @@ class ScalingConfig:
             if name in ("CPU", "GPU"):
                 raise ConfigError(f"resources_per_worker names {name}; say it with cpus_per_worker or use_gpu.")
             positive(f"ScalingConfig has resources_per_worker[{name!r}]", amount)
+
+    def _check_cpus(self) -> None:
+        """Refuse amounts that Ray does not reserve, and options of a cluster where there is none."""
+        whole = self.cpus_per_worker == int(self.cpus_per_worker)
+        if self.cpus_per_worker < LEAST_CPUS or (self.cpus_per_worker > 1 and not whole):
+            raise ConfigError(
+                f"cpus_per_worker={self.cpus_per_worker:g} (--cpus-per-rank); Ray reserves fractions "
+                f"from {LEAST_CPUS} to 1 and whole numbers above that."
+            )
+        if self.num_workers:
+            return
+        idle = [name for name in ("placement_timeout_s", "pin_cores", "resources_per_worker") if getattr(self, name)]
+        if idle or self.placement_strategy != "PACK":
+            raise ConfigError(
+                f"{(idle or ['placement_strategy'])[0]} is about ranks on a cluster, and num_workers=0 "
+                "runs one rank in this process. Leave it out, or give num_workers."
+            )
 
     @property
     def bundle(self) -> dict[str, float]:

@@ -208,7 +208,14 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import check_keys, check_values, local_files, manifest_file, train_spec
+        from rayrec.driver.specs import (
+            check_keys,
+            check_outside,
+            check_values,
+            local_files,
+            manifest_file,
+            train_spec,
+        )
         from rayrec.driver.start import check_scored
         from rayrec.train.predictions import PredictionConfig
 
@@ -219,6 +226,7 @@ class Driver:
         if predictions is not None:
             wanted = PredictionConfig(path=lasting_path("predictions", predictions), keys=tuple(keys))
             check_keys(scored, keys)
+            check_outside(scored, wanted.path)
             probe_output("predictions", wanted.path)
         elif keys:
             raise ConfigError(f"keys={list(keys)} are columns of predictions; give predictions, too, or leave keys out.")

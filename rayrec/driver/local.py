@@ -7,13 +7,15 @@ checkpoints are those of one rank on a cluster; an error is raised as it is, wit
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.signals import hold_signals
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology
+from rayrec.storage import one_line
 from rayrec.train.progress import Event, Milestone, ProgressLog
 from rayrec.train.seat import RankContext, RankTask, Seat
 
@@ -24,8 +26,13 @@ def local_topology(scaling: ScalingConfig) -> Topology:
     """The topology of one rank in this process.
 
     Raises:
-        ConfigError: it shall have a GPU and torch sees none.
+        ConfigError: it shall have a GPU and torch sees none, or more threads than there are processors.
     """
+    processors = os.cpu_count() or 1
+    if scaling.cpus_per_worker > processors:
+        raise ConfigError(
+            f"cpus_per_worker={scaling.cpus_per_worker:g} (--cpus-per-rank), but this machine has {processors} processors; ask for no more."
+        )
     memory = scaling.memory_per_worker
     if scaling.use_gpu:
         import torch
@@ -54,7 +61,9 @@ def run_here(
     Returns:
         the task's result as a tuple of one, empty without a task; and the signal that ended it early.
     Raises:
-        whatever the task raised.
+        ConfigError: the rank cannot have what `scaling` says.
+        TrainingFailed: the memory did not suffice.
+        whatever else the task raised.
         RunInterrupted: a signal came before the task began.
     """
     import torch
@@ -90,6 +99,21 @@ def run_here(
                 should_stop=lambda: signals.came or stop_asked(),
             )
             result = task.run(context)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise TrainingFailed(
+                f"the memory of this machine did not suffice: {one_line(error)}. Use smaller layers, tables or batches, or more ranks.",
+                rank=0,
+                host=seat.host,
+                cause=f"{type(error).__name__}: {one_line(error)}",
+            ) from error
         finally:
             torch.set_num_threads(threads_before)
         return (result,), signals.number
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; torch says so of a CPU's memory in words alone."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

@@ -5,8 +5,8 @@ The driver builds the model once on the meta device to learn its tables; no row 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayrec.driver.config import RunConfig
@@ -16,6 +16,7 @@ from rayrec.layout.estimates import RankEstimate
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.request import PlanRequest
+from rayrec.storage import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +39,8 @@ def find_tables(model: Callable[[], nn.Module]) -> list[BaseEmbeddingConfig]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"model() failed on the driver, which builds it on the meta device to learn its tables: {type(error).__name__}: {error}. "
+            "model() failed on the driver, which builds it on the meta device to learn its tables: "
+            f"{type(error).__name__}: {one_line(error)}. "
             "Pass tables=[...] to the Driver if it cannot be built there."
         ) from error
     return table_configs(module)
@@ -80,7 +82,7 @@ def check_plan_word(plan: str | ShardingPlan) -> None:
     """
     if isinstance(plan, ShardingPlan) or plan == "auto" or plan in KINDS:
         return
-    if not Path(plan).is_file():
+    if not os.path.isfile(plan):  # unlike Path.is_file, no error for a name that is too long
         raise ConfigError(f"plan {plan!r} is neither a file nor one of: auto, {', '.join(KINDS)}.")
     ShardingPlan.load(plan)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checks import is_uri
 from rayrec.data import FileDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
@@ -82,8 +83,8 @@ def local_files(data: Dataset | None) -> list[tuple[str, int]]:
 
 def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
     """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object store."""
-    path = Path(checkpoint) / MANIFEST
-    return [(str(path), path.stat().st_size)] if path.is_file() else []
+    path = f"{checkpoint}/{MANIFEST}"
+    return [(path, os.path.getsize(path))] if os.path.isfile(path) else []
 
 
 def check_keys(data: Dataset, keys: Sequence[str]) -> None:
@@ -96,6 +97,23 @@ def check_keys(data: Dataset, keys: Sequence[str]) -> None:
     if not isinstance(data, FileDataset):
         raise ConfigError("predictions name files and rows, so they need a ParquetDataset or an ArrowDataset.")
     data.check_columns_exist(keys)
+
+
+def check_outside(data: Dataset, path: str) -> None:
+    """Refuse predictions in the folder of the data that they are about, or over a file of it.
+
+    Raises:
+        ConfigError: the file would be taken for data from then on.
+    """
+    if not isinstance(data, FileDataset) or is_uri(path):
+        return
+    root, target = os.path.realpath(data.path), os.path.realpath(path)
+    inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
+    if target == root or inside:
+        raise ConfigError(
+            f"predictions (--predictions) would be written to {path}, among the data that they are about, "
+            f"{data.path}, and be read as data from then on. Name a file elsewhere."
+        )
 
 
 def check_values(data: Dataset | None) -> None:

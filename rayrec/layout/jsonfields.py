@@ -111,6 +111,17 @@ class Fields:
             raise self.wrong(name, "a finite number", value)
         return float(value)
 
+    def boolean(self, name: str) -> bool:
+        """true or false."""
+        return bool(self._take(name, (bool,), "true or false"))
+
+    def texts(self, name: str) -> list[str]:
+        """An array of strings."""
+        values = self.array(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(name, "an array of strings", values)
+        return values
+
     def array(self, name: str) -> list[Any]:
         """An array of anything."""
         return self._take(name, (list,), "an array")

@@ -19,6 +19,7 @@ RANDOM_ROWS = 0.5  # of the streaming rate
 LINK_USE = 0.8  # of a link's rate
 RESERVE = 0.15  # of a rank's memory: the dense model, its optimizer, the allocator and the runtime
 RANKS_PER_HOST = 8
+MAX_RANKS = 16_384  # a plan for as many takes half a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def preset_topology(name: str, ranks: int | None = None, hosts: int | None = Non
         hosts: as few as 8 ranks per host need when not given.
         reserve: fraction of every rank's memory that tables may not take.
     Raises:
-        ConfigError: an unknown name, ranks that do not divide evenly, or a fraction outside [0, 1).
+        ConfigError: an unknown name, ranks that do not divide evenly or are too many, or a fraction
+            outside [0, 1).
     """
     if name != CPU and name not in PRESETS:
         raise ConfigError(f"topology {name!r} is neither a file nor a preset; the presets are {', '.join([*PRESETS, CPU])}.")
@@ -65,6 +67,8 @@ def preset_topology(name: str, ranks: int | None = None, hosts: int | None = Non
     if hosts is None:
         hosts = 1 if ranks is None else -(-ranks // RANKS_PER_HOST)
     ranks = hosts * RANKS_PER_HOST if ranks is None else ranks
+    if ranks > MAX_RANKS:
+        raise ConfigError(f"{ranks} ranks; plans are made for at most {MAX_RANKS}.")
     if ranks % hosts:
         raise ConfigError(f"{ranks} ranks do not divide evenly over {hosts} hosts; write a topology file for hosts of unequal size.")
     device: Device = "cpu" if name == CPU else "cuda"

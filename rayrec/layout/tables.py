@@ -6,12 +6,15 @@ Standard library only, so that a plan can be made on a machine without torch; `r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from rayrec.errors import ConfigError
+
+MAX_ELEMENTS = 2**60  # bytes and optimizer state of more would overflow 64 bits
 
 
 class DataType(Enum):
@@ -48,7 +51,8 @@ class BaseEmbeddingConfig:
         weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1 / num_embeddings).
         init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see `rayrec.modules.init_fn` for what it may do.
     Raises:
-        ConfigError: a size is not positive, a feature is named twice, or initial values are said twice.
+        ConfigError: a size is not positive or beyond what 64 bits address, a bound is not finite or above
+            the other, a feature is named twice, or initial values are said twice.
     """
 
     num_embeddings: int
@@ -68,9 +72,15 @@ class BaseEmbeddingConfig:
         if len(set(self.feature_names)) != len(self.feature_names):
             twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
             raise ConfigError(f"table {self.name!r} names feature {twice[0]!r} twice in feature_names.")
+        if self.num_embeddings * self.embedding_dim > MAX_ELEMENTS:
+            raise ConfigError(
+                f"table {self.name!r} has {self.num_embeddings} x {self.embedding_dim} elements; a table holds at most {MAX_ELEMENTS}."
+            )
         low, high = self.init_bounds()
         if self.init_fn is not None and (self.weight_init_min is not None or self.weight_init_max is not None):
             raise ConfigError(f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; give one of the two.")
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ConfigError(f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; both must be finite.")
         if not low <= high:
             raise ConfigError(f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}.")
 

@@ -36,13 +36,19 @@ class Truth:
         """Read a truth.json.
 
         Raises:
-            ConfigError: the file cannot be read or lacks a field.
+            ConfigError: the file cannot be read, lacks a field, or holds one of another type.
         """
         try:
             raw = json.loads(Path(path).read_text())
-            return cls(**{name: raw[name] for name in cls.__slots__})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = {name: raw[name] for name in cls.__slots__}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"cannot read {path} as the truth of a data set: {error!r}. Write the data set again.") from error
+        for name, value in found.items():
+            kinds = {"rows": (int,), "shuffled_labels": (bool,)}.get(name, (int, float))
+            if type(value) not in kinds:
+                words = " or ".join(kind.__name__ for kind in kinds)
+                raise ConfigError(f"{path} has {name}={value!r}; it must be of type {words}. Write the data set again.")
+        return cls(**found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

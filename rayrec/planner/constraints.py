@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE
+from rayrec.layout.jsonfields import Fields, parse_object
 from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType
@@ -149,24 +149,44 @@ def constraints_from_json(
     Args:
         measured: fields by table name that hold where the text does not give them.
     Raises:
-        ConfigError: no JSON object, an unknown field, or a value that makes no sense; names the table.
+        ConfigError: no JSON object, a field that is unknown or of another type, or a value that makes
+            no sense; names the table.
     """
-    try:
-        root = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{source} is not JSON: {error}.") from None
-    known = [f.name for f in fields(ParameterConstraints)]
     found = {name: ParameterConstraints(**values) for name, values in (measured or {}).items()}
-    if not isinstance(root, dict):
-        raise ConfigError(f"{source} must be a JSON object of tables, not {type(root).__name__}.")
-    for name, entry in root.items():
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{source}: table {name!r} must be a JSON object, not {type(entry).__name__}.")
-        for key in entry:
-            if key not in known:
-                raise ConfigError(f"{source}: table {name!r} has the unknown field {key!r}{did_you_mean(key, known)}; {known} exist.")
-        try:
-            found[name] = ParameterConstraints(**{**(measured or {}).get(name, {}), **entry})
-        except (ConfigError, TypeError) as error:
-            raise ConfigError(f"{source}: table {name!r}: {error}") from None
+    try:
+        root = parse_object(text, source)
+        for name in root.keys():  # noqa: SIM118
+            entry = root.child(name)
+            entry.where = f"{source}: table {name!r}"
+            given = _given(entry)
+            found[name] = ParameterConstraints(**{**(measured or {}).get(name, {}), **given})
+    except (ConfigError, PlanError) as error:
+        named = str(error).startswith(source)
+        raise ConfigError(str(error) if named else f"{source}: table {name!r}: {error}") from None
     return found
+
+
+def _given(entry: Fields) -> dict[str, Any]:
+    """Return the fields of one table's constraints that are given.
+
+    Raises:
+        ConfigError: one is unknown. PlanError: one is of another type.
+    """
+    readers: dict[str, Callable[[str], Any]] = {
+        "kinds": entry.texts,
+        "pooling_factor": entry.number,
+        "min_partition": entry.integer,
+        "weighted": entry.boolean,
+        "skew": entry.number,
+        "ranks": lambda field: list(entry.ints(field)),
+        "hosts": lambda field: list(entry.ints(field)),
+        "together": entry.text,
+        "apart": entry.text,
+        "storage": entry.text,
+        "cache_load_factor": entry.number,
+    }
+    for key in entry.keys():  # noqa: SIM118
+        if key not in readers:
+            meant = did_you_mean(key, readers)
+            raise ConfigError(f"{entry.where} has the unknown field {key!r}{meant}; {', '.join(readers)} exist.")
+    return {key: read(key) for key, read in readers.items() if entry.has(key)}

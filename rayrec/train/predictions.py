@@ -62,8 +62,9 @@ class PredictionWriter:
         self._rank, self._world_size = rank, world_size
         self._filesystem, self._path = resolve(config.path)
         local = isinstance(self._filesystem, fs.LocalFileSystem)
-        folder, _, name = self._path.rpartition("/")
-        self._partial = f"{folder}/.{name}.partial" if local else self._path
+        self._folder, _, name = self._path.rpartition("/")
+        self._partial = f"{self._folder}/.{name}.partial" if local else self._path
+        self._makes_folder = local and rank == 0 and not os.path.isdir(self._folder)
         self._waiting: list[pa.Table] = []
         self._file: pq.ParquetWriter | None = None
 
@@ -111,6 +112,9 @@ class PredictionWriter:
                 self._file.close()
             with suppress(OSError, pa.ArrowException):
                 self._filesystem.delete_file(self._partial)
+            if self._makes_folder:
+                with suppress(OSError):
+                    os.rmdir(self._folder)  # only an empty folder goes
 
     def _table(self, scores: Tensor, labels: Tensor, origin: RowOrigin) -> pa.Table:
         files = pa.DictionaryArray.from_arrays(pa.array(origin.file), self._files)
@@ -132,6 +136,8 @@ class PredictionWriter:
             table = pa.concat_tables(self._waiting, promote_options="permissive").unify_dictionaries()
             self._waiting = []
             if self._file is None:
+                if self._makes_folder:
+                    os.makedirs(self._folder, exist_ok=True)
                 self._file = pq.ParquetWriter(self._partial, table.schema, filesystem=self._filesystem)
             self._file.write_table(table.cast(self._file.schema), row_group_size=GROUP_ROWS)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

@@ -89,6 +89,7 @@ def test_criteo_refuses_what_it_cannot_read(tmp_path):
         return file
 
     cases = [(bad, (0, "2"), "label 2"), (bad, (0, ""), "label"), (bad, (2, "x"), r"bad\.tsv"), (bad, (20, "0g"), "C7 of .*'0g'")]
+    cases += [(bad, (3, "nan"), r"column I3 of .*bad\.tsv holds nan"), (bad, (4, "inf"), "I4 of .* holds inf")]
     for make, args, message in cases:
         with pytest.raises(InputError, match=message):
             convert_criteo([make(*args)], tmp_path / "out")
@@ -99,6 +100,11 @@ def test_criteo_refuses_what_it_cannot_read(tmp_path):
             convert_criteo([tmp_path / name], tmp_path / "out")
     with pytest.raises(ConfigError, match="num_buckets=0"):
         convert_criteo([bad(0, "1")], tmp_path / "out", num_buckets=0)
+    with pytest.raises(ConfigError, match=f"num_buckets={2**31}"):
+        convert_criteo([bad(0, "1")], tmp_path / "out", num_buckets=2**31)
+    with pytest.raises(InputError, match="all 2 rows were held out by eval_fraction"):
+        convert_criteo([bad(0, "1")], tmp_path / "out", eval_fraction=1 - 1e-12)
+    assert not (tmp_path / "out").exists(), "a conversion that fails leaves no folder"
 
 
 @pytest.mark.seeds(range(5))
@@ -156,8 +162,23 @@ def test_movielens_joins_users_and_items_to_ratings(tmp_path):
 
 def test_movielens_names_what_is_wrong(tmp_path, capsys):
     source = small_movielens(tmp_path / "in")
-    with pytest.raises(ConfigError, match=r"eval_fraction=0\.0"):
-        convert_movielens(source, tmp_path / "out", eval_fraction=0.0)
+    for fraction in (0.0, 1.0, math.nan, math.inf, 1e-9):
+        with pytest.raises(ConfigError, match=f"eval_fraction={fraction}"):
+            convert_movielens(source, tmp_path / "out", eval_fraction=fraction)
+    for rating in ("nan", "inf", "", "1e2"):
+        lines = f"user_id:token\titem_id:token\trating:float\n10\t5\t3\n10\t5\t{rating}\n"
+        (source / "ml-100k.inter").write_text(lines)
+        with pytest.raises(InputError, match=f"'rating' holds '{rating}' in row 1"):
+            convert_movielens(source, tmp_path / "out")
+    with pytest.raises(InputError, match="neither"):
+        convert_movielens("x" * 300, tmp_path / "out")
+    with pytest.raises(ConfigError, match="too long"):
+        convert_movielens(small_movielens(tmp_path / "again"), tmp_path / ("x" * 300))
+    items = (tmp_path / "again" / "ml-100k.item").read_text()
+    (tmp_path / "again" / "ml-100k.item").write_text(f"{items}5\tE\t1990\tWar\n")
+    with pytest.raises(InputError, match="item_id '5' is in the list of them twice"):
+        convert_movielens(tmp_path / "again", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     (source / "ml-100k.inter").write_text("user_id:token\titem_id:token\trating:float\n10\t5\t3\n99\t5\t3\n")
     with pytest.raises(InputError, match="row 1 names user_id '99'"):
         convert_movielens(source, tmp_path / "out")

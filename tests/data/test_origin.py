@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pyarrow as pa
@@ -90,7 +91,10 @@ def test_a_label_that_is_neither_0_nor_1_is_named_with_file_and_row(tmp_path, va
         list(data.loader(0, 1, 50, binary_labels=True))
 
 
-@pytest.mark.parametrize(("column", "value"), [("label", 2), ("label", None), ("user", 1000), ("user", -1), ("genres", [3, 20])])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("label", 2), ("label", None), ("user", 1000), ("user", -1), ("genres", [3, 20]), ("d1", math.inf), ("d1", -math.inf)],
+)
 def test_statistics_lead_to_the_bad_row_without_reading_the_others(tmp_path, monkeypatch, column, value):
     write_files(tmp_path, random.Random(0), "parquet", (60, 60))
     path = tmp_path / "part-001.parquet"

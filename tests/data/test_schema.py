@@ -98,6 +98,11 @@ BAD = {
     "leak as dense": (["dense", 0], "label", "leak"),
     "no features": (["features"], [], "no sparse features"),
     "empty table": (["tables", 3, "features"], [], "'t_user_small' has no features"),
+    "huge table": (["tables", 3, "num_embeddings"], 10**30, "'t_user_small' has 10{30} x"),
+    "infinite bound": (["tables", 3, "weight_init_max"], 1e999, "Infinity"),
+    "huge bound": (["tables", 3, "weight_init_max"], 10**400, "must be a number"),
+    "huge fill": (["dense", 0], {"column": "d0", "fill": 10**400}, "must be a number"),
+    "wrong type of a name": (["label"], 5, "'label' of the schema is 5; it must be a string"),
     "not an object": (["tables", 0], 7, "must be a JSON object"),
 }
 
@@ -113,5 +118,24 @@ def test_unreadable_files_are_config_errors(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the schema"):
         FeatureSchema.load(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"bad\.json is not JSON"):
+    with pytest.raises(ConfigError, match=r"bad\.json is not valid JSON"):
         FeatureSchema.load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"label": "a", "label": "b", "features": [], "tables": []}', "'label' occurs twice"),
+        ('{"label": "a", "dense": [{"column": "d", "fill": NaN}]}', "NaN is no number"),
+        ("[" * 100_000, "nested too deeply|recursion"),
+        ("[]", "array, expected an object"),
+    ],
+)
+def test_what_json_readers_let_through_is_refused(text, message):
+    with pytest.raises(ConfigError, match=rf"(?s)clicks\.json.*({message})"):
+        FeatureSchema.from_json(text, "clicks.json")
+
+
+def test_a_contradiction_names_the_file():
+    with pytest.raises(ConfigError, match=r"^clicks\.json: table 't_user' is named twice"):
+        FeatureSchema.from_json(json.dumps(change(["tables", 3, "name"], "t_user")), "clicks.json")

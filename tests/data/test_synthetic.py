@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rayrec.data import FeatureSchema, ParquetDataset
-from rayrec.data.synthetic import Planted, SyntheticConfig, write_synthetic
+from rayrec.data.synthetic import Planted, SyntheticConfig, check_room, write_synthetic
 from rayrec.errors import ConfigError
 from rayrec.metrics import BinaryMetrics, Truth
 
@@ -132,3 +132,11 @@ def test_rows_are_made_while_another_thread_forks(tmp_path: Path) -> None:
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], timeout=120, check=True, env=env)
     assert (tmp_path / "truth.json").exists()
+
+
+def test_rows_that_no_disk_holds_are_refused_before_any_is_made(tmp_path):
+    huge = replace(SMALL, rows_train=10**16)
+    with pytest.raises(ConfigError, match=r"rows need about 1\d\d PB of disk, and .* has .* free"):
+        write_synthetic(tmp_path / "not" / "there", huge)
+    assert not list(tmp_path.iterdir())
+    check_room(tmp_path, SMALL)

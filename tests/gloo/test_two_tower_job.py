@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,12 +145,19 @@ def test_held_out_rows_without_positives_are_refused_before_training(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--epochs", "0"], "--epochs: '0' must be a whole number"),
+        (["--epochs", "0"], "--epochs: '0' must be a whole number of at least 1"),
         (["--work-dir", "FILE"], "--work-dir"),
-        (["--timeout", "nan"], "--timeout: 'nan'"),
-        (["--seed", str(2**63)], "--seed: '9223372036854775808'"),
+        (["--timeout", "nan"], "--timeout: 'nan' must be"),
+        (["--seed", str(2**63)], "--seed: '9223372036854775808' must be"),
         (["--resume", ""], "--resume: '' must be a path"),
         (["--keep", "2"], "--keep has no effect without --checkpoint-dir"),
+        (["--dim", "8"], "--dim is of the tables that --source makes"),
+        (["--query", "user,user"], "--query: 'user' is given twice"),
+        (["--query", "nothing"], "no feature 'nothing'"),
+        (["--candidate", "nothing"], "no feature 'nothing'"),
+        (["--ks", "5,5"], "--ks: 5 is given twice"),
+        (["--ks", "41"], "--ks 41 is longer than a list of all 40 candidates"),
+        (["--global-batch", "1"], "--global-batch 1 on 1 ranks"),
     ],
 )
 def test_mistaken_options_are_said_in_one_line(
@@ -157,9 +165,47 @@ def test_mistaken_options_are_said_in_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     words = [str(tmp_path / "file") if word == "FILE" else word for word in more]
-    assert run_command(main, [*options(planted), *words]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
+    try:
+        code = run_command(main, [*options(planted), *words])
+    except SystemExit as ended:  # while the command line is read
+        code = int(ended.code or 0)
+    said = capsys.readouterr()
+    assert code == 2 and says in said.err and said.err.count("\n") == 1
+    assert "step" not in said.out
+
+
+@pytest.mark.parametrize(("value", "kind"), [(2, "int8"), (None, "int8"), (math.nan, "float32")])
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_a_label_that_is_none_is_refused_before_training(planted: Path, tmp_path: Path, part: str, value: float | None, kind: str) -> None:
+    rows = pq.read_table(planted / part)
+    labels = rows["label"].to_pylist()
+    labels[7] = value
+    spoilt = rows.set_column(0, "label", pa.array(labels, pa.type_for_alias(kind)))
+    pq.write_table(spoilt, tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"'label' holds (2|null|nan) in row 7 of .*rows\.parquet"):
+        main([*options(planted), f"--{part}", str(tmp_path / "rows.parquet")])
+
+
+def test_a_missing_column_is_named(planted: Path, tmp_path: Path) -> None:
+    pq.write_table(pq.read_table(planted / "train").drop_columns(["kind"]), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"column 'kind' is missing \(.*t\.parquet\)"):
+        main([*options(planted), "--train", str(tmp_path / "t.parquet")])
+
+
+def test_weights_of_a_schema_reach_both_towers(planted: Path) -> None:
+    raw = json.loads((planted / "schema.json").read_text())
+    for weights in (None, "w"):
+        raw["features"][2]["weights"] = weights
+        recipe = TwoTowerRecipe(
+            schema=json.dumps(raw),
+            query=("user",),
+            candidate=("item", "kind"),
+            layers=(8,),
+            temperature=0.1,
+            log_q=None,
+        )
+        towers = recipe().two_tower
+        assert towers.ebc.is_weighted() is towers.candidate_ebc.is_weighted() is bool(weights)
 
 
 def test_a_run_saves_and_goes_on(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,10 @@ def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(copy):
             restore(copy)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', '{"format": "rayrec.checkpoint", "version": 1}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": "other"}', '{"format": "rayrec.checkpoint", "version": 1}', "\x00\xff", "[" * 100_000],
+)
 def test_what_is_no_manifest_is_a_checkpoint_error(text, copy):
     (copy / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):

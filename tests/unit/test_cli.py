@@ -130,11 +130,18 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_p
         ({"tables": [{"name": "t"}]}, "num_embeddings"),
         ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 0, "features": ["f"]}]}, "at least one column"),
         ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 8, "features": ["f"], "pooling": "max"}]}, "pooling is 'max'"),
+        ({"rows": 5}, "unknown field 'rows'"),
+        ({"features": [{"name": "f", "column": "f", "bucket": 5}]}, "unknown field 'bucket'"),
+        ({"features": [{"name": "f", "column": "f"}] * 2}, "feature 'f' is named twice"),
+        ({"features": []}, "no sparse features"),
+        ({"tables": [{**SCHEMA["tables"][0], "poolin": "mean"}]}, "unknown field 'poolin'"),
+        ({"tables": [{**SCHEMA["tables"][0], "features": [5]}]}, "'features'.*array of strings"),
+        ({"tables": [{**SCHEMA["tables"][0], "features": []}]}, "'user' has no features"),
     ],
 )
 def test_a_schema_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str, tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
-    path.write_text(json.dumps({"features": [], **wrong}))
+    path.write_text(json.dumps({**SCHEMA, **wrong}))
     with pytest.raises(ConfigError, match=message):
         load_tables(path)
 
@@ -245,6 +252,7 @@ def test_the_version_is_said(capsys):
         ["plan", "--bogus"],
         ["calibrate", "--ranks", "two"],
         ["plan", "--schema", "s", "--topology", "cpu", "--ranks", "0"],
+        ["plan", "--schema", "s", "--topology", "cpu", "--ranks", "1000000000"],
         ["plan", "--schema", "s", "--topology", "cpu", "--batch", "0"],
         ["plan", "--schema", "s", "--topology", "cpu", "--reserve", "1.0"],
         ["plan", "--schema", "s", "--topology", "cpu", "--input-hidden", "2"],

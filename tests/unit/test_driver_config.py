@@ -41,6 +41,12 @@ from rayrec.train.window import next_length
         (lambda: RunConfig(global_batch_size=8, steps=1, storage_path="/tmp/ray/s/working_dir_files/_ray_pkg_1/runs"), "temporary copy"),
         (lambda: ScalingConfig(num_workers=(1, 4)), "num_workers"),  # type: ignore[arg-type]
         (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
+        (lambda: ScalingConfig(cpus_per_worker=1.5), "cpus_per_worker=1.5.*--cpus-per-rank.*whole"),
+        (lambda: ScalingConfig(cpus_per_worker=1e-9), "cpus_per_worker=1e-09.*0.0001"),
+        (lambda: ScalingConfig(num_workers=0, pin_cores=True), "pin_cores is about ranks on a cluster"),
+        (lambda: ScalingConfig(num_workers=0, placement_timeout_s=5), "placement_timeout_s is about"),
+        (lambda: ScalingConfig(num_workers=0, resources_per_worker={"x": 1}), "resources_per_worker is"),
+        (lambda: ScalingConfig(num_workers=0, placement_strategy="SPREAD"), "placement_strategy is"),
         (lambda: ScalingConfig(placement_strategy="TIGHT"), "STRICT_PACK"),
         (lambda: ScalingConfig(pin_cores=True, cpus_per_worker=0.5), "pin_cores.*cpus_per_worker=0.5"),
         (lambda: ScalingConfig(pin_cores=True, use_gpu=True), "pin_cores.*use_gpu=True"),
@@ -100,6 +106,8 @@ def test_plan_words(tmp_path: Any) -> None:
         check_plan_word(word)
     with pytest.raises(ConfigError, match=r"rowwise.*neither.*row_wise"):
         check_plan_word("rowwise")
+    with pytest.raises(ConfigError, match="neither a file nor"):
+        check_plan_word("x" * 300)  # too long for the name of a file
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(PlanError):
         check_plan_word(str(tmp_path / "plan.json"))

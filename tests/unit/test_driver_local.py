@@ -21,7 +21,13 @@ from jobs.recipe import ModelRecipe
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
 from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
-from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted
+from rayrec.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    RunInterrupted,
+    TrainingFailed,
+)
 
 STEPS = 12
 
@@ -232,6 +238,30 @@ def test_keys_are_checked_before_anything_is_scored(
     assert not list(tmp_path.iterdir())
 
 
+def test_predictions_do_not_go_among_the_data(clicks: SyntheticPaths, whole: Path) -> None:
+    (file,) = clicks.eval.iterdir()
+    before = file.read_bytes()
+    for target in (clicks.eval / "scores.parquet", file):
+        with pytest.raises(ConfigError, match=r"predictions \(--predictions\) would be written to"):
+            driver(clicks).evaluate(str(whole / "step-00000012"), predictions=str(target))
+    assert file.read_bytes() == before and list(clicks.eval.iterdir()) == [file]
+
+
+def test_memory_that_does_not_suffice_is_a_failed_run(clicks: SyntheticPaths) -> None:
+    huge = ModelRecipe(model="dlrm", schema=clicks.schema.read_text(), over_layers=(10**6, 10**8))
+    with pytest.raises(TrainingFailed, match=r"memory of this machine did not suffice.*400"):
+        driver(clicks, model=huge).fit()
+
+
+def test_more_threads_than_processors_are_refused(clicks: SyntheticPaths) -> None:
+    scaling = ScalingConfig(num_workers=0, cpus_per_worker=1_000_000)
+    run = RunConfig(global_batch_size=128, steps=2, progress="off")
+    data = open_data(str(clicks.train), clicks.schema.read_text())
+    recipe = ModelRecipe(model="dlrm", schema=clicks.schema.read_text())
+    with pytest.raises(ConfigError, match=r"cpus_per_worker=1e\+06.*processors"):
+        Driver(recipe, data, scaling, run).fit()
+
+
 def test_a_bad_row_leaves_no_half_file_of_predictions(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
     table = pq.read_table(clicks.eval)
     labels = table["label"].to_pylist()
@@ -241,7 +271,9 @@ def test_a_bad_row_leaves_no_half_file_of_predictions(clicks: SyntheticPaths, wh
     data = open_data(str(tmp_path / "eval.parquet"), clicks.schema.read_text())
     with pytest.raises(InputError, match=r"'label' holds 2 in row 450"):
         driver(clicks).evaluate(str(whole / "step-00000012"), data, predictions=str(tmp_path / "out" / "p.parquet"))
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
+    driver(clicks).evaluate(str(whole / "step-00000012"), predictions=str(tmp_path / "out" / "p.parquet"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["p.parquet"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 
 import pytest
 import torch
@@ -133,6 +134,16 @@ def test_regret_is_the_distance_from_the_truth(tmp_path):
         regret(scores, replace(truth, rows=5))
     with pytest.raises(ConfigError, match=r"none\.json"):
         Truth.load(tmp_path / "none.json")
+    for field, value in (("bayes_auc", "high"), ("rows", 3.5), ("base_rate", True), ("shuffled_labels", 1)):
+        (tmp_path / "truth.json").write_text(json.dumps({**asdict(truth), field: value}))
+        with pytest.raises(ConfigError, match=rf"truth\.json has {field}="):
+            Truth.load(tmp_path / "truth.json")
+    for text in ("[]", "{", "[" * 100_000):
+        (tmp_path / "truth.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"cannot read .*truth\.json"):
+            Truth.load(tmp_path / "truth.json")
+    (tmp_path / "truth.json").write_text(json.dumps(asdict(truth)))
+    assert Truth.load(tmp_path / "truth.json") == truth
 
 
 @pytest.mark.parametrize("rows", [1, 700])

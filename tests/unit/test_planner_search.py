@@ -145,11 +145,19 @@ def test_constraints_are_read_from_json_and_typos_are_named() -> None:
     found = constraints_from_json('{"t0": {"kinds": ["row_wise"], "pooling_factor": 3, "hosts": [0]}, "t1": {}}')
     assert found == {"t0": ParameterConstraints(kinds=["row_wise"], pooling_factor=3, hosts=[0]), "t1": ParameterConstraints()}
     for text, message in (
-        ("[]", "must be a JSON object of tables"),
-        ("{", "is not JSON"),
+        ("[]", "constraints holds a JSON array, expected an object"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"t": {}, "t": {}}', "'t' occurs twice"),
+        ('{"t": {"kinds": [5]}}', "'t': field 'kinds'.*strings"),
+        ('{"t": {"skew": NaN}}', "NaN"),
+        ('{"t": {"weighted": "yes"}}', "'t': field 'weighted'.*true or false"),
+        ('{"t": {"ranks": [true]}}', "'t': field 'ranks'.*integers"),
+        ('{"t": {"apart": [1]}}', "'t': field 'apart'.*a string"),
+        ('{"t": {"min_partition": 6}}', "constraints: table 't': min_partition=6"),
         ('{"t": {"poolingfactor": 2}}', "did you mean 'pooling_factor'"),
-        ('{"t": {"pooling_factor": "many"}}', "'t'"),
-        ('{"t": 3}', "'t' must be a JSON object"),
+        ('{"t": {"pooling_factor": "many"}}', "'t': field 'pooling_factor'.*a number"),
+        ('{"t": 3}', "field 't' is integer 3, expected an object"),
     ):
         with pytest.raises(ConfigError, match=message):
             constraints_from_json(text)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 
+from jobs.options import open_data
 from jobs.recipe import MODELS
 from jobs.report import process_start, seconds_by_part, timing_table
-from jobs.train_dlrm import parse
+from jobs.train_dlrm import main, parse
+from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS
 from rayrec.train.progress import Milestone
 
@@ -37,3 +44,65 @@ def test_a_start_up_is_told_by_part() -> None:
     assert seconds_by_part(timing) == {"imports": 1.0, "plan": 2.5, "first step": 0.5}
     assert "to the first step          4.00 s" in timing_table(timing).splitlines()[-1]
     assert time.time() - 3600 < process_start() <= time.time()
+
+
+SCHEMA = {
+    "label": "y",
+    "dense": ["d"],
+    "features": [{"name": "f", "column": "f"}],
+    "tables": [{"name": "t", "num_embeddings": 10, "embedding_dim": 4, "features": ["f"]}],
+}
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> list[str]:
+    """Options of a run on 50 rows in this process."""
+    rows = pa.table({"y": [0, 1] * 25, "d": [0.5] * 50, "f": list(range(10)) * 5})
+    for part in ("train", "eval"):
+        (tmp_path / part).mkdir()
+        pq.write_table(rows, tmp_path / part / "part.parquet")
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    files = ["--train", f"{tmp_path}/train", "--eval", f"{tmp_path}/eval"]
+    return [*files, "--schema", f"{tmp_path}/schema.json", "--local", "--steps", "1"]
+
+
+def test_a_damaged_truth_is_found_before_training(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "truth.json").write_text('{"rows": 50}')
+    with pytest.raises(ConfigError, match=r"truth\.json"):
+        main(given)
+    assert "step 1" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--ranks", "1"], "--ranks is about the ranks of a cluster"),
+        (["--pin-cores"], "--pin-cores is about the ranks of a cluster"),
+        (["--epochs", "1"], "--steps contradicts --epochs"),
+        (["--keep", "1"], "--keep has no effect without --checkpoint-dir"),
+        (["--checkpoint-every", "1"], "--checkpoint-every has no effect without"),
+        (["--new-data"], "--new-data has no effect without --resume"),
+        (["--init-optimizer"], "--init-optimizer has no effect without --init-from"),
+        (["--profile-skip", "5"], "--profile-skip has no effect without --profile"),
+        (["--resume", "latest"], "--resume latest looks .* in --checkpoint-dir"),
+        (["--resume", "a", "--init-from", "b"], "--resume contradicts --init-from"),
+    ],
+)
+def test_an_option_without_effect_is_refused(given: list[str], more: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        main([*given, *more])
+
+
+def test_a_result_is_not_written_over_what_is_read(given: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--result .* over the file of --schema"):
+        main([*given, "--result", f"{tmp_path}/train/../schema.json"])
+    assert json.loads((tmp_path / "schema.json").read_text()) == SCHEMA
+
+
+def test_files_of_two_kinds_are_no_data_set(given: list[str], tmp_path: Path) -> None:
+    rows = pq.read_table(tmp_path / "train")
+    pa.feather.write_feather(rows, tmp_path / "train" / "_left_out.arrow")
+    assert open_data(f"{tmp_path}/train", json.dumps(SCHEMA)).num_rows == 50
+    pa.feather.write_feather(rows, tmp_path / "train" / "more.arrow")
+    with pytest.raises(InputError, match=r"such as part\.parquet and more\.arrow"):
+        open_data(f"{tmp_path}/train", json.dumps(SCHEMA))

@@ -1,0 +1,230 @@
+"""Mistakes in checkpoints: none, damaged, of something else; and jobs that share a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.mistakes.case import Spoil, mistakes
+from tests.mistakes.spoil import Spoiler, both, checkpoint, content, copied, folder
+
+STEP = "{data}/runs/clicks/step-00000004"
+TOWERS = "{data}/runs/towers/step-00000004"
+
+
+def _remove(name: str) -> Any:
+    def change(step: Path) -> None:
+        target = step / name
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+    return change
+
+
+def _write(name: str, value: bytes) -> Any:
+    return lambda step: (step / name).write_bytes(value)
+
+
+def _flip(name: str) -> Any:
+    """Change one byte in the middle of a file, or of the first shard."""
+
+    def change(step: Path) -> None:
+        path = sorted(step.glob(name))[0]
+        whole = bytearray(path.read_bytes())
+        whole[len(whole) // 2] ^= 0xFF
+        path.write_bytes(whole)
+
+    return change
+
+
+def _shorten(name: str) -> Any:
+    def change(step: Path) -> None:
+        path = sorted(step.glob(name))[0]
+        path.write_bytes(path.read_bytes()[:-20])
+
+    return change
+
+
+def _first_table(step: Path) -> None:
+    shutil.rmtree(sorted((step / "tables").iterdir())[0])
+
+
+def _version(step: Path) -> None:
+    raw = json.loads((step / "manifest.json").read_text())
+    (step / "manifest.json").write_text(json.dumps({**raw, "version": 99}))
+
+
+SHARD = "tables/*/*.arrow"
+
+DAMAGE: list[tuple[str, Spoil]] = [
+    ("manifest", checkpoint(_remove("manifest.json"), "no manifest")),
+    ("manifest", checkpoint(_write("manifest.json", b""), "empty manifest")),
+    ("manifest", checkpoint(_write("manifest.json", b"{}"), "manifest {}")),
+    ("manifest", checkpoint(_write("manifest.json", b"[1]"), "manifest [1]")),
+    ("manifest", checkpoint(_write("manifest.json", b"\xff\x00\xfe"), "binary manifest")),
+    ("manifest", checkpoint(_write("manifest.json", b"[" * 100_000), "nested manifest")),
+    ("manifest", checkpoint(_flip("manifest.json"), "one byte of the manifest")),
+    ("manifest", checkpoint(_shorten("manifest.json"), "a short manifest")),
+    ("version 99", checkpoint(_version, "another version")),
+    ("dense.pt", checkpoint(_remove("dense.pt"), "no dense.pt")),
+    ("dense.pt", checkpoint(_write("dense.pt", b""), "empty dense.pt")),
+    ("dense.pt", checkpoint(_flip("dense.pt"), "one byte of dense.pt")),
+    ("t_cat_0", checkpoint(_first_table, "no files of a table")),
+    ("tables", checkpoint(_remove("tables"), "no tables")),
+    ("arrow", checkpoint(_flip(SHARD), "one byte of a table")),
+    ("arrow", checkpoint(_shorten(SHARD), "a short table")),
+]
+
+
+def _running(own: Path, data: Path) -> None:
+    """Write the lock of a driver that lives: this process."""
+    from dataclasses import asdict
+
+    from rayrec.driver.run_folder import LOCK, Owner
+
+    (own / "run").mkdir()
+    (own / "run" / LOCK).write_text(json.dumps(asdict(Owner.here("another"))))
+
+
+RESUME = [
+    ("--resume ''", "--resume"),
+    ("--resume {data}/nothing", "nothing"),
+    ("--resume {data}/clicks", "manifest"),
+    ("--resume {data}/plan.json", "plan.json"),
+    ("--resume {own}/empty", "manifest", folder("empty")),
+    ("--resume nofs://bucket/step", "nofs"),
+    ("--resume latest --checkpoint-dir {own}/run", "no complete checkpoint"),
+    (f"--resume {TOWERS}", "t_user|t_cat_0"),
+    (f"--resume {STEP} --steps 8 --optimizer adam", "rowwise_adagrad"),
+    (f"--resume {STEP} --steps 8 --dense-optimizer sgd", "'adam'"),
+    (f"--resume {STEP} --steps 8 --seed 5", "seed=0"),
+    (f"--resume {STEP} --steps 8 --global-batch 128", "global_batch_size=256"),
+    (f"--resume {STEP} --steps 8 --dense-layers 32", "dense"),
+    (f"--resume {STEP} --steps 8 --model dcn", "model"),
+    (f"--resume {STEP} --steps 8 --train {{data}}/clicks/eval", "other data"),
+    (f"--init-from {TOWERS}", "t_user|t_cat_0"),
+    (f"--init-from {STEP} --over-layers 32", "over_arch"),
+    (f"--init-from {STEP} --init-optimizer --optimizer sgd", "rowwise_adagrad"),
+    (f"--init-from {STEP} --init-optimizer --dense-optimizer sgd", "'adam'"),
+    ("--init-from ''", "--init-from"),
+    ("--init-from latest", "latest"),
+    ("--checkpoint-dir {data}/runs/clicks", "already holds checkpoints"),
+    ("--checkpoint-dir {data}/runs/towers", "already holds checkpoints"),
+    (f"--checkpoint-dir {{data}}/runs/towers --resume {STEP}", "already holds checkpoints"),
+    (f"--checkpoint-dir {{data}}/runs/towers --init-from {STEP}", "already holds checkpoints"),
+    ("--resume latest --checkpoint-dir {data}/runs/towers", "t_cat_0"),
+    ("--checkpoint-dir {own}/run", "in use by process", Spoiler("[a driver holds the folder]", _running)),
+]
+
+SCORE = [
+    ("--checkpoint ''", "--checkpoint"),
+    ("--checkpoint {data}/nothing", "nothing"),
+    ("--checkpoint {data}/clicks", "manifest"),
+    ("--checkpoint {data}/runs/clicks", "manifest"),
+    ("--checkpoint {data}/plan.json", "plan.json"),
+    ("--checkpoint nofs://bucket/step", "nofs"),
+    (f"--checkpoint {TOWERS}", "train_dlrm"),
+    ("--checkpoint latest", "latest"),
+    ("--eval ''", "--eval"),
+    ("--eval {data}/nothing", "nothing"),
+    ("--eval {data}/films/eval", "is missing"),
+    ("--eval {data}/ml", "none of them Parquet"),
+    ("--global-batch-size 0", "--global-batch-size|at least 1"),
+    ("--global-batch-size=-1", "--global-batch-size|at least 1"),
+    ("--global-batch-size x", "--global-batch-size"),
+    ("--predictions ''", "--predictions"),
+    ("--predictions {data}", "--predictions|folder"),
+    ("--predictions {data}/plan.json/p.parquet", "--predictions"),
+    ("--predictions /proc/nothing/p.parquet", "--predictions"),
+    ("--predictions nofs://bucket/p.parquet", "nofs"),
+    ("--predictions {own}/p.parquet --keys nothing", "'nothing'"),
+    ("--predictions {own}/p.parquet --keys label", "label"),
+    ("--predictions {own}/p.parquet --keys cat_0,cat_0", "'cat_0'|twice"),
+    ("--predictions {own}/p.parquet --keys ''", "--keys"),
+    ("--predictions {own}/p.parquet --keys cat_0,,cat_1", "--keys"),
+    ("--keys cat_0", "--keys|--predictions"),
+    ("--predictions {own}/same --result {own}/same", "--predictions|--result"),
+    ("--result ''", "--result"),
+    ("--result {data}", "--result|folder"),
+    ("--timeout 0", "--timeout"),
+    ("--timeout x", "--timeout"),
+    ("--plan nothing", "plan 'nothing'"),
+    ("--plan {data}/plan2.json", "plan is for 2 ranks|1"),
+    ("--ranks 1", "--ranks|--local"),
+    ("--ranks 0", "--ranks|at least 1"),
+    ("--pin-cores", "--pin-cores|--local"),
+    ("--gpu", "GPU"),
+    ("--steps 5", "unrecognized arguments"),
+]
+
+OWN_EVALUATION = [
+    (
+        "--eval {own}/train --predictions {own}/train/part-00000.parquet",
+        "--predictions|part-00000.parquet",
+        copied("clicks/train", "train"),
+    ),
+    (
+        "--eval {own}/train --predictions {own}/train/scores.parquet",
+        "--predictions|scores.parquet",
+        copied("clicks/train", "train"),
+    ),
+    (
+        "--eval {own}/eval",
+        "truth.json",
+        both(copied("clicks/eval", "eval"), content("truth.json", "{")),
+    ),
+    (
+        "--eval {own}/eval",
+        "truth.json",
+        both(copied("clicks/eval", "eval"), content("truth.json", "[]")),
+    ),
+    (
+        "--eval {own}/eval",
+        "truth.json|bayes_auc",
+        both(
+            copied("clicks/eval", "eval"),
+            content(
+                "truth.json",
+                '{"rows": 1000, "base_rate": 0.25, "bayes_auc": "high", "bayes_logloss": 0.4, '
+                '"bayes_ne": 0.7, "shuffled_labels": false}',
+            ),
+        ),
+    ),
+]
+
+REQUIRED = [
+    ("--eval {data}/clicks/eval", "required|--checkpoint"),
+    (f"--checkpoint {STEP}", "required|--eval"),
+    ("", "required"),
+]
+
+FULL_DISK = [
+    ("--predictions {own}/p.parquet", "predictions|large"),
+    ("--result {own}/r.json", "--result|large"),
+]
+
+MISTAKES = [
+    *mistakes("train_dlrm", "clicks", RESUME),
+    *mistakes(
+        "train_dlrm",
+        "clicks",
+        [("--resume {own}/step --steps 8", says, spoil) for says, spoil in DAMAGE],
+    ),
+    *mistakes(
+        "train_dlrm",
+        "clicks",
+        [("--init-from {own}/step", says, spoil) for says, spoil in DAMAGE[::4]],
+    ),
+    *mistakes("evaluate", "score own", [("", says, spoil) for says, spoil in DAMAGE]),
+    *mistakes("evaluate", "score", SCORE),
+    *mistakes("evaluate", "score", OWN_EVALUATION),
+    *mistakes("evaluate", "", REQUIRED),
+    *mistakes("evaluate", "score", FULL_DISK[:1], code=1, file_bytes=1000),
+    *mistakes("evaluate", "score", FULL_DISK[1:], code=1, file_bytes=400),
+    *mistakes(
+        "train_dlrm",
+        "clicks",
+        [("--eval {own}/eval", *OWN_EVALUATION[2][1:])],
+    ),
+]

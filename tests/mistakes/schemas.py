@@ -1,0 +1,161 @@
+"""Mistakes in schema.json, at the commands that read one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.mistakes.case import Mistake, mistakes
+from tests.mistakes.spoil import DROP, content, edited
+
+SCHEMA = "clicks/schema.json"
+DEEP = "[" * 100_000
+OTHER_WIDTH = ("tables.0.embedding_dim", 16)  # one table wider than the others: a DLRM takes none
+BINARY = ("", "schema.json", content("schema.json", b"\xff\xfe\x00", "schema.json is binary"))
+
+# (place, value, what the last line says)
+FIELDS: list[tuple[str, Any, str]] = [
+    ("label", DROP, "schema.json|no field 'label'"),
+    ("features", DROP, "schema.json|no field 'features'"),
+    ("tables", DROP, "schema.json|no field 'tables'"),
+    ("features.0.name", DROP, "features[0]|no field 'name'"),
+    ("features.0.column", DROP, "features[0]|no field 'column'"),
+    ("tables.0.name", DROP, "tables[0]|no field 'name'"),
+    ("tables.0.num_embeddings", DROP, "tables[0]|no field 'num_embeddings'"),
+    ("tables.0.embedding_dim", DROP, "tables[0]|no field 'embedding_dim'"),
+    ("tables.0.features", DROP, "tables[0]|no field 'features'"),
+    ("dense.0", {"fill": 1.0}, "dense[0]|no field 'column'"),
+    ("label", 5, "label|string"),
+    ("label", None, "label"),
+    ("label", "", "no label column"),
+    ("dense", "d_0", "dense|list"),
+    ("dense.0", 5, "dense[0]|object"),
+    ("dense.0", {"column": "d_0", "fill": "x"}, "fill|number"),
+    ("dense.0", {"column": "d_0", "fill": float("nan")}, "NaN"),
+    ("dense.0", {"column": "d_0", "fill": float("inf")}, "Infinity"),
+    ("features", [], "no sparse features"),
+    ("features", {}, "features|list"),
+    ("features.0", "cat_0", "features[0]|object"),
+    ("features.0.name", 5, "name|string"),
+    ("features.0.column", "", "'cat_0' has no column"),
+    ("features.0.hash_buckets", 0, "hash_buckets=0"),
+    ("features.0.hash_buckets", -3, "hash_buckets=-3"),
+    ("features.0.hash_buckets", 10**9, "hash_buckets|num_embeddings"),
+    ("features.0.hash_buckets", "many", "hash_buckets|whole number"),
+    ("features.0.weights", "label", "leak"),
+    ("features.0.column", "label", "leak"),
+    ("dense.0", "label", "leak"),
+    ("dense.1", "d_0", "'d_0' is named twice"),
+    ("features.1.name", "cat_0", "'cat_0' is named twice"),
+    ("tables.1.name", "t_cat_0", "'t_cat_0' is named twice"),
+    ("tables", [], "is in no table"),
+    ("tables.0.name", "", "has no name"),
+    ("tables.0.features", [], "no feature"),
+    ("tables.0.features", ["nothing"], "unknown feature 'nothing'"),
+    ("tables.0.features", ["cat_0", "cat_0"], "'cat_0' twice"),
+    ("tables.0.features", [5], "feature names"),
+    ("tables.0.num_embeddings", 0, "num_embeddings=0"),
+    ("tables.0.num_embeddings", -1, "num_embeddings=-1"),
+    ("tables.0.num_embeddings", 1.5, "num_embeddings|whole number"),
+    ("tables.0.num_embeddings", True, "num_embeddings|whole number"),
+    ("tables.0.num_embeddings", 10**13, "t_cat_0"),
+    ("tables.0.num_embeddings", 10**30, "schema.json|0000000"),
+    ("tables.0.embedding_dim", 0, "embedding_dim=0"),
+    ("tables.0.embedding_dim", 6, "embedding_dim=6|Try 8"),
+    ("tables.0.embedding_dim", 10**13, "t_cat_0"),
+    ("tables.0.embedding_dim", 16, "t_cat"),
+    ("tables.0.pooling", "max", "pooling|'max'"),
+    ("tables.0.pooling", "none", "pooling"),
+    ("tables.0.data_type", "int8", "data_type|'int8'"),
+    ("tables.0.weight_init_min", 5.0, "weight_init_min=5.0"),
+    ("tables.0.weight_init_max", float("inf"), "Infinity"),
+    ("tables.0.weight_init_min", "low", "weight_init_min|number"),
+    ("tables.0.rows", 5, "unknown field 'rows'"),
+    ("features.0.bucket", 5, "unknown field 'bucket'"),
+    ("nothing", 5, "unknown field 'nothing'"),
+    ("", [1, 2], "object"),
+]
+
+TEXTS = [
+    ("", "not valid JSON"),
+    ("{", "not valid JSON"),
+    ("null", "object"),
+    ("42", "object"),
+    ('{"label": "label", "label": "other", "features": [], "tables": []}', "twice"),
+    (DEEP, "not valid JSON"),
+    ("\ufeff{}", "BOM"),
+    (json.dumps({"label": "label"})[:-1] + ",}", "not valid JSON"),
+]
+
+OF_THE_PLANNER = ("'t_cat_0' is named twice", "has no name", "t_cat_0")  # it knows no file
+PLAN_TEXTS = [(text, says) for text, says in TEXTS if says != "twice"]
+
+# what does not concern tables and their features: the planner reads no further
+OF_TRAINING = ("dense", "label", "hash_buckets", "weights", "column")
+# other words for the same: the planner's reader needs no torch and is another one
+SAYS_OF_PLAN = {
+    "no field": "is missing",
+    "list": "an array",
+    "string": "a string",
+    "whole number": "integer",
+    "number": "a number",
+    "feature names": "strings",
+    "unknown feature": "unknown feature",
+}
+
+
+def _of_training() -> list[Mistake]:
+    fields = [
+        ("", says, edited(SCHEMA, "schema.json", place, value)) for place, value, says in FIELDS
+    ]
+    texts = [("", f"schema.json|{says}", content("schema.json", text)) for text, says in TEXTS]
+    return mistakes("train_dlrm", "own schema", [*fields, *texts, BINARY])
+
+
+def _of_planning() -> list[Mistake]:
+    found = []
+    for place, value, says in FIELDS:
+        if any(word in place for word in OF_TRAINING) or (place, value) == OTHER_WIDTH:
+            continue
+        last = says.split("|")[-1]
+        for ours, theirs in SAYS_OF_PLAN.items():
+            last = theirs if last.startswith(ours) else last
+        of_file = "" if last in OF_THE_PLANNER else "schema.json|"
+        found.append(("", f"{of_file}{last}", edited(SCHEMA, "schema.json", place, value)))
+    texts = [("", f"schema.json|{says}", content("schema.json", text)) for text, says in PLAN_TEXTS]
+    return mistakes("rayrec plan", "plan, own schema", [*found, *texts, BINARY])
+
+
+IN_TOWERS = [
+    ("", "unknown field 'nothing'", edited("films/schema.json", "schema.json", "nothing", 1)),
+    ("", "not valid JSON", content("schema.json", "{")),
+    ("", "'other'", edited("films/schema.json", "schema.json", "features.0.column", "other")),
+    ("", "label|'other'", edited("films/schema.json", "schema.json", "label", "other")),
+    (
+        "",
+        "item|rows",
+        edited("films/schema.json", "schema.json", "tables.1.num_embeddings", 3),
+    ),
+    (
+        "",
+        "user|hashed",
+        edited("films/schema.json", "schema.json", "features.0.hash_buckets", 5),
+    ),
+]
+
+IN_SCORES = [
+    ("--schema ''", "--schema"),
+    ("--schema {data}/nothing.json", "nothing.json"),
+    ("--schema {own}/schema.json", "not valid JSON", content("schema.json", "{")),
+    ("--schema {own}/schema.json", "'other' is missing", edited(SCHEMA, "schema.json", "features.0.column", "other")),
+    ("--schema {own}/schema.json", "t_cat_0", edited(SCHEMA, "schema.json", "tables.0.num_embeddings", 900)),
+    ("--schema {own}/schema.json", "dense", edited(SCHEMA, "schema.json", "dense", ["d_0"])),
+    ("--schema {data}/films/schema.json", "is missing"),
+]
+
+MISTAKES = [
+    *_of_training(),
+    *_of_planning(),
+    *mistakes("train_two_tower", "towers, own schema", IN_TOWERS),
+    *mistakes("evaluate", "score", IN_SCORES),
+]

@@ -1,0 +1,143 @@
+"""Sound files and sound command lines: each of these lines ends with code 0, so that what a mistake
+adds to one is the reason for its refusal.
+
+The files are made once: small click data with planted truth, two runs with checkpoints, a small
+MovieLens in its header form, a small Criteo log, a plan, a topology. Costs about 20 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from pathlib import Path
+
+SMALL = "--steps 4 --global-batch 256"
+LAYERS = "--dense-layers 16 --over-layers 16"
+CLICKS = "--train {data}/clicks/train --eval {data}/clicks/eval --schema {data}/clicks/schema.json"
+TOWERS = "--query user,age --candidate item,genres --layers 16 --ks 5"
+
+COMMANDS = {
+    "train_dlrm": "jobs.train_dlrm",
+    "train_two_tower": "jobs.train_two_tower",
+    "evaluate": "jobs.evaluate",
+    "smoke": "jobs.smoke",
+    "convert_criteo": "jobs.convert_criteo",
+    "convert_movielens": "jobs.convert_movielens",
+    "rayrec plan": "rayrec.cli.main",
+    "rayrec calibrate": "rayrec.cli.main",
+    "rayrec make-data": "rayrec.cli.main",
+    "rayrec": "rayrec.cli.main",
+}
+
+LINES = {
+    "clicks": f"{CLICKS} {LAYERS} {SMALL} --local",
+    "clicks on ranks": f"{CLICKS} {LAYERS} {SMALL}",
+    "own data": "--train {own}/train --eval {data}/clicks/eval --schema {data}/clicks/schema.json "
+    f"{LAYERS} {SMALL} --local",
+    "own evaluation": "--train {data}/clicks/train --eval {own}/train "
+    "--schema {data}/clicks/schema.json " + f"{LAYERS} {SMALL} --local",
+    "own schema": "--train {data}/clicks/train --eval {data}/clicks/eval --schema {own}/schema.json "
+    f"{LAYERS} {SMALL} --local",
+    "planted": f"--rows 2000 --eval-rows 500 {LAYERS} {SMALL} --local",
+    "towers": "--train {data}/films/train --eval {data}/films/eval "
+    "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers from source": f"--source {{data}}/ml --dim 8 {TOWERS} {SMALL} --local",
+    "towers, own source": f"--source {{own}}/ml --dim 8 {TOWERS} {SMALL} --local",
+    "towers, own data": "--train {own}/train --eval {data}/films/eval "
+    "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers, own evaluation": "--train {data}/films/train --eval {own}/eval "
+    "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers, own schema": "--train {data}/films/train --eval {data}/films/eval "
+    "--schema {own}/schema.json " + f"{TOWERS} {SMALL} --local",
+    "score": "--checkpoint {data}/runs/clicks/step-00000004 --eval {data}/clicks/eval --local",
+    "score own": "--checkpoint {own}/step --eval {data}/clicks/eval --local",
+    "smoke": "--ranks 1",
+    "criteo": "{data}/criteo.tsv {own}/out --num-buckets 100",
+    "own criteo": "{own}/criteo.tsv {own}/out --num-buckets 100",
+    "films": "{data}/ml {own}/out",
+    "own films": "{own}/ml {own}/out",
+    "plan": "plan --schema {data}/clicks/schema.json --topology cpu --ranks 2",
+    "plan, own schema": "plan --schema {own}/schema.json --topology cpu --ranks 2",
+    "plan, own topology": "plan --schema {data}/clicks/schema.json --topology {own}/topology.json",
+    "calibrate": "calibrate --ranks 1 --out {own}/topology.json",
+    "make-data": "make-data {own}/made --rows 1000 --eval-rows 500",
+}
+
+SEEDS = {"ratings": 11, "logs": 12}
+
+
+def make_sound(data: Path) -> None:
+    """Write all sound files below a folder."""
+    from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+
+    config = SyntheticConfig(
+        rows_train=3000,
+        rows_eval=1000,
+        num_features=6,
+        num_lists=1,
+        num_dense=3,
+        dim=8,
+        cap=200,
+        seed=3,
+    )
+    write_synthetic(data / "clicks", config)
+    write_films(data / "ml")
+    write_criteo(data / "criteo.tsv", rows=300)
+    _run("convert_movielens", f"{data}/ml {data}/films --dim 8")
+    _run("train_dlrm", f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks --checkpoint-every 2", data)
+    _run("train_two_tower", f"{LINES['towers']} --checkpoint-dir {data}/runs/towers", data)
+    _write_plan(data)
+
+
+def write_films(folder: Path) -> None:
+    """Write a small MovieLens: 40 users, 60 items, 1,500 ratings."""
+    draw = random.Random(SEEDS["ratings"])
+    folder.mkdir(parents=True)
+    users = [f"{u}\t{18 + u}\t{'MF'[u % 2]}\tjob{u % 5}\t9{u:04}" for u in range(1, 41)]
+    items = [f"{i}\tfilm {i}\t{1980 + i % 20}\tgenre{i % 4} genre{4 + i % 3}" for i in range(1, 61)]
+    pairs = draw.sample([(user, item) for user in range(1, 41) for item in range(1, 61)], 1500)
+    ratings = [f"{user}\t{item}\t{draw.randint(1, 5)}\t{8 * 10**8 + user}" for user, item in pairs]
+    heads = {
+        "user": "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token",
+        "item": "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq",
+        "inter": "user_id:token\titem_id:token\trating:float\ttimestamp:float",
+    }
+    for (name, head), lines in zip(heads.items(), (users, items, ratings), strict=True):
+        (folder / f"ml-100k.{name}").write_text("\n".join([head, *lines]) + "\n")
+
+
+def criteo_row(draw: random.Random) -> list[str]:
+    """Return the fields of one row of a Criteo log."""
+    counts = [str(draw.randint(0, 90)) for _ in range(13)]
+    categories = [f"{draw.getrandbits(32):08x}" for _ in range(26)]
+    return [str(draw.randint(0, 1)), *counts, *categories]
+
+
+def write_criteo(path: Path, rows: int) -> None:
+    """Write a small Criteo log, tab separated and without a header."""
+    draw = random.Random(SEEDS["logs"])
+    path.write_text("".join("\t".join(criteo_row(draw)) + "\n" for _ in range(rows)))
+
+
+def _write_plan(data: Path) -> None:
+    """Write plans of the click tables for one rank and for two, and the topology of one rank."""
+    from rayrec.data import FeatureSchema
+    from rayrec.layout import Topology
+    from rayrec.planner import EmbeddingShardingPlanner
+
+    tables = FeatureSchema.load(data / "clicks" / "schema.json").embedding_bag_configs()
+    for name, ranks in (("plan2.json", 2), ("plan.json", 1)):
+        topology = Topology.local(ranks, memory_bytes=10**9)
+        EmbeddingShardingPlanner(topology, batch_size=256).plan(tables).save(data / name)
+    (data / "topology.json").write_text(topology.to_json() + "\n")
+
+
+def _run(command: str, line: str, data: Path | None = None) -> None:
+    """Run a job in this process."""
+    from importlib import import_module
+
+    words = line.replace("{data}", str(data)).split()
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = import_module(COMMANDS[command]).main(words)
+    assert code == 0, f"{command} {line} ended with {code}"

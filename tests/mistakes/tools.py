@@ -1,0 +1,207 @@
+"""Mistakes at the rayrec command (plan, calibrate, make-data, none), at jobs.smoke, and in the environment."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from tests.mistakes.case import mistakes
+from tests.mistakes.spoil import content, copied, folder
+
+LONG = "x" * 300
+HUGE = "1" + "0" * 30
+
+PLAN = [
+    ("--schema ''", "--schema"),
+    ("--schema {data}/nothing.json", "nothing.json"),
+    ("--schema {data}", "directory"),
+    (f"--schema {LONG}", "too long"),
+    ("--topology ''", "--topology"),
+    ("--topology nothing", "'nothing'|presets"),
+    (f"--topology {LONG}", "presets"),
+    ("--topology {data}", "presets"),
+    ("--topology {data}/plan.json", "plan.json"),
+    ("--topology {data}/topology.json", "--ranks 2 contradicts"),
+    ("--topology {data}/topology.json --ranks 1 --hosts 2", "--hosts 2 contradicts"),
+    ("--topology {data}/topology.json --ranks 1 --reserve 0.1", "--reserve"),
+    ("--ranks 0", "--ranks|at least 1"),
+    ("--ranks=-1", "--ranks|at least 1"),
+    ("--ranks x", "--ranks|whole number"),
+    ("--ranks 7 --hosts 2", "do not divide"),
+    ("--ranks 1000000000", "--ranks|16384"),
+    (f"--ranks {HUGE}", "--ranks|16384"),
+    ("--hosts 0", "--hosts|at least 1"),
+    ("--hosts x", "--hosts|whole number"),
+    ("--hosts 1000000000", "--hosts|16384"),
+    ("--reserve 1", "--reserve|below 1"),
+    ("--reserve=-0.1", "--reserve|from 0"),
+    ("--reserve nan", "--reserve"),
+    ("--input-hidden 2", "--input-hidden|from 0 to 1"),
+    ("--input-hidden nan", "--input-hidden"),
+    ("--batch 0", "--batch|at least 1"),
+    ("--batch x", "--batch|whole number"),
+    (f"--batch {HUGE}", "batch"),
+    ("--optimizer nothing", "--optimizer|rowwise_adagrad"),
+    ("--kinds ''", "kind ''"),
+    ("--kinds nothing", "'nothing'"),
+    ("--kinds row_wise,", "kind ''"),
+    ("--kinds rowwise", "did you mean"),
+    ("--qcomms-forward fp8", "--qcomms-forward|int8"),
+    ("--qcomms-backward ''", "--qcomms-backward"),
+    ("--constraints ''", "--constraints"),
+    ("--constraints {data}/nothing.json", "nothing.json"),
+    ("--constraints {data}", "directory"),
+    ("--profile ''", "--profile"),
+    ("--profile {data}/nothing", "nothing"),
+    ("--profile {data}/plan.json", "plan.json"),
+    ("--profile {data}/films/train", "cat_0"),
+    ("--profile {own}/empty", "empty", folder("empty")),
+    ("--profile {own}/x.parquet", "x.parquet", content("x.parquet", "words")),
+    ("--out ''", "--out"),
+    ("--out {data}", "--out|folder"),
+    ("--out {data}/plan.json/p.json", "--out"),
+    ("--out /proc/nothing/p.json", "--out"),
+    (f"--out {{own}}/{LONG}", "--out|too long"),
+    ("--html {data}", "--html|folder"),
+    ("--html /proc/nothing/p.html", "--html"),
+    ("--out {own}/p --html {own}/p", "--html|--out"),
+    ("--out {own}/s.json --schema {own}/s.json", "--out|--schema", copied("clicks/schema.json", "s.json")),
+    ("--diff ''", "--diff"),
+    ("--diff {data}/nothing.json", "nothing.json"),
+    ("--diff {data}/clicks/schema.json", "schema.json"),
+    ("extra", "unrecognized arguments"),
+]
+
+CALIBRATE = [
+    ("--ranks 0", "--ranks|at least 1"),
+    ("--ranks x", "--ranks|whole number"),
+    ("--cpus 0", "--cpus|above 0"),
+    ("--cpus nan", "--cpus|above 0"),
+    ("--cpus 1.5", "cpus_per_worker=1.5"),
+    ("--memory 0", "--memory|above 0"),
+    ("--memory nan", "--memory|above 0"),
+    ("--memory x", "--memory|a number"),
+    ("--out ''", "--out"),
+    ("--out {data}", "--out|folder"),
+    ("--out {data}/plan.json/t.json", "--out"),
+    ("--out /proc/nothing/t.json", "--out"),
+    ("extra", "unrecognized arguments"),
+]
+
+MAKE = [
+    ("--rows 0", "--rows|at least 1"),
+    ("--rows=-1", "--rows|at least 1"),
+    ("--rows x", "--rows|whole number"),
+    (f"--rows {HUGE}", "free"),
+    ("--eval-rows 1", "--eval-rows|at least 2"),
+    ("--eval-rows x", "--eval-rows|whole number"),
+    ("--eval-rows 100000000000000", "free"),
+    ("--dim 0", "--dim|at least"),
+    ("--dim 2", "dim"),
+    ("--dim 6", "embedding_dim=6|Try 8"),
+    ("--dim x", "--dim|whole number"),
+    ("--seed=-1", "--seed|between 0"),
+    ("--seed x", "--seed|whole number"),
+]
+
+MAKE_PATHS = [
+    ("make-data", "required"),
+    ("make-data ''", "DIR"),
+    ("make-data {data}/clicks", "already holds|--overwrite"),
+    ("make-data {data}/plan.json", "plan.json"),
+    ("make-data {data}/plan.json/made", "plan.json"),
+    ("make-data /proc/nothing", "/proc/nothing"),
+    (f"make-data {{own}}/{LONG} --rows 10 --eval-rows 10", "too long"),
+]
+
+ALONE = [
+    ("", "required|COMMAND"),
+    ("nothing", "invalid choice|plan"),
+    ("--nothing", "required|COMMAND"),
+    ("plan", "required|--schema, --topology"),
+    ("plan --schema {data}/clicks/schema.json", "required|--topology"),
+    ("calibrate", "required|--ranks, --out"),
+    ("calibrate --ranks 1", "required|--out"),
+]
+
+FINE = ["--version", "--help", "plan --help", "calibrate --help", "make-data --help"]
+
+SMOKE = [
+    ("--ranks 0", "--ranks|at least 1"),
+    ("--ranks=-3", "--ranks|at least 1"),
+    ("--ranks x", "--ranks|whole number"),
+    ("--cpus-per-rank 0", "--cpus-per-rank|above 0"),
+    ("--cpus-per-rank nan", "--cpus-per-rank"),
+    ("--cpus-per-rank 1.5", "--cpus-per-rank|whole"),
+    ("--pin-cores --cpus-per-rank 0.5", "--pin-cores"),
+    ("--pin-cores --gpu", "--pin-cores"),
+    ("--placement-timeout 0", "--placement-timeout"),
+    ("--placement-timeout x", "--placement-timeout|a number"),
+    ("--plan row_wise", "unrecognized arguments"),
+    ("extra", "unrecognized arguments"),
+]
+
+RAY_STARTS = [
+    ("--ranks 500", "500 ranks|CPU"),
+    ("--ranks 1000000000", "1000000000 ranks|CPU"),
+    ("--ranks 1 --gpu", "GPU"),
+    ("--ranks 1 --cpus-per-rank 900", "900 CPU"),
+]
+
+ADDRESSES = [
+    ("127.0.0.1:1", "RAY_ADDRESS|nothing answers"),
+    ("nowhere.invalid:6379", "RAY_ADDRESS|nothing answers"),
+    ("words", "RAY_ADDRESS|words"),
+    ("127.0.0.1", "RAY_ADDRESS|127.0.0.1"),
+    ("127.0.0.1:99999", "RAY_ADDRESS|99999"),
+    ("127.0.0.1:-5", "RAY_ADDRESS|-5"),
+    ("127.0.0.1:port", "RAY_ADDRESS|port"),
+    (":", "RAY_ADDRESS"),
+    ("ray://127.0.0.1:10001", "Ray Client"),
+    ("http://127.0.0.1:8265", "RAY_ADDRESS"),
+    ("gcs://127.0.0.1:1", "RAY_ADDRESS|nothing answers"),
+    ("[::1]:1", "RAY_ADDRESS"),
+    ("auto", "RAY_ADDRESS|auto"),
+]
+
+
+class _Silent:
+    """A server that takes connections and never says a word, on a port of its own."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._taken: list[socket.socket] = []
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def _take(self) -> None:
+        while True:
+            self._taken.append(self._socket.accept()[0])
+
+
+def silent_address() -> str:
+    """Return an address that takes connections and never answers, as long as this process lives."""
+    return _Silent().address
+
+
+SHORT = "--steps 2 --global-batch 256"
+
+MISTAKES = [
+    *mistakes("rayrec plan", "plan", PLAN),
+    *mistakes("rayrec plan", "plan", [("", "storage")], code=1, stdout="/dev/full"),
+    *mistakes("rayrec plan", "plan", [("--out {own}/p.json", "--out|large")], code=1, file_bytes=400),
+    *mistakes("rayrec calibrate", "calibrate", CALIBRATE),
+    *mistakes("rayrec make-data", "make-data", MAKE),
+    *mistakes("rayrec make-data", "", MAKE_PATHS),
+    *mistakes("rayrec make-data", "make-data", [("", "large")], code=1, file_bytes=5000),
+    *mistakes("rayrec", "", ALONE),
+    *mistakes("rayrec", "", [(line, "") for line in FINE], code=0),
+    *mistakes("smoke", "", SMOKE),
+    *mistakes("smoke", "", RAY_STARTS, cold=True),
+    *[
+        m
+        for address, says in ADDRESSES
+        for m in mistakes("smoke", "smoke", [("", says)], env={"RAY_ADDRESS": address}, cold=True)
+    ],
+    *mistakes("smoke", "smoke", [("", "does not start|AF_UNIX")], env={"RAY_TMPDIR": f"/tmp/{'x' * 90}"}, cold=True),
+]
