@@ -131,7 +131,5 @@ def mistakes(
     found = []
     for options, says, *spoil in table:
         how = spoil[0] if spoil else None
-        found.append(
-            Mistake(command=command, base=base, options=options, says=says, spoil=how, **more)
-        )
+        found.append(Mistake(command=command, base=base, options=options, says=says, spoil=how, **more))
     return found

@@ -128,10 +128,7 @@ MISTAKES = [
     *mistakes(
         "rayrec plan",
         "plan, own topology",
-        [
-            ("", says, edited("topology.json", "topology.json", place, value))
-            for place, value, says in TOPOLOGY
-        ],
+        [("", says, edited("topology.json", "topology.json", place, value)) for place, value, says in TOPOLOGY],
     ),
     *mistakes(
         "rayrec plan",

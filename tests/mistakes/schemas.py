@@ -105,9 +105,7 @@ SAYS_OF_PLAN = {
 
 
 def _of_training() -> list[Mistake]:
-    fields = [
-        ("", says, edited(SCHEMA, "schema.json", place, value)) for place, value, says in FIELDS
-    ]
+    fields = [("", says, edited(SCHEMA, "schema.json", place, value)) for place, value, says in FIELDS]
     texts = [("", f"schema.json|{says}", content("schema.json", text)) for text, says in TEXTS]
     return mistakes("train_dlrm", "own schema", [*fields, *texts, BINARY])
 

@@ -33,23 +33,17 @@ COMMANDS = {
 LINES = {
     "clicks": f"{CLICKS} {LAYERS} {SMALL} --local",
     "clicks on ranks": f"{CLICKS} {LAYERS} {SMALL}",
-    "own data": "--train {own}/train --eval {data}/clicks/eval --schema {data}/clicks/schema.json "
-    f"{LAYERS} {SMALL} --local",
-    "own evaluation": "--train {data}/clicks/train --eval {own}/train "
-    "--schema {data}/clicks/schema.json " + f"{LAYERS} {SMALL} --local",
-    "own schema": "--train {data}/clicks/train --eval {data}/clicks/eval --schema {own}/schema.json "
-    f"{LAYERS} {SMALL} --local",
+    "own data": f"--train {{own}}/train --eval {{data}}/clicks/eval --schema {{data}}/clicks/schema.json {LAYERS} {SMALL} --local",
+    "own evaluation": "--train {data}/clicks/train --eval {own}/train --schema {data}/clicks/schema.json " + f"{LAYERS} {SMALL} --local",
+    "own schema": f"--train {{data}}/clicks/train --eval {{data}}/clicks/eval --schema {{own}}/schema.json {LAYERS} {SMALL} --local",
     "planted": f"--rows 2000 --eval-rows 500 {LAYERS} {SMALL} --local",
-    "towers": "--train {data}/films/train --eval {data}/films/eval "
-    "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers": "--train {data}/films/train --eval {data}/films/eval --schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
     "towers from source": f"--source {{data}}/ml --dim 8 {TOWERS} {SMALL} --local",
     "towers, own source": f"--source {{own}}/ml --dim 8 {TOWERS} {SMALL} --local",
-    "towers, own data": "--train {own}/train --eval {data}/films/eval "
-    "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers, own data": "--train {own}/train --eval {data}/films/eval --schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
     "towers, own evaluation": "--train {data}/films/train --eval {own}/eval "
     "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
-    "towers, own schema": "--train {data}/films/train --eval {data}/films/eval "
-    "--schema {own}/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers, own schema": "--train {data}/films/train --eval {data}/films/eval --schema {own}/schema.json " + f"{TOWERS} {SMALL} --local",
     "score": "--checkpoint {data}/runs/clicks/step-00000004 --eval {data}/clicks/eval --local",
     "score own": "--checkpoint {own}/step --eval {data}/clicks/eval --local",
     "smoke": "--ranks 1",

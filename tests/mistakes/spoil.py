@@ -147,9 +147,7 @@ def column_by(
     return Spoiler(f"[column {name}: {title}{' ' + kind if kind else ''}]", write)
 
 
-def table_by(
-    change: Callable[[Any], Any], title: str, source: str = "clicks/train", target: str = "train"
-) -> Spoiler:
+def table_by(change: Callable[[Any], Any], title: str, source: str = "clicks/train", target: str = "train") -> Spoiler:
     """Copy Parquet data through a function of the whole table."""
 
     def write(own: Path, data: Path) -> None:

@@ -198,10 +198,6 @@ MISTAKES = [
     *mistakes("rayrec", "", [(line, "") for line in FINE], code=0),
     *mistakes("smoke", "", SMOKE),
     *mistakes("smoke", "", RAY_STARTS, cold=True),
-    *[
-        m
-        for address, says in ADDRESSES
-        for m in mistakes("smoke", "smoke", [("", says)], env={"RAY_ADDRESS": address}, cold=True)
-    ],
+    *[m for address, says in ADDRESSES for m in mistakes("smoke", "smoke", [("", says)], env={"RAY_ADDRESS": address}, cold=True)],
     *mistakes("smoke", "smoke", [("", "does not start|AF_UNIX")], env={"RAY_TMPDIR": f"/tmp/{'x' * 90}"}, cold=True),
 ]

@@ -187,9 +187,7 @@ MISTAKES = [
     *[
         m
         for options, says, limit, left in FULL_DISK
-        for m in mistakes(
-            "train_dlrm", "clicks", [(options, says)], code=1, file_bytes=limit, may_leave=left
-        )
+        for m in mistakes("train_dlrm", "clicks", [(options, says)], code=1, file_bytes=limit, may_leave=left)
     ],
     *mistakes("train_dlrm", "clicks", [("--result {own}/r", "large")], code=1, file_bytes=400),
     *mistakes("train_dlrm", "planted", [("", "large")], code=1, file_bytes=20_000),

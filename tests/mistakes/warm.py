@@ -58,7 +58,7 @@ def become(request: dict[str, Any]) -> None:
         descriptor = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdin = open(0, closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # TMPDIR is another one now

@@ -139,7 +139,7 @@ def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, a
     [
         pytest.param(["--plan", "rowwise"], "neither a file nor one of", marks=pytest.mark.slow),
         (["--ranks", "0"], "--ranks: '0'"),
-        (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read /nowhere/schema.json"),
+        (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read --schema /nowhere/schema.json"),
         (["--eval", "/x"], "--eval and --schema need --train"),
     ],
 )
