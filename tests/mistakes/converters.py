@@ -17,7 +17,7 @@ LONG = "x" * 300
 COMMON = [
     ("--dim 0", "--dim|at least"),
     ("--dim=-4", "--dim|at least"),
-    ("--dim 6", "embedding_dim=6|Try 8"),
+    ("--dim 2.5", "--dim|whole number"),
     ("--dim x", "--dim|whole number"),
     ("--eval-fraction 1", "--eval-fraction|below 1"),
     ("--eval-fraction 2", "--eval-fraction|below 1"),
@@ -32,8 +32,8 @@ COMMON = [
 ]
 
 OF_CRITEO = [
-    ("--num-buckets 0", "--num-buckets|at least 1"),
-    ("--num-buckets=-1", "--num-buckets|at least 1"),
+    ("--num-buckets 0", "--num-buckets|between 1"),
+    ("--num-buckets=-1", "--num-buckets|between 1"),
     ("--num-buckets x", "--num-buckets|whole number"),
     ("--num-buckets 3000000000", "--num-buckets|2147483647"),
     ("--num-buckets 1" + "0" * 30, "--num-buckets|2147483647"),
@@ -41,7 +41,7 @@ OF_CRITEO = [
 ]
 
 OF_FILMS = [
-    ("--eval-fraction 0", "eval_fraction=0.0|holds out 0"),
+    ("--eval-fraction 0", "eval_fraction=0.0|between 0 and 1"),
     ("--eval-fraction 0.00001", "holds out 0"),
     ("--eval-fraction 0.99999", "holds out 1500"),
 ]

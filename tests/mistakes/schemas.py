@@ -61,7 +61,6 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("tables.0.num_embeddings", 10**13, "t_cat_0"),
     ("tables.0.num_embeddings", 10**30, "schema.json|0000000"),
     ("tables.0.embedding_dim", 0, "embedding_dim=0"),
-    ("tables.0.embedding_dim", 6, "embedding_dim=6|Try 8"),
     ("tables.0.embedding_dim", 10**13, "t_cat_0"),
     ("tables.0.embedding_dim", 16, "t_cat"),
     ("tables.0.pooling", "max", "pooling|'max'"),

@@ -98,7 +98,7 @@ MAKE = [
     ("--eval-rows 100000000000000", "free"),
     ("--dim 0", "--dim|at least"),
     ("--dim 2", "dim"),
-    ("--dim 6", "embedding_dim=6|Try 8"),
+    ("--dim 2.5", "--dim|whole number"),
     ("--dim x", "--dim|whole number"),
     ("--seed=-1", "--seed|between 0"),
     ("--seed x", "--seed|whole number"),

@@ -87,7 +87,7 @@ BARE = [
     ("--source {data}/nothing --local", "nothing"),
     ("--source {data}/clicks --local", "neither u.data nor ml-100k.inter"),
     ("--source {data}/plan.json --local", "neither u.data nor ml-100k.inter"),
-    ("--source {data}/ml --dim 6 --local", "embedding_dim=6"),
+    ("--source {data}/ml --dim 0 --local", "--dim|at least 1"),
     ("--source {data}/ml --query nothing --local", "'nothing'"),
 ]
 
