@@ -61,7 +61,8 @@ def test_of_many_that_start_at_once_one_holds_the_folder(tmp_path: Path) -> None
     drivers = [hold(tmp_path / "run", 3) for _ in range(6)]
     said = [driver.communicate(timeout=60)[0] for driver in drivers]
     assert sorted(text.split()[0] for text in said) == ["held", *["refused"] * 5]
-    assert not (tmp_path / "run").exists()
+    # the driver that made the folder may be one of the refused, which removes it only when it is empty
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
 def test_an_owner_elsewhere_holds_the_folder_until_its_beat_is_old(tmp_path: Path) -> None:
