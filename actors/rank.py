@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.train.memory import start_thread, tune_malloc
+from rayrec.machine.memory import start_thread, tune_malloc
 from rayrec.train.progress import ProgressLog, RankError, RankPoll, RankState
 from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 

@@ -24,8 +24,8 @@ from benchmarks import report
 from benchmarks.workload import quartiles
 from rayrec.data import Batch, FeatureSchema
 from rayrec.data.convert import to_batch
+from rayrec.machine.memory import tune_malloc
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.memory import tune_malloc
 
 RECORDS = 8
 

@@ -108,10 +108,10 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
     if name == "torchrec":
         return _torchrec(work, num_ranks, batches, dense, labels)
     from rayrec.distributed import DistributedModelParallel
-    from rayrec.distributed.timing import span
     from rayrec.layout import EmbeddingBagConfig
     from rayrec.models import DLRM
     from rayrec.modules import EmbeddingBagCollection
+    from rayrec.observe.timer import span
     from rayrec.optim import RowWiseAdagrad
     from rayrec.sparse import KeyedJaggedTensor
 

@@ -73,7 +73,7 @@ def steady(reports: Sequence[ProgressReport]) -> float:
 
 def bare_rank(rank: int, port: Any, folder: str, args: argparse.Namespace, plan: Any, queue: Any) -> None:
     """One rank without Ray."""
-    from rayrec.train.memory import tune_malloc
+    from rayrec.machine.memory import tune_malloc
 
     tune_malloc()
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.workload import quartiles
+from rayrec.machine.memory import tune_malloc
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
-from rayrec.train.memory import tune_malloc
 
 
 class Shape(NamedTuple):

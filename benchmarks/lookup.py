@@ -21,13 +21,13 @@ import torch
 
 from benchmarks import report
 from benchmarks.workload import Workload, quartiles
-from rayrec.distributed.group_lookup import GroupLookup
-from rayrec.distributed.groups import GroupKey, LookupGroup, Slot, Use
-from rayrec.distributed.unpack import GroupIds
-from rayrec.distributed.workers import Workers
+from rayrec.distributed.kernels.group_lookup import GroupLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.groups import GroupKey, LookupGroup, Slot, Use
 from rayrec.layout import DataType, Shard, Storage
+from rayrec.machine.memory import tune_malloc
 from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
-from rayrec.train.memory import tune_malloc
 
 REFERENCE = "row-wise Adagrad"
 OPTIMIZERS: dict[str, SparseOptimizer] = {

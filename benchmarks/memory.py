@@ -54,7 +54,7 @@ def share_bytes() -> int:
 
 def rank_main(rank: int, port: Any, num_ranks: int, tables: TableSet, plan: ShardingPlan, results: Any) -> None:
     """One rank: train some steps, tell what they took."""
-    from rayrec.train.memory import tune_malloc
+    from rayrec.machine.memory import tune_malloc
 
     tune_malloc()
     import torch

@@ -148,7 +148,7 @@ def rank_main(rank: int, port: Any, options: argparse.Namespace, results: Any) -
     from rayrec.comm.choose import exchange_for
     from rayrec.comm.process_group import destroy_process_group
     from rayrec.distributed.calibrate import calibrate
-    from rayrec.train.memory import tune_malloc
+    from rayrec.machine.memory import tune_malloc
 
     tune_malloc()
     join(rank, options.ranks, lambda found: [port.put(found) for _ in range(options.ranks - 1)], port.get)

@@ -235,7 +235,7 @@ def _profiled(step: ModelStep, rank: int, first: int, path: str) -> str:
 
 
 def _waits(step: ModelStep, number: int) -> int:
-    from rayrec.distributed.timing import StepTimer
+    from rayrec.observe.timer import StepTimer
 
     timer, before = StepTimer(), step.model.timer
     step.model.timer = timer
@@ -248,7 +248,7 @@ def _rank_main(rank: int, system: System, pipe: Any) -> None:
     import warnings
 
     warnings.filterwarnings("ignore")
-    from rayrec.train.memory import tune_malloc
+    from rayrec.machine.memory import tune_malloc
 
     if system.tuned:
         tune_malloc()

@@ -28,9 +28,9 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise variant; with " far", over `FarExchange`."""
     from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel
-    from rayrec.distributed.timing import span
     from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
     from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+    from rayrec.observe.timer import span
     from rayrec.optim import RowWiseAdagrad
     from rayrec.sparse import KeyedJaggedTensor
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.distributed.groups import GroupKey, LookupGroup, Slot, Use
-from rayrec.distributed.unpack import GroupIds
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.program.groups import GroupKey, LookupGroup, Slot, Use
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 

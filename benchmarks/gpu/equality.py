@@ -15,7 +15,7 @@ from benchmarks.gpu.models import (
     trained_case,
 )
 from benchmarks.gpu.reference import Case, Collection
-from rayrec.distributed.lookup import has_fused_kernel
+from rayrec.distributed.kernels.lookup import has_fused_kernel
 from rayrec.layout import DataType, Storage
 from rayrec.optim import (
     LAMB,

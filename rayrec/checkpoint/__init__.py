@@ -2,7 +2,6 @@
 
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
-from rayrec.checkpoint.place import Placer
 from rayrec.checkpoint.restore import (
     RestoredCheckpoint,
     check_tables,
@@ -11,8 +10,9 @@ from rayrec.checkpoint.restore import (
     restore_checkpoint,
 )
 from rayrec.checkpoint.save import save_checkpoint
-from rayrec.checkpoint.state import Gather, ShardState
 from rayrec.checkpoint.table import load_table
+from rayrec.shards.place import Placer
+from rayrec.shards.state import Gather, ShardState
 
 __all__ = [
     "CheckpointManager",

@@ -23,12 +23,12 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
-from rayrec.checkpoint.place import Placer
 from rayrec.checkpoint.shardfile import check_footer, read_batch
-from rayrec.checkpoint.state import WEIGHT, ShardState, describe
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.place import Placer
+from rayrec.shards.state import WEIGHT, ShardState, describe
 
 READ_AHEAD = 4  # record batches in flight
 _STATE_REMEDY = "Restore with the optimizer that was saved, or the weights alone, without optimizer state (init_from, --init-from)."

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, TableEntry
 from rayrec.checkpoint.shardfile import BATCH_BYTES, write_shard
-from rayrec.checkpoint.state import Gather, ShardState, describe
 from rayrec.checkpoint.store import DENSE, Store
 from rayrec.errors import CheckpointError, RayrecError, SaveError
 from rayrec.layout.geometry import Replicated, Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.state import Gather, ShardState, describe
 
 WRITERS = 4  # files that one rank writes at a time; an object store's stream alone does not fill a network card
 T = TypeVar("T")

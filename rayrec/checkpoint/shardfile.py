@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint.manifest import Column, FileEntry, Mark
-from rayrec.checkpoint.state import ShardState, describe
 from rayrec.checkpoint.store import TABLES, Source, Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
+from rayrec.shards.state import ShardState, describe
 
 BATCH_BYTES = 8 << 20
 _MAGIC = b"ARROW1\0\0"

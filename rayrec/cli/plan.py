@@ -18,12 +18,12 @@ from rayrec.cli.tables import load_tables
 from rayrec.command import Parser
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
-from rayrec.layout.html import render_page
 from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.optimizers import SPARSE_STATES
 from rayrec.planner.wire import CODINGS
+from rayrec.report.plan_page import render_page
 from rayrec.storage import probe_output, write_whole
 
 

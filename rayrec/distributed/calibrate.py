@@ -22,11 +22,11 @@ from torch import Tensor
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.distributed.timing import StepTimer
 from rayrec.layout import EmbeddingBagConfig, Layout, ShardingPlan, TablePlacement, Topology
 from rayrec.layout.kinds import column_wise, data_parallel, row_wise, table_wise
 from rayrec.layout.rates import PARTS
 from rayrec.modules import EmbeddingBagCollection
+from rayrec.observe.timer import StepTimer
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.calibrate import Links, Sample, fit

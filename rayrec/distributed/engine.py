@@ -18,27 +18,27 @@ from torch import Tensor
 from rayrec.checkpoint import ShardState
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.compile import compile_slots
-from rayrec.distributed.compiled import Compiled
-from rayrec.distributed.dedup import Distinct, distinct_ids
 from rayrec.distributed.engine_options import EngineOptions
-from rayrec.distributed.exchange_step import Combine, RouteWeights, Step
-from rayrec.distributed.group_lookup import GroupLookup
-from rayrec.distributed.groups import CollectionSpec, GroupKey
-from rayrec.distributed.in_place import ReadInPlace
-from rayrec.distributed.inbox import Inbox
-from rayrec.distributed.peers import look_up_with_peers
+from rayrec.distributed.kernels.group_lookup import GroupLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.compile import compile_slots
+from rayrec.distributed.program.groups import CollectionSpec, GroupKey
+from rayrec.distributed.program.slots import by_collection
 from rayrec.distributed.reshard import Moving, move_tables
-from rayrec.distributed.route import RoutedIds, route
-from rayrec.distributed.routes_ahead import RoutesAhead
-from rayrec.distributed.shared_tables import SharedTables
-from rayrec.distributed.slots import by_collection
-from rayrec.distributed.timing import StepTimer, span
-from rayrec.distributed.two_hop import Hops
-from rayrec.distributed.unpack import GroupIds
-from rayrec.distributed.workers import Workers
+from rayrec.distributed.shared.in_place import ReadInPlace
+from rayrec.distributed.shared.shared_tables import SharedTables
+from rayrec.distributed.steps.compiled import Compiled
+from rayrec.distributed.steps.dedup import Distinct, distinct_ids
+from rayrec.distributed.steps.exchange_step import Combine, RouteWeights, Step
+from rayrec.distributed.steps.inbox import Inbox
+from rayrec.distributed.steps.peers import look_up_with_peers
+from rayrec.distributed.steps.route import RoutedIds, route
+from rayrec.distributed.steps.routes_ahead import RoutesAhead
+from rayrec.distributed.steps.two_hop import Hops
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
+from rayrec.observe.timer import StepTimer, span
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor, check_ids, start_check_ids
 

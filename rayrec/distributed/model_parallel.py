@@ -28,9 +28,9 @@ from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.state import TableShards
-from rayrec.distributed.timing import StepTimer
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
+from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import Placer, ShardState
-from rayrec.checkpoint.state import WEIGHT
 from rayrec.comm.exchange import Exchange
 from rayrec.layout import Layout, Replicated, Shard, ShardingPlan
 from rayrec.optim import SparseOptimizer
+from rayrec.shards.state import WEIGHT
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rayrec.checks import absolute_path, lasting_path, positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
-from rayrec.layout.hindsight import Hindsight
+from rayrec.observe.hindsight import Hindsight
 from rayrec.train.config import (
     DEFAULT_DENSE,
     DEFAULT_SPARSE,

@@ -26,7 +26,7 @@ from rayrec.driver.topology import discover, read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.layout.estimates import RankEstimate
-from rayrec.layout.hindsight import Hindsight
+from rayrec.observe.hindsight import Hindsight
 from rayrec.storage import probe_output
 from rayrec.train.config import Dataset
 from rayrec.train.profile_page import ready_profile

@@ -4,7 +4,7 @@ As owner, a rank pays for the ids it receives, the rows it reads and pools, the 
 update. As home of its own rows of the batch it pays for packing ids and gradients for every owner and for joining what they return: a
 cost that all ranks share alike, and that wide splits raise. The wire is priced on the owner's side: all owners together send what all
 homes together receive, and homes are even, so the slowest owner is never faster than a home. Where rows are read in place
-(`rayrec.distributed.in_place`), a rank pays as owner for ids and the update alone, and as home for looking up its own bags.
+(`rayrec.distributed.shared.in_place`), a rank pays as owner for ids and the update alone, and as home for looking up its own bags.
 
 Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the topology's constants, so that a calibration
 can fit the constants to measured parts. What a pipelined trainer hides of the input part (`Topology.input_hidden`) is counted and not

@@ -42,7 +42,7 @@ class TableWork:
         skew: exponent of the Zipf law of its ids; 0 means uniform.
         storage: where its rows lie. gpu: the rank is one, so that the host's memory is another than its own.
         wire: what rows and gradients travel as; one rank alone codes nothing.
-        in_place: every rank reads its rows where they lie, so that none travel; see `rayrec.distributed.in_place`.
+        in_place: every rank reads its rows where they lie, so that none travel; see `rayrec.distributed.shared.in_place`.
         distinct_at_home: different rows among the ids of one rank.
         distinct: different rows among the ids of all ranks, as is to be expected; a block of rows has its share of them.
         missed: share of them that a cache does not hold; 0 without a cache.

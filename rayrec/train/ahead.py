@@ -21,8 +21,8 @@ from torch import nn
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
-from rayrec.distributed.timing import StepTimer, span
 from rayrec.errors import ConfigError
+from rayrec.observe.timer import StepTimer, span
 from rayrec.sparse import KeyedJaggedTensor
 
 _END = object()

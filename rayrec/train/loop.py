@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
-from rayrec.distributed.timing import StepTimer
 from rayrec.errors import InputError
-from rayrec.layout.times import RankTimes
 from rayrec.metrics import BinaryScores
+from rayrec.observe.timer import StepTimer
+from rayrec.observe.times import RankTimes
 from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.dense import dense_optimizer

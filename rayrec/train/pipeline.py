@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.timing import StepTimer, span
 from rayrec.errors import ConfigError
+from rayrec.observe.timer import StepTimer, span
 from rayrec.train.ahead import Prefetcher, Reader
 
 

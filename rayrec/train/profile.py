@@ -16,8 +16,8 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.timing import RANGE, StepTimer
 from rayrec.errors import ConfigError
+from rayrec.observe.timer import RANGE, StepTimer
 from rayrec.train.config import ProfileConfig
 from rayrec.train.profile_page import Operator, Profile
 from rayrec.train.times import StepTimes

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.errors import ConfigError
-from rayrec.layout.times import STEP_PARTS, RankTimes
 from rayrec.layout.units import fit, format_ms
+from rayrec.observe.times import STEP_PARTS, RankTimes
 from rayrec.train.config import ProfileConfig
 
 TEXT, DATA = "summary.txt", "profile.json"

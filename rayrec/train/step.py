@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.timing import span
 from rayrec.errors import ConfigError
+from rayrec.observe.timer import span
 
 
 class StepResult(NamedTuple):

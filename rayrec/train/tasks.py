@@ -12,7 +12,7 @@ from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.distributed.calibrate import calibrate
 from rayrec.layout import Topology
-from rayrec.layout.times import RankTimes
+from rayrec.observe.times import RankTimes
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
 from rayrec.train.predictions import PredictionConfig

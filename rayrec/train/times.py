@@ -8,8 +8,8 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
-from rayrec.distributed.timing import StepTimer
-from rayrec.layout.times import STEP_PARTS, PartTimes, RankTimes
+from rayrec.observe.timer import StepTimer
+from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
 
 
 @dataclass(frozen=True, slots=True)

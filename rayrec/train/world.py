@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.comm.process_group import connect_store, destroy_process_group, init_process_group, shutdown_sockets
-from rayrec.train.cores import pinned
+from rayrec.machine.cores import pinned
 from rayrec.train.seat import Seat
 
 

@@ -28,7 +28,7 @@ def install() -> None:
     # operators must be known before their kernels are replaced
     import fbgemm_gpu  # noqa: F401
 
-    import rayrec.distributed.lookup  # noqa: F401
+    import rayrec.distributed.kernels.lookup  # noqa: F401
     from tests.cuda_dry import device, fbgemm_ops
 
     device.install()

@@ -27,7 +27,7 @@ class Sync(NamedTuple):
     Attributes:
         call: of the CUDA runtime, or the operator that would make one.
         thread: name of the thread that stopped.
-        where: innermost line of rayrec that led to it, as "distributed/route.py:214 route".
+        where: innermost line of rayrec that led to it, as "distributed/steps/route.py:214 route".
         inner: innermost line of all, which may be torch's or FBGEMM's.
     """
 

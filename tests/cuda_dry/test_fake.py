@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rayrec.distributed.lookup import FusedLookup
-from rayrec.distributed.unpack import GroupIds
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.lookup import FusedLookup
 from rayrec.optim import SPARSE_OPTIMIZERS
 from tests.cuda_dry.models import GPU, STORAGES
 from tests.optim_reference import random_work

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rayrec.distributed import lookup as lookup_module
-from rayrec.distributed.lookup import FusedLookup, has_fused_kernel, make_lookup
-from rayrec.distributed.torch_lookup import TorchLookup
-from rayrec.distributed.unpack import GroupIds
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.lookup import FusedLookup, has_fused_kernel, make_lookup
+from rayrec.distributed.kernels.torch_lookup import TorchLookup
 from rayrec.layout import DataType, Storage
 from rayrec.optim import SPARSE_OPTIMIZERS, SparseOptimizer
 from tests.cuda_dry import runtime

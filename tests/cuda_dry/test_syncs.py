@@ -109,7 +109,7 @@ def test_ranks_with_cut_tables_wait_for_the_check_the_counts_and_the_headers(
     for syncs in ranks_syncs(two_ranks(seed, True, sequences=sequences), EngineOptions()):
         assert syncs == {
             "sparse/validate.py": 1,
-            "distributed/bucketize.py": 1,
+            "distributed/steps/bucketize.py": 1,
             "comm/exchange.py": 1,
         }
 
@@ -117,7 +117,7 @@ def test_ranks_with_cut_tables_wait_for_the_check_the_counts_and_the_headers(
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_whose_keys_have_different_batches_wait_no_more_often(seed: int) -> None:
     for syncs in ranks_syncs(two_ranks(seed, True, varying=True), EngineOptions()):
-        assert syncs["distributed/bucketize.py"] == syncs["comm/exchange.py"] == 1
+        assert syncs["distributed/steps/bucketize.py"] == syncs["comm/exchange.py"] == 1
 
 
 def test_the_trainers_steps_stop_only_the_thread_that_works_ahead(tmp_path: Path) -> None:

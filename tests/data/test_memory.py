@@ -14,7 +14,7 @@ from rayrec.data import ParquetDataset
 
 SCRIPT = """
 import random, resource, sys, threading
-from rayrec.train.memory import tune_malloc
+from rayrec.machine.memory import tune_malloc
 assert tune_malloc()
 import torch
 from benchmarks.data import make

@@ -13,10 +13,10 @@ import torch
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.calibrate import calibrate, plan_amounts, random_batch, random_design
-from rayrec.distributed.timing import StepTimer
 from rayrec.layout import EmbeddingBagConfig, Topology
 from rayrec.layout.rates import PARTS
 from rayrec.modules import EmbeddingBagCollection
+from rayrec.observe.timer import StepTimer
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.costs import CostModel
 from tests.ranks import RankPool

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
-from rayrec.layout.times import STEP_PARTS
+from rayrec.observe.times import STEP_PARTS
 from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer
 from rayrec.train.profile_page import Profile
 from tests.gloo.trainers import numbers, spec_of

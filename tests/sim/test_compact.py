@@ -10,8 +10,10 @@ import torch
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
-from rayrec.distributed import bucketize, compile, shard_embeddings
+from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.program import compile
+from rayrec.distributed.steps import bucketize
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, even_cuts, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad

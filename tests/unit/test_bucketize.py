@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from rayrec.distributed.bucketize import block_bucketize, block_bucketize_reference
+from rayrec.distributed.steps.bucketize import block_bucketize, block_bucketize_reference
 
 
 @pytest.mark.parametrize("varying", [False, True])

@@ -17,9 +17,9 @@ from rayrec.cli.tables import load_tables
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, PoolingType, ShardingPlan, Topology
-from rayrec.layout.html import render_page
 from rayrec.layout.presets import PRESETS, preset_topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
+from rayrec.report.plan_page import render_page
 from tests.unit.plan_worlds import random_plan
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.comm.process_group import create_store
 from rayrec.errors import ConfigError
-from rayrec.train.cores import Processor, assign_cores, pinned, processors
+from rayrec.machine.cores import Processor, assign_cores, pinned, processors
 from rayrec.train.seat import Seat
 from rayrec.train.world import joined
 
@@ -69,7 +69,7 @@ def test_the_kernel_that_tells_nothing_has_cores_on_one_node(tmp_path: Path) -> 
 
 RANK = """
 import os, sys, threading
-from rayrec.train.cores import pinned
+from rayrec.machine.cores import pinned
 stop = threading.Event()
 old = threading.Thread(target=stop.wait)
 old.start()

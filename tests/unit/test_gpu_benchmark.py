@@ -15,7 +15,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, parts, trace
 from benchmarks.gpu.checks import FAIL, PASS, SKIPPED, Notes, Settings, Skip
 from benchmarks.gpu.reference import Reference
-from rayrec.distributed import row_update
+from rayrec.distributed.kernels import row_update
 from rayrec.optim import SGD
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rayrec.layout.estimates import RankEstimate
-from rayrec.layout.hindsight import Hindsight
 from rayrec.layout.rates import PARTS
-from rayrec.layout.times import STEP_PARTS, PartTimes, RankTimes
+from rayrec.observe.hindsight import Hindsight
+from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
 
 MS = 1e-3
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayrec.distributed import parts
-from rayrec.distributed.group_lookup import GroupLookup
-from rayrec.distributed.groups import LookupGroup
-from rayrec.distributed.lookup import FusedLookup, make_lookup
-from rayrec.distributed.parts import cut_bags, cut_rows
-from rayrec.distributed.unpack import GroupIds
-from rayrec.distributed.workers import Workers
+from rayrec.distributed.kernels import parts
+from rayrec.distributed.kernels.group_lookup import GroupLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
+from rayrec.distributed.kernels.parts import cut_bags, cut_rows
+from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.groups import LookupGroup
 from rayrec.layout import DataType
 from rayrec.optim import SPARSE_OPTIMIZERS, RowWiseAdagrad
 from tests.optim_reference import Work, random_optimizer, random_work

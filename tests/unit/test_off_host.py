@@ -7,10 +7,10 @@ from __future__ import annotations
 import torch
 
 from rayrec.comm.exchange import LocalExchange
-from rayrec.distributed.combine import pack_rows
-from rayrec.distributed.compile import compile_slots
-from rayrec.distributed.groups import CollectionSpec
-from rayrec.distributed.two_hop import Hops, HopSizes, send_home
+from rayrec.distributed.program.compile import compile_slots
+from rayrec.distributed.program.groups import CollectionSpec
+from rayrec.distributed.steps.combine import pack_rows
+from rayrec.distributed.steps.two_hop import Hops, HopSizes, send_home
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, table_wise
 from rayrec.optim import SGD
 

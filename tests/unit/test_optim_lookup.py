@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayrec.distributed import torch_lookup
-from rayrec.distributed.cpu_lookup import RowWiseAdagradLookup
-from rayrec.distributed.groups import LookupGroup, Slot, Use
-from rayrec.distributed.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
-from rayrec.distributed.torch_lookup import TorchLookup
-from rayrec.distributed.unpack import GroupIds
+from rayrec.distributed.kernels import torch_lookup
+from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
+from rayrec.distributed.kernels.torch_lookup import TorchLookup
+from rayrec.distributed.program.groups import LookupGroup, Slot, Use
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer

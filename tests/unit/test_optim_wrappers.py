@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed.lookup import make_lookup
+from rayrec.distributed.kernels.lookup import make_lookup
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import EmbeddingBagConfig
 from rayrec.modules import EmbeddingBagCollection

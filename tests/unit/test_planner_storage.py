@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.distributed.compile import compile_slots
-from rayrec.distributed.groups import CollectionSpec
+from rayrec.distributed.program.compile import compile_slots
+from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import (
     BaseEmbeddingConfig,
@@ -22,7 +22,6 @@ from rayrec.layout import (
     TablePlacement,
     Topology,
 )
-from rayrec.layout.html import render_page
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import EmbeddingShardingPlanner, NoPlan, ParameterConstraints
 from rayrec.planner.costs import HOST_LINK_BW, CostModel
@@ -31,6 +30,7 @@ from rayrec.planner.memory import owner_memory
 from rayrec.planner.planner import plan_request
 from rayrec.planner.work import TableWork, table_work
 from rayrec.planner.zipf import distinct_rows
+from rayrec.report.plan_page import render_page
 
 GPU = Topology.local(1, memory_bytes=10**12, device="cuda")
 TABLE = EmbeddingBagConfig(100_000, 64, "t", feature_names=["f"])

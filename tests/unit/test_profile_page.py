@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.errors import ConfigError
-from rayrec.layout.times import STEP_PARTS, PartTimes, RankTimes
+from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
 from rayrec.train.config import ProfileConfig
 from rayrec.train.profile_page import Operator, Profile, ready_profile
 

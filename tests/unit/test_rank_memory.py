@@ -38,7 +38,7 @@ def in_heap(tensor):
 
 BUFFERS = """
 import sys, threading
-from rayrec.train.memory import tune_malloc
+from rayrec.machine.memory import tune_malloc
 if sys.argv[1] == "tuned":
     assert tune_malloc()
 import torch
@@ -66,7 +66,7 @@ def test_freed_buffers_stay_in_the_heap_and_are_used_again() -> None:
 
 FAULTS = """
 import resource, sys, threading
-from rayrec.train.memory import tune_malloc
+from rayrec.machine.memory import tune_malloc
 if sys.argv[1] == "tuned":
     assert tune_malloc()
 import torch
@@ -96,7 +96,7 @@ def test_reused_buffers_cost_no_page_faults(where: str) -> None:
 
 AMONG_THREADS = """
 import threading, torch
-from rayrec.train.memory import start_thread, tune_malloc
+from rayrec.machine.memory import start_thread, tune_malloc
 more = threading.Event()
 for _ in range(5):  # each makes an arena of its own
     threading.Thread(target=lambda: (torch.empty(9000), more.wait()), daemon=True).start()

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from rayrec.distributed import slot_rows
-from rayrec.distributed.slot_rows import SlotRows
-from rayrec.distributed.workers import Workers
+from rayrec.distributed.kernels import slot_rows
+from rayrec.distributed.kernels.slot_rows import SlotRows
+from rayrec.distributed.kernels.workers import Workers
 from rayrec.sparse.ops import complete_cumsum, offsets_of
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums in another order
@@ -21,7 +21,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums in another order
 @pytest.mark.seeds(range(6))
 def test_lookups_and_gradients_of_weights_equal_those_of_float32(seed: int, threads: int, widened: int, longest: int, monkeypatch) -> None:
     monkeypatch.setattr(slot_rows, "_WIDENED", widened)
-    monkeypatch.setattr("rayrec.distributed.parts.LEAST_VALUES", 1)
+    monkeypatch.setattr("rayrec.distributed.kernels.parts.LEAST_VALUES", 1)
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     slots, bags = rng.randint(1, 4), rng.choice([0, 1, 9])
     sizes, widths = (

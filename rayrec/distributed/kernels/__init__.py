@@ -1,0 +1,1 @@
+"""The rows of one rank: memory, look-up and update."""

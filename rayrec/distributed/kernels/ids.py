@@ -1,0 +1,36 @@
+"""The ids that one kernel reads in one step."""
+
+# N ids
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.sparse.ops import complete_cumsum
+
+WORD = torch.int32  # of messages
+
+
+@dataclass(frozen=True)
+class GroupIds:
+    """What one lookup kernel reads.
+
+    Pooled: for each slot, the bags of all ranks in rank order. Sequence: for each rank, the ids of all slots, each a bag of its own.
+
+    Attributes:
+        ids: (N,) int64; in pooled groups local to the shard's first row, in sequence groups rows of all shards one after the other.
+        offsets: (bags + 1,) int64.
+        weights: (N,) float32, or None when the group is unweighted.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+
+
+def bag_offsets(lengths: Tensor) -> Tensor:
+    """(N + 1,) int64 of (N,) lengths."""
+    return complete_cumsum(lengths).to(torch.int64)

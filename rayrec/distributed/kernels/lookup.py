@@ -1,0 +1,227 @@
+"""The lookup step: one kernel over one group of shards, which updates its rows in the backward pass.
+
+`FusedLookup` is FBGEMM's table-batched embedding with sum pooling; `TorchLookup` does the same with
+its update in torch. `make_lookup` takes FBGEMM's kernels where they train the optimizer as defined
+and are the faster. On CPU they have SGD, Adagrad and row-wise Adagrad, and ignore weight decay for
+tables of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there.
+Only their row-wise Adagrad of float32 tables is vectorized, which `RowWiseAdagradLookup` calls; the
+rest is faster in torch (benchmarks/lookup.py). On CUDA they have all of them, with the decay that
+belongs to each; Adam's refuses float16 tables (fbgemm-gpu 1.8.0: it takes an optional state that
+nobody passes for a float16 one and wants float32).
+
+Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states` shows rows and optimizer state as live
+rectangles, which checkpoints, resharding and initial values write through.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
+from torch import Tensor
+
+from rayrec.checkpoint import ShardState
+from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.table_space import TableSpace
+from rayrec.distributed.kernels.torch_lookup import TorchLookup
+from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.groups import LookupGroup, is_vectorized
+from rayrec.errors import ConfigError
+from rayrec.layout import DataType
+from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
+
+_KERNEL_OPTIMIZER = {
+    SGD: EmbOptimType.EXACT_SGD,
+    Adagrad: EmbOptimType.EXACT_ADAGRAD,
+    RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    Adam: EmbOptimType.ADAM,
+    PartialRowWiseAdam: EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    LAMB: EmbOptimType.LAMB,
+    LarsSGD: EmbOptimType.LARS_SGD,
+}
+_KERNEL_TYPE = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
+_ON_GPU = {
+    "device": EmbeddingLocation.DEVICE,
+    "host": EmbeddingLocation.MANAGED,
+    "cached": EmbeddingLocation.MANAGED_CACHING,
+}
+_DECAY_MODE = {"l2": WeightDecayMode.L2, "decoupled": WeightDecayMode.DECOUPLE}
+_ON_CPU = (SGD, Adagrad, RowWiseAdagrad)
+_COUNTS_ITERATIONS = (Adam, LAMB)
+
+
+class Lookup(Protocol):
+    """One kernel over the shards of one `LookupGroup` of this rank.
+
+    Attributes:
+        iteration: updates so far, where the optimizer corrects its bias by it; a checkpoint carries it.
+    """
+
+    iteration: int
+
+    @property
+    def optimizer(self) -> SparseOptimizer:
+        """The update that the backward pass applies."""
+        ...
+
+    def __call__(self, routed: GroupIds) -> Tensor:
+        """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward updates the rows."""
+        ...
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learning rate of the updates to come."""
+        ...
+
+    def shard_states(self) -> list[ShardState]:
+        """Live views of the rows and optimizer state of every shard."""
+        ...
+
+
+def make_lookup(
+    group: LookupGroup,
+    optimizer: SparseOptimizer,
+    device: torch.device,
+    workers: Workers | None = None,
+    space: TableSpace | None = None,
+) -> FusedLookup | RowWiseAdagradLookup | TorchLookup:
+    """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with its update in torch.
+
+    Args:
+        group: what to look up.
+        optimizer: the update that the backward pass applies.
+        device: where rows live and the kernel runs.
+        workers: share the work on CPU; the calling thread alone when None.
+        space: where the rows of a group lie that is read in place, on CPU.
+    Raises:
+        ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
+    """
+    if device.type == "cpu":
+        if isinstance(optimizer, RowWiseAdagrad) and is_vectorized(optimizer, group.key.data_type):
+            return RowWiseAdagradLookup(group, optimizer, workers, space)
+        return TorchLookup(group, optimizer, device, workers, space)
+    fused = has_fused_kernel(optimizer, device.type, group.key.data_type) and not group.key.odd and group.key.data_type in _KERNEL_TYPE
+    return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
+
+
+def has_fused_kernel(
+    optimizer: SparseOptimizer,
+    device_type: str,
+    data_type: DataType = DataType.FP32,
+) -> bool:
+    """Whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update.
+
+    Args:
+        data_type: of the rows.
+    """
+    if optimizer.max_row_norm is not None:
+        return False
+    if device_type == "cuda" and type(optimizer) is Adam and data_type is not DataType.FP32:
+        return False
+    decay = getattr(optimizer, "weight_decay", 0.0)
+    if device_type == "cpu":
+        return isinstance(optimizer, _ON_CPU) and not decay
+    if not decay or isinstance(optimizer, (RowWiseAdagrad, LAMB, LarsSGD)):
+        return True
+    return isinstance(optimizer, Adam) and optimizer.weight_decay_mode == "decoupled"
+
+
+def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:
+    """The optimizer as keyword arguments of FBGEMM's kernel."""
+    arguments: dict[str, Any] = {"optimizer": _KERNEL_OPTIMIZER[type(optimizer)], "eps": 1e-8}
+    values = optimizer.hyperparameters
+    arguments["learning_rate"] = values["lr"]
+    arguments |= {n: values[n] for n in ("eps", "beta1", "beta2", "momentum", "eta", "weight_decay") if n in values}
+    if isinstance(optimizer, RowWiseAdagrad) and optimizer.weight_decay:  # the others have one fixed mode, and NONE means it
+        arguments["weight_decay_mode"] = _DECAY_MODE[optimizer.weight_decay_mode]
+    if optimizer.max_gradient is not None:
+        arguments |= {"gradient_clipping": True, "max_gradient": optimizer.max_gradient}
+    return arguments
+
+
+class FusedLookup:
+    """The shards of one `LookupGroup` of this rank, their optimizer state, and FBGEMM's kernel over them.
+
+    Args:
+        group: what to look up.
+        optimizer: the update that the backward pass applies.
+        device: where rows live and the kernel runs.
+    Raises:
+        ConfigError: FBGEMM's kernel would not apply this update.
+    """
+
+    def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> None:
+        if not has_fused_kernel(optimizer, device.type, group.key.data_type):
+            raise ConfigError(
+                f"FBGEMM's {device.type} kernel does not train {group.key.data_type.value} tables "
+                f"by {optimizer}; use make_lookup, which then takes TorchLookup."
+            )
+        self.group, self.optimizer = group, optimizer
+        on_cpu = device.type == "cpu"
+        storage = group.key.storage
+        location = EmbeddingLocation.HOST if on_cpu else _ON_GPU[storage.kind]
+        compute = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
+        self.kernel = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*shard.shape, location, compute) for shard in group.shards],
+            feature_table_map=list(group.slot_shards),
+            weights_precision=_KERNEL_TYPE[group.key.data_type],
+            output_dtype=SparseType.FP32,
+            stochastic_rounding=False,
+            pooling_mode=PoolingMode.SUM,
+            device=device,
+            bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked where they enter, with names that mean something
+            cache_load_factor=storage.load_factor or 1.0,  # read only where there is a cache
+            table_names=[f"{s.table}/r{s.rows.start}c{s.cols.start}" for s in group.shards],
+            **kernel_arguments(optimizer),
+        )
+
+    def __call__(self, routed: GroupIds) -> Tensor:
+        """Pool the rows of every slot's bags.
+
+        Returns:
+            (bags, sum of slot widths) float32; its backward updates the rows.
+        """
+        before = self.iteration
+        pooled = self.kernel(routed.ids, routed.offsets, per_sample_weights=routed.weights)
+        if not torch.is_grad_enabled():
+            self.iteration = before  # the kernel counts every forward, and evaluation is no step
+        return pooled
+
+    @property
+    def iteration(self) -> int:
+        """Updates so far; always 0 for optimizers that do not correct their bias."""
+        return int(self.kernel.iter_cpu) if isinstance(self.optimizer, _COUNTS_ITERATIONS) else 0
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        if isinstance(self.optimizer, _COUNTS_ITERATIONS):
+            self.kernel.iter_cpu.fill_(value)
+            self.kernel.iter.fill_(value)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Learning rate of the updates to come."""
+        self.kernel.set_learning_rate(lr)
+
+    def shard_states(self) -> list[ShardState]:
+        """Live views of the rows and optimizer state of every shard.
+
+        Rows with a cache are written back and leave it, so that the views are whole and what is written through them counts. They are live
+        until the next lookup; ask again after that.
+        """
+        self.kernel.flush()
+        self.kernel.reset_cache_states()
+        widths = self.optimizer.state_widths
+        tables = self.kernel.split_embedding_weights()
+        states = self.kernel.split_optimizer_states() or [() for _ in tables]
+        found = []
+        for shard, table, state in zip(self.group.shards, tables, states, strict=True):
+            views = {name: t.view(-1) if widths[name] == "row" else t for name, t in zip(widths, state, strict=True)}
+            found.append(ShardState(shard=shard, weight=table, optimizer=views))
+        return found

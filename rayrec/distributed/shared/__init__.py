@@ -1,0 +1,1 @@
+"""Tables in memory that all ranks of a host map."""

@@ -1,0 +1,166 @@
+"""Bags that have no id in a row block stay at home.
+
+A table cut by rows sees every bag once per block, most of them empty where bags have few ids: with one id a bag and W blocks, W - 1 of W.
+Their home, which cut the ids, sends the others alone. An owner pools what it is sent, as it does with keys of different batch sizes, and
+its rows come back in that order; the home knows which bags they are. So rows and gradients travel only where there is something to say.
+Every home decides by itself in every step: where most bags have ids it sends all, which needs no index.
+
+Rows are put in place by blocks of equal width, of which all columns concerned consist. Sums are taken in block order, so they are those of
+full matrices bit for bit.
+"""
+
+# B bags of the home batch, D columns of a collection, n rows of an owner's matrix, C blocks of g columns side by side in it
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayrec.distributed.kernels.bands import put_rows
+from rayrec.distributed.program.groups import Slot
+from rayrec.distributed.program.slots import Matrix, SlotTable
+from rayrec.distributed.program.spans import CombinePlan
+from rayrec.distributed.steps.bucketize import FilledBags
+from rayrec.distributed.steps.combine import Arrived, view_of
+from rayrec.distributed.steps.route import RoutedIds, SendPlan
+from rayrec.sparse.ops import offsets_of
+
+_CACHED_VALUES = 1 << 17  # gathered and scaled on CPU before they leave the core's cache
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """An owner's matrix as blocks of g columns."""
+
+    collection: int
+    granule: int
+    rows_C: Tensor  # row of the filled bags of each block
+    column_C: Tensor  # where each block belongs, in blocks
+    blocks: dict[int, slice | Tensor]  # row block -> its blocks of columns
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the rows of one owner's matrix belong at home.
+
+    Attributes:
+        index: (n, C) block of the output, (bag, column) flat; bag B, which does not exist, for padding.
+    """
+
+    columns: _Columns
+    index: Tensor
+
+    @property
+    def collection(self) -> int:
+        """Whose output it is."""
+        return self.columns.collection
+
+    def put(self, matrix: Tensor, output: Tensor) -> None:
+        """Write the rows into (B + 1, D), where no other owner has a row for the same bag and columns."""
+        put_rows(output.view(-1, self.columns.granule), self.index.view(-1), matrix.reshape(-1, self.columns.granule))
+
+    def add(self, matrix: Tensor, output: Tensor, block: int) -> None:
+        """Add the rows of one row block to (B + 1, D)."""
+        g, cut = self.columns.granule, self.columns.blocks.get(block)
+        if cut is None:
+            return
+        index = self.index[:, cut].reshape(-1)
+        rows = matrix.view(*self.index.shape, g)[:, cut].reshape(-1, g)
+        blocks = output.view(-1, g)
+        put_rows(blocks, index, blocks.index_select(0, index).add_(rows))
+
+    def take(self, grad: Tensor, out: Tensor, scale: float) -> None:
+        """Fill (n, columns) with the gradient of the rows, from (B, D), times `scale`; padding gets that of any bag, which nobody reads."""
+        g = self.columns.granule
+        blocks, index, into = grad.view(-1, g), self.index.view(-1), out.view(-1, g)
+        index = index.clamp(max=blocks.shape[0] - 1)
+        step = max(1, _CACHED_VALUES // g if grad.device.type == "cpu" else index.numel())
+        for first in range(0, index.numel(), step):
+            part = torch.index_select(blocks, 0, index[first : first + step], out=into[first : first + step])
+            if scale != 1.0:
+                part.mul_(scale)
+
+
+@dataclass(frozen=True)
+class CompactPlan:
+    """The matrices of all owners that may come without some bags, compiled once per key list."""
+
+    matrices: dict[tuple[int, int], tuple[Matrix, _Columns]]  # owner and number
+    widths: dict[int, int]  # collection -> D
+
+    @staticmethod
+    def of(slots: SlotTable, send: SendPlan, device: torch.device) -> CompactPlan:
+        """Compile it."""
+        firsts = offsets_of([len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)])[1:]
+        cut_rows = [range(a, b) for a, b, cut in zip(firsts, firsts[1:], send.bucketings, strict=False) if cut.compact]
+        row_of = {row: i for i, row in enumerate(row for rows in cut_rows for row in rows)}
+        found = {}
+        for owner, mine in enumerate(slots.ranks):
+            for number, matrix in enumerate(mine.matrices):
+                if matrix.compact:
+                    these = [slot for group in matrix.groups for slot in group.slots]
+                    rows = [row_of[send.messages[owner].rows[slot.piece]] for slot in these]
+                    found[owner, number] = matrix, _columns(these, rows, slots.granules[these[0].use.collection], device)
+        return CompactPlan(found, slots.widths)
+
+    def places(self, routed: RoutedIds) -> dict[tuple[int, int], Places]:
+        """Where the rows of each matrix belong in this step; empty when all bags were sent."""
+        filled = routed.source.filled
+        if filled is None:
+            return {}
+        found = {}
+        for key, (matrix, columns) in self.matrices.items():
+            index = _index(columns, filled, matrix.rows(routed.sent[key[0]]), self.widths[columns.collection])
+            found[key] = Places(columns, index)
+        return found
+
+
+def _columns(slots: Sequence[Slot], rows: Sequence[int], granule: int, device: torch.device) -> _Columns:
+    slot_of = [i for i, slot in enumerate(slots) for _ in range(slot.width // granule)]
+    columns = [slot.column // granule + j for slot in slots for j in range(slot.width // granule)]
+    blocks: dict[int, list[int]] = {}
+    for c, i in enumerate(slot_of):
+        blocks.setdefault(slots[i].block, []).append(c)
+    return _Columns(
+        collection=slots[0].use.collection,
+        granule=granule,
+        rows_C=torch.tensor([rows[i] for i in slot_of], device=device),
+        column_C=torch.tensor(columns, device=device),
+        blocks={block: slice(None) if len(blocks) == 1 else torch.tensor(cs, device=device) for block, cs in blocks.items()},
+    )
+
+
+def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tensor:
+    """(n, C), see `Places`."""
+    bag_Cn = filled.bags.index_select(0, columns.rows_C)[:, :rows]
+    return torch.add(columns.column_C, bag_Cn.t(), alpha=width // columns.granule).contiguous()
+
+
+def join_compact(
+    plan: CombinePlan, arrived: Arrived, collection: int, places: Mapping[tuple[int, int], Places], routed: RoutedIds
+) -> Tensor:
+    """(B, D): `combine.join_pooled` where bags without ids stayed at home."""
+    filled = routed.source.filled
+    assert filled is not None
+    here = {key: place for key, place in places.items() if place.collection == collection}
+    bags, width = routed.source.batch, plan.slots.widths[collection]
+    like = next(arrived.pooled[owner][number] for owner, number in here)
+    tiled = filled.once and filled.every
+    output = like.new_empty(bags + 1, width) if tiled else like.new_zeros(bags + 1, width)
+    for span in plan.writes[collection]:
+        if (span.owner, span.matrix) not in here or span.replicated or span.hop:
+            output[:bags, span.column : span.column + span.width] = view_of(arrived, span)
+    if filled.once:
+        for (owner, number), place in here.items():
+            place.put(arrived.pooled[owner][number], output)
+    else:
+        for block in range(max(max(place.columns.blocks) for place in here.values()) + 1):
+            for (owner, number), place in here.items():
+                place.add(arrived.pooled[owner][number], output, block)
+    for span in plan.adds:
+        if span.collection == collection and ((span.owner, span.matrix) not in here or span.hop):
+            output[:bags, span.column : span.column + span.width].add_(view_of(arrived, span))
+    return output[:bags]

@@ -1,0 +1,112 @@
+"""Input exchanges that run ahead of their forward: one thread, connections of its own, and on a GPU a stream of its own.
+
+On a GPU the stream waits for what the caller has queued, such as the copy of the batch; the stream of the forward waits for the routed ids
+in turn, and the allocator is told who uses what. So kernels of the exchange run beside those of the step, and its host sync stops only the
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.exchange import Exchange
+from rayrec.distributed.steps.route import RoutedIds
+from rayrec.observe.timer import StepTimer
+from rayrec.sparse import KeyedJaggedTensor
+
+
+class _Routed(NamedTuple):
+    ids: RoutedIds
+    done: torch.cuda.Event | None  # on a GPU, after the last kernel
+
+
+class _Started(NamedTuple):
+    kjt: KeyedJaggedTensor
+    collections: frozenset[int]
+    routed: Future[_Routed]
+
+
+class RoutesAhead:
+    """Exchanges under way, in the order they were started.
+
+    Args:
+        exchange: connections that nobody else uses.
+        device: where ids lie.
+    """
+
+    def __init__(self, exchange: Exchange, device: torch.device) -> None:
+        self._exchange, self._device = exchange, device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._started: list[_Started] = []
+
+    def __len__(self) -> int:
+        return len(self._started)
+
+    def start(self, kjt: KeyedJaggedTensor, collections: frozenset[int], route: Callable[[Exchange], RoutedIds]) -> None:
+        """Run `route` in the thread; every rank starts the same exchanges in the same order."""
+        ready = None
+        if self._stream is not None:
+            ready = torch.cuda.current_stream(self._device).record_event()
+            kjt.record_stream(self._stream)
+        self._started.append(_Started(kjt, collections, self._pool.submit(self._run, route, ready)))
+
+    def _run(self, route: Callable[[Exchange], RoutedIds], ready: torch.cuda.Event | None) -> _Routed:
+        if self._stream is None or ready is None:
+            return _Routed(route(self._exchange), None)
+        with torch.cuda.stream(self._stream):  # the current stream and device are the thread's own
+            self._stream.wait_event(ready)
+            return _Routed(route(self._exchange), self._stream.record_event())
+
+    def take(self, kjt: KeyedJaggedTensor, collections: frozenset[int], timer: StepTimer | None) -> RoutedIds | None:
+        """The routed ids of this very KJT, for the current stream; None when they were not started, or for other collections.
+
+        Args:
+            timer: counts the wait for them, if any.
+        """
+        for i, item in enumerate(self._started):
+            if item.kjt is kjt:
+                del self._started[i]
+                ids, done = item.routed.result() if timer is None else timer.wait(item.routed.result)
+                if done is not None:
+                    stream = torch.cuda.current_stream(self._device)
+                    stream.wait_event(done)
+                    for tensor in _tensors(ids):
+                        tensor.record_stream(stream)
+                return ids if item.collections == collections else None
+        return None
+
+    def wait(self) -> None:
+        """Until all that was started is done.
+
+        Raises:
+            CommError: a peer is gone.
+        """
+        for item in self._started:
+            item.routed.result()
+
+    def forget(self) -> None:
+        """Expect nobody to take what was started; it ends by itself."""
+        self._started = []
+
+    def close(self, wait: bool) -> None:
+        """End the thread.
+
+        Args:
+            wait: for exchanges under way; otherwise they end, with an error, once connections are cut.
+        """
+        self.forget()
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+
+
+def _tensors(routed: RoutedIds) -> Iterator[Tensor]:
+    """What a later step reads of routed ids."""
+    found = [t for group in routed.groups.values() for t in (group.ids, group.offsets, group.weights)]
+    found += [t for part in routed.source.parts for t in (part.ids, part.lengths, part.weights, part.origin)]
+    found += [] if routed.source.filled is None else [routed.source.filled.bags]
+    return (t for t in found if t is not None)

@@ -1,0 +1,1 @@
+"""The cores and the memory that a process takes."""

@@ -1,0 +1,1 @@
+"""The rows and optimizer state of one shard."""
