@@ -1,8 +1,10 @@
 """`RankActor`: one rank of a run as a Ray actor, a thin shell around a task that runs in a thread.
 
-Every method is short and returns plain data, so `poll()` answers while the training thread is deep in a kernel or a collective. The
-environment is set before torch is imported. The actor decides nothing: it starts the task it is given, keeps what the task reports,
-remembers how it ended, and cuts its connections when it is told to or when its own task fails, so that no other rank waits for it.
+Every method is short and returns plain data, so `poll()` answers while the training thread is deep
+in a kernel or a collective. The environment is set before torch is imported. The actor decides
+nothing: it starts the task it is given, keeps what the task reports, remembers how it ended, and
+cuts its connections when it is told to or when its own task fails, so that no other rank waits for
+it.
 """
 
 from __future__ import annotations
@@ -59,14 +61,18 @@ class RankActor:
             return file.read()
 
     def folder_trouble(self, path: str, token: str) -> str:
-        """Return why this rank cannot share a folder with the driver, which left a token there; "" when it can."""
+        """Return why this rank cannot share a folder with the driver, which left a token there; ""
+        when it can.
+        """
         self._loading.join()
         from rayrec.storage import folder_trouble
 
         return folder_trouble(path, token)
 
     def missing_file(self, files: Sequence[tuple[str, int]]) -> str:
-        """Return which of some local files, given by path and size, this rank does not see as the driver does; "" for none."""
+        """Return which of some local files, given by path and size, this rank does not see as the
+        driver does; "" for none.
+        """
         self._loading.join()
         from rayrec.storage import missing_file
 
@@ -96,7 +102,9 @@ class RankActor:
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
     def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
-        """State with the reports and notes after the first `seen` of them: as soon as there are any or the task ends, else in `wait_s`."""
+        """State with the reports and notes after the first `seen` of them: as soon as there are any
+        or the task ends, else in `wait_s`.
+        """
         log = self._log
         log.wait(seen, wait_s)
         state = self._state  # before the rest: a final state must not outrun what came before it
@@ -123,8 +131,10 @@ class RankActor:
         return shutdown_sockets()
 
     def _run(self, task: RankTask, seat: Seat) -> None:
-        with contextlib.suppress(PermissionError):  # only root may leave the low priority that Ray gives its workers
-            os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))  # of this thread and those that it starts
+        # only root may leave the low priority that Ray gives its workers
+        with contextlib.suppress(PermissionError):
+            # of this thread and those that it starts
+            os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
         try:
             self._loading.join()
             from rayrec.train.world import joined
@@ -148,7 +158,10 @@ def interface_of(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                # SIOCGIFADDR
+                answer = fcntl.ioctl(
+                    probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15])
+                )
             except OSError:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
@@ -157,6 +170,8 @@ def interface_of(address: str) -> str:
 
 
 def _import_torch() -> None:
-    """Import what every task needs, while the driver plans; an error shows again, with its cause, when the task imports it."""
+    """Import what every task needs, while the driver plans; an error shows again, with its cause,
+    when the task imports it.
+    """
     with contextlib.suppress(Exception):
         import rayrec.train.loop  # noqa: F401

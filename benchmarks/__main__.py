@@ -1,10 +1,11 @@
-"""All benchmarks one after the other, each in a process of its own with settings that take about ten minutes in all on 2 cores.
+"""All benchmarks one after the other, each in a process of its own with settings that take about
+ten minutes in all on 2 cores.
 
     python -m benchmarks [--only step dlrm] [--skip planner]
 
-Each prints its table and writes its files to `benchmarks/results/`; one that fails does not stop the others, and the exit code is 1. At the
-end the marks are printed beside what was found. TorchRec takes part where this interpreter can import it. Nothing else should run on the
-machine meanwhile.
+Each prints its table and writes its files to `benchmarks/results/`; one that fails does not stop
+the others, and the exit code is 1. At the end the marks are printed beside what was found. TorchRec
+takes part where this interpreter can import it. Nothing else should run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ LIMIT_S = 600
 
 def main() -> int:
     """Run them; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--skip", nargs="+", choices=COMMANDS, default=[])
     args = parser.parse_args()
@@ -44,8 +49,12 @@ def main() -> int:
         print(f"\n== {name}", flush=True)
         start = time.monotonic()
         try:
-            code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *COMMANDS[name]], timeout=LIMIT_S).returncode
-            took[name] = f"{time.monotonic() - start:.0f} s" if code == 0 else f"failed with code {code}"
+            code = subprocess.run(
+                [sys.executable, "-m", f"benchmarks.{name}", *COMMANDS[name]], timeout=LIMIT_S
+            ).returncode
+            took[name] = (
+                f"{time.monotonic() - start:.0f} s" if code == 0 else f"failed with code {code}"
+            )
         except subprocess.TimeoutExpired:
             took[name] = f"failed: not done within {LIMIT_S} s"
     print("\n" + "\n".join(f"{name:<8} {what}" for name, what in took.items()))

@@ -1,11 +1,14 @@
-"""Arrow list columns to a Batch: against one memcpy of the same bytes and against a path through Python lists, interleaved in one run.
+"""Arrow list columns to a Batch: against one memcpy of the same bytes and against a path through
+Python lists, interleaved in one run.
 
     python -m benchmarks.data [--rows 8192] [--columns 26] [--rounds 60]
 
-A batch holds 26 list<int64> columns of 0 to 10 ids, as a Parquet or IPC reader hands them over. The conversion includes its checks: null
-lists, null ids and the range of every id. memcpy copies as many bytes as the batch holds. Both do as ranks do: malloc is tuned, record
-batches come one after the other, eight in turn, which no cache holds, and the last four outputs are kept, whose memory is then used again.
-"In cache" repeats one batch, which flatters memcpy: no training step leaves its data in the cache. Times are CPU time of the one thread.
+A batch holds 26 list<int64> columns of 0 to 10 ids, as a Parquet or IPC reader hands them over. The
+conversion includes its checks: null lists, null ids and the range of every id. memcpy copies as
+many bytes as the batch holds. Both do as ranks do: malloc is tuned, record batches come one after
+the other, eight in turn, which no cache holds, and the last four outputs are kept, whose memory is
+then used again. "In cache" repeats one batch, which flatters memcpy: no training step leaves its
+data in the cache. Times are CPU time of the one thread.
 """
 
 from __future__ import annotations
@@ -37,11 +40,23 @@ def make(rows: int, columns: int, seed: int = 0) -> tuple[pa.RecordBatch, Featur
     features, tables = [], []
     for i in range(columns):
         offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 11, rows))]).astype(np.int32)
-        arrays[f"c{i}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(rng.integers(0, 100_000, offsets[-1])))
+        arrays[f"c{i}"] = pa.ListArray.from_arrays(
+            pa.array(offsets), pa.array(rng.integers(0, 100_000, offsets[-1]))
+        )
         features.append({"name": f"f{i}", "column": f"c{i}"})
-        tables.append({"name": f"t{i}", "num_embeddings": 100_000, "embedding_dim": 16, "pooling": "sum", "features": [f"f{i}"]})
+        tables.append(
+            {
+                "name": f"t{i}",
+                "num_embeddings": 100_000,
+                "embedding_dim": 16,
+                "pooling": "sum",
+                "features": [f"f{i}"],
+            }
+        )
     schema = json.dumps({"label": "label", "dense": [], "features": features, "tables": tables})
-    return pa.RecordBatch.from_pydict(arrays), FeatureSchema.from_json(schema, "the benchmark's schema")
+    return pa.RecordBatch.from_pydict(arrays), FeatureSchema.from_json(
+        schema, "the benchmark's schema"
+    )
 
 
 def size_of(batch: Batch) -> int:
@@ -60,7 +75,9 @@ def by_lists(batch: pa.RecordBatch, schema: FeatureSchema) -> KeyedJaggedTensor:
 
 def main() -> None:
     """Time, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--columns", type=int, default=26)
     parser.add_argument("--rounds", type=int, default=60)
@@ -87,14 +104,22 @@ def main() -> None:
             seconds[name].append((time.process_time() - start) / repeats)
             kept.clear()
     size = 8 * float(np.mean([len(source) for source in sources]))
-    lines = ["| path | CPU ms per batch, median (quartiles) | GB/s | time against memcpy |", "|---|---|---|---|"]
+    lines = [
+        "| path | CPU ms per batch, median (quartiles) | GB/s | time against memcpy |",
+        "|---|---|---|---|",
+    ]
     results = {}
     for name, times in seconds.items():
         base = seconds["memcpy, in cache" if "in cache" in name else "memcpy of the same bytes"]
-        ms, ratio = quartiles([1e3 * t for t in times]), quartiles([a / b for a, b in zip(times, base, strict=True)])
+        ms, ratio = (
+            quartiles([1e3 * t for t in times]),
+            quartiles([a / b for a, b in zip(times, base, strict=True)]),
+        )
         results[name] = {"ms": ms, "ratio": ratio}
         spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
-        lines.append(f"| {name} | {spread} | {size / ms['median'] / 1e6:.2f} | {ratio['median']:.2f}x |")
+        lines.append(
+            f"| {name} | {spread} | {size / ms['median'] / 1e6:.2f} | {ratio['median']:.2f}x |"
+        )
     lines.append(f"\n{args.rows} rows, {args.columns} columns, {size / 1e6:.1f} MB.")
     report.show("data", results, lines)
 

@@ -1,12 +1,15 @@
-"""One training step of a whole DLRM on local ranks: rayrec against TorchRec, interleaved in one run.
+"""One training step of a whole DLRM on local ranks: rayrec against TorchRec, interleaved in one
+run.
 
     python -m benchmarks.dlrm [--ranks 2] [--rounds 7] [--steps 5] [--pooling 1]
 
-26 Criteo-like tables of 64 columns, 13 dense columns, layers 512-256-64 below and 512-256-1 above, row-wise Adagrad for the tables and SGD
-for the dense parameters. "rayrec" has rayrec's dense modules, "rayrec, plain dense" the same layers written with nn.Linear and the formula
-of the interaction, "torchrec" is TorchRec's own DLRM, which is built of nn.Linear, too. The "dense only" lines run a rank's dense part
-alone, forward and backward and update, on rows that are already there: what is left if sharding cost nothing. Malloc's thresholds are
-raised as rayrec's ranks do it for themselves, but for the systems named "shipped".
+26 Criteo-like tables of 64 columns, 13 dense columns, layers 512-256-64 below and 512-256-1 above,
+row-wise Adagrad for the tables and SGD for the dense parameters. "rayrec" has rayrec's dense
+modules, "rayrec, plain dense" the same layers written with nn.Linear and the formula of the
+interaction, "torchrec" is TorchRec's own DLRM, which is built of nn.Linear, too. The "dense only"
+lines run a rank's dense part alone, forward and backward and update, on rows that are already
+there: what is left if sharding cost nothing. Malloc's thresholds are raised as rayrec's ranks do it
+for themselves, but for the systems named "shipped".
 """
 
 from __future__ import annotations
@@ -25,7 +28,14 @@ from benchmarks.systems import available, plan_of, sharded_by_torchrec
 from benchmarks.workload import Workload
 
 DENSE, BELOW, ABOVE = 13, (512, 256), (512, 256, 1)
-SYSTEMS = ("torchrec, shipped", "torchrec", "rayrec", "rayrec, plain dense", "dense only, rayrec", "dense only, plain")
+SYSTEMS = (
+    "torchrec, shipped",
+    "torchrec",
+    "rayrec",
+    "rayrec, plain dense",
+    "dense only, rayrec",
+    "dense only, plain",
+)
 
 
 class PlainDLRM(nn.Module):
@@ -66,7 +76,9 @@ def _layers(wide: int, sizes: tuple[int, ...], last: bool) -> nn.Sequential:
 
 
 class _GivenRows(nn.Module):
-    """In place of a collection: rows that are already there, whose gradient is computed and dropped."""
+    """In place of a collection: rows that are already there, whose gradient is computed and
+    dropped.
+    """
 
     def __init__(self, work: Workload, local: int) -> None:
         super().__init__()
@@ -83,7 +95,14 @@ def _unnamed(part: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _step(model: Any, optimizer: Any, dense: list[Tensor], labels: list[Tensor], kjt_of: Any, part: Any = _unnamed) -> Step:
+def _step(
+    model: Any,
+    optimizer: Any,
+    dense: list[Tensor],
+    labels: list[Tensor],
+    kjt_of: Any,
+    part: Any = _unnamed,
+) -> Step:
     def step(i: int) -> None:
         optimizer.zero_grad()
         ids = kjt_of(i)
@@ -115,10 +134,17 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
     from rayrec.optim import RowWiseAdagrad
     from rayrec.sparse import KeyedJaggedTensor
 
-    tables = [EmbeddingBagConfig(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)]
+    tables = [
+        EmbeddingBagConfig(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]])
+        for i, n in enumerate(work.rows)
+    ]
     collection = EmbeddingBagCollection(tables, device="meta")
     plain = "plain" in name
-    model: Any = PlainDLRM(collection, work.tables, work.dim) if plain else DLRM(collection, DENSE, [*BELOW, work.dim], list(ABOVE))
+    model: Any = (
+        PlainDLRM(collection, work.tables, work.dim)
+        if plain
+        else DLRM(collection, DENSE, [*BELOW, work.dim], list(ABOVE))
+    )
     if name.startswith("dense only"):
         given = _GivenRows(work, local)
         if plain:
@@ -128,7 +154,9 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
         parameters = list(model.parameters())
     else:
         plan = plan_of(tables, "table_wise", work, num_ranks)
-        model = DistributedModelParallel(model, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=work.lr), seed=0)
+        model = DistributedModelParallel(
+            model, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=work.lr), seed=0
+        )
         parameters = [p for _, p in model.dense_parameters()]
 
     def kjt_of(i: int) -> KeyedJaggedTensor:
@@ -138,10 +166,14 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
     optimizer = torch.optim.SGD(parameters, lr=work.lr)
     if not isinstance(model, DistributedModelParallel):
         return _step(model, optimizer, dense, labels, kjt_of)
-    return ModelStep(_step(model, optimizer, dense, labels, kjt_of, lambda part: span(model.timer, part)), model)
+    return ModelStep(
+        _step(model, optimizer, dense, labels, kjt_of, lambda part: span(model.timer, part)), model
+    )
 
 
-def _torchrec(work: Workload, num_ranks: int, batches: Any, dense: list[Tensor], labels: list[Tensor]) -> Step:
+def _torchrec(
+    work: Workload, num_ranks: int, batches: Any, dense: list[Tensor], labels: list[Tensor]
+) -> Step:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.models.dlrm import DLRM
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -151,15 +183,24 @@ def _torchrec(work: Workload, num_ranks: int, batches: Any, dense: list[Tensor],
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     tables = [
-        EmbeddingBagConfig(name=f"t{i}", embedding_dim=work.dim, num_embeddings=n, feature_names=[work.keys[i]])
+        EmbeddingBagConfig(
+            name=f"t{i}", embedding_dim=work.dim, num_embeddings=n, feature_names=[work.keys[i]]
+        )
         for i, n in enumerate(work.rows)
     ]
     collection = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
-    model = DLRM(collection, DENSE, [*BELOW, work.dim], list(ABOVE), dense_device=torch.device("cpu"))
+    model = DLRM(
+        collection, DENSE, [*BELOW, work.dim], list(ABOVE), dense_device=torch.device("cpu")
+    )
     sharded = sharded_by_torchrec(model, EmbeddingBagCollectionSharder, work, num_ranks)
     dense_parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     optimizer = CombinedOptimizer(
-        [sharded.fused_optimizer, KeyedOptimizerWrapper(dense_parameters, lambda params: torch.optim.SGD(params, lr=work.lr))]
+        [
+            sharded.fused_optimizer,
+            KeyedOptimizerWrapper(
+                dense_parameters, lambda params: torch.optim.SGD(params, lr=work.lr)
+            ),
+        ]
     )
 
     def kjt_of(i: int) -> KeyedJaggedTensor:
@@ -171,16 +212,25 @@ def _torchrec(work: Workload, num_ranks: int, batches: Any, dense: list[Tensor],
 
 def main() -> None:
     """Start the ranks of every system, let them take turns, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=6, help="steps of each system per round, or as many as take a quarter of a second")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=6,
+        help="steps of each system per round, or as many as take a quarter of a second",
+    )
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--pooling", type=int, nargs="+", default=[1])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2048, help="rows of the global batch")
     parser.add_argument("--cap", type=int, default=1_000_000, help="rows of the largest table")
-    parser.add_argument("--systems", nargs="+", default=SYSTEMS, help="the first that can run here is the reference")
+    parser.add_argument(
+        "--systems", nargs="+", default=SYSTEMS, help="the first that can run here is the reference"
+    )
     report.add_profile_option(parser)
     args = parser.parse_args()
     names = available(args.systems)
@@ -193,12 +243,19 @@ def main() -> None:
         work = Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)
         turns = Turns(args.rounds, args.steps, args.warmup)
         tuned = {name: "shipped" not in name for name in names}
-        systems = {name: System(build, (name.removesuffix(", shipped"), work), tuned[name], args.ranks) for name in names}
-        for name, found in compare(time_in_turns(systems, turns, report.profiles_of(args, f"pooling {pooling}")), names[0]).items():
+        systems = {
+            name: System(build, (name.removesuffix(", shipped"), work), tuned[name], args.ranks)
+            for name in names
+        }
+        for name, found in compare(
+            time_in_turns(systems, turns, report.profiles_of(args, f"pooling {pooling}")), names[0]
+        ).items():
             ms, speed = found["ms"], {k: 1 / found["ratio"][k] for k in ("median", "p25", "p75")}
             results[f"pooling {pooling}, {name}"] = found
             middle = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['cpu_ms']:.1f} | {found['faults']}"
-            lines.append(f"| {pooling} | {name} | {middle} | {speed['median']:.2f}x ({speed['p75']:.2f} to {speed['p25']:.2f}) |")
+            lines.append(
+                f"| {pooling} | {name} | {middle} | {speed['median']:.2f}x ({speed['p75']:.2f} to {speed['p25']:.2f}) |"
+            )
     lines.append(
         f"\nMedians over {args.rounds} rounds of {args.steps} steps or more, quartiles in brackets; CPU ms and faults of one rank per step."
     )

@@ -1,7 +1,9 @@
-"""The step of a whole DLRM, from Arrow record batches to updated weights: in turn as in a plain loop, or in the sparse pipeline.
+"""The step of a whole DLRM, from Arrow record batches to updated weights: in turn as in a plain
+loop, or in the sparse pipeline.
 
-Both train the same model on the same record batches, bit for bit: dense layers 13-512-256-D, over layers 512-256-1, Adam. Converting a
-record batch (columns to ids, lengths and dense rows, with all checks) is part of the step.
+Both train the same model on the same record batches, bit for bit: dense layers 13-512-256-D, over
+layers 512-256-1, Adam. Converting a record batch (columns to ids, lengths and dense rows, with all
+checks) is part of the step.
 """
 
 from __future__ import annotations
@@ -23,13 +25,20 @@ DENSE = 13
 STORED_S = 20e-3  # until storage answers: a request to an object store takes that long, or longer
 
 
-def dlrm_step(work: Workload, rank: int, world_size: int, batches: Sequence[tuple[Tensor, Tensor]], variant: str) -> ModelStep:
+def dlrm_step(
+    work: Workload,
+    rank: int,
+    world_size: int,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    variant: str,
+) -> ModelStep:
     """`step(i)` on this rank; all ranks call it together.
 
     Args:
         batches: (ids, lengths) of local batches; labels and dense columns are drawn here.
-        variant: "pipeline" in it runs `TrainPipelineSparseDist`, otherwise each step converts and then is `train_step`; with "far" in it
-            the ranks exchange over `FarExchange`; with "stored" a batch takes `STORED_S` to arrive, during which the core is free.
+        variant: "pipeline" in it runs `TrainPipelineSparseDist`, otherwise each step converts and
+            then is `train_step`; with "far" in it the ranks exchange over `FarExchange`; with
+            "stored" a batch takes `STORED_S` to arrive, during which the core is free.
     """
     from rayrec.data import Batch, DenseColumn, Feature, FeatureSchema, to_batch
     from rayrec.distributed import DistributedModelParallel
@@ -40,7 +49,10 @@ def dlrm_step(work: Workload, rank: int, world_size: int, batches: Sequence[tupl
     from rayrec.planner import EmbeddingShardingPlanner
     from rayrec.train import TrainPipelineSparseDist, train_step
 
-    tables = [EmbeddingBagConfig(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)]
+    tables = [
+        EmbeddingBagConfig(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]])
+        for i, n in enumerate(work.rows)
+    ]
     schema = FeatureSchema(
         label="label",
         dense=tuple(DenseColumn(column=f"d{i}") for i in range(DENSE)),
@@ -58,12 +70,20 @@ def dlrm_step(work: Workload, rank: int, world_size: int, batches: Sequence[tupl
         return batch
 
     torch.manual_seed(0)
-    plan = EmbeddingShardingPlanner(Topology.local(world_size, memory_bytes=16 << 30), work.batch // world_size, kinds=["table_wise"]).plan(
-        tables
-    )
+    plan = EmbeddingShardingPlanner(
+        Topology.local(world_size, memory_bytes=16 << 30),
+        work.batch // world_size,
+        kinds=["table_wise"],
+    ).plan(tables)
     collection = EmbeddingBagCollection(tables, device="meta")
     module = DLRMTrain(DLRM(collection, DENSE, [512, 256, work.dim], [512, 256, 1]))
-    model = DistributedModelParallel(module, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=work.lr), seed=0, prefetch="pipeline" in variant)
+    model = DistributedModelParallel(
+        module,
+        plan=plan,
+        sparse_optimizer=RowWiseAdagrad(lr=work.lr),
+        seed=0,
+        prefetch="pipeline" in variant,
+    )
     if "far" in variant:
         put_far(model)
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -74,7 +94,9 @@ def dlrm_step(work: Workload, rank: int, world_size: int, batches: Sequence[tupl
     return ModelStep(lambda i: pipeline.advance(stream), model)
 
 
-def record_batch(work: Workload, rng: np.random.Generator, ids: Tensor, lengths: Tensor) -> pa.RecordBatch:
+def record_batch(
+    work: Workload, rng: np.random.Generator, ids: Tensor, lengths: Tensor
+) -> pa.RecordBatch:
     """A record batch of labels, dense columns and lists of ids."""
     rows = lengths.numel() // work.tables
     offsets = pa.array(np.arange(0, rows * work.pooling + 1, work.pooling, dtype=np.int32))

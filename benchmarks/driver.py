@@ -2,11 +2,12 @@
 
     python -m benchmarks.driver [--ranks 2] [--rounds 4] [--rows 800000]
 
-Both sides run `RankTrainer` with the same spec on planted-truth data: one in Ray actors started by `Driver.fit`, the other in plain
-processes over the same gloo rendezvous. Compared are the rows per second of training alone, without evaluation and start-up, of which the
-first steps are a part: the first batch is read, kernels load, and Ray is still busy with its own start. Beside them stand the cores that
-the ranks got, since Ray's own processes run on the same, and what of the mean step rank 0 worked and waited for others: who is pushed off
-its core holds up all.
+Both sides run `RankTrainer` with the same spec on planted-truth data: one in Ray actors started by
+`Driver.fit`, the other in plain processes over the same gloo rendezvous. Compared are the rows per
+second of training alone, without evaluation and start-up, of which the first steps are a part: the
+first batch is read, kernels load, and Ray is still busy with its own start. Beside them stand the
+cores that the ranks got, since Ray's own processes run on the same, and what of the mean step rank
+0 worked and waited for others: who is pushed off its core holds up all.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def spec_of(folder: str, args: argparse.Namespace, plan: Any) -> Any:
 
 
 class Run(NamedTuple):
-    """Rows per second, the cores that all ranks used together, and what rank 0 worked and waited in a step, in ms."""
+    """Rows per second, the cores that all ranks used together, and what rank 0 worked and waited in
+    a step, in ms.
+    """
 
     rows_per_s: float
     cores: float
@@ -58,7 +61,12 @@ class Run(NamedTuple):
     def of(reports: Sequence[ProgressReport], times: Sequence[Any]) -> Run:
         """From the reports of a run and the mean step of its ranks."""
         cores, parts = sum(rank.cpu_s / rank.step_s for rank in times), times[0].parts.values()
-        return Run(steady(reports), cores, 1e3 * sum(part.seconds - part.waited for part in parts), 1e3 * times[0].waited_s)
+        return Run(
+            steady(reports),
+            cores,
+            1e3 * sum(part.seconds - part.waited for part in parts),
+            1e3 * times[0].waited_s,
+        )
 
 
 def steady(reports: Sequence[ProgressReport]) -> float:
@@ -71,7 +79,9 @@ def steady(reports: Sequence[ProgressReport]) -> float:
     return rows / seconds
 
 
-def bare_rank(rank: int, port: Any, folder: str, args: argparse.Namespace, plan: Any, queue: Any) -> None:
+def bare_rank(
+    rank: int, port: Any, folder: str, args: argparse.Namespace, plan: Any, queue: Any
+) -> None:
     """One rank without Ray."""
     from rayrec.machine.memory import tune_malloc
 
@@ -98,7 +108,10 @@ def bare(folder: str, args: argparse.Namespace, plan: Any) -> Run:
     """The loop in plain processes."""
     context = mp.get_context("spawn")
     port, queue = context.Queue(), context.Queue()
-    ranks = [context.Process(target=bare_rank, args=(r, port, folder, args, plan, queue)) for r in range(args.ranks)]
+    ranks = [
+        context.Process(target=bare_rank, args=(r, port, folder, args, plan, queue))
+        for r in range(args.ranks)
+    ]
     for process in ranks:
         process.start()
     runs: list[Run] = [queue.get(timeout=600) for _ in ranks]
@@ -109,7 +122,9 @@ def bare(folder: str, args: argparse.Namespace, plan: Any) -> Run:
 
 def main() -> None:
     """Run both sides in turns, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--rows", type=int, default=800_000)
@@ -132,21 +147,43 @@ def main() -> None:
         )
         driver = Driver(spec.model, spec.data, ScalingConfig(num_workers=args.ranks), run)
         plan = driver.plan()
-        sides = {"through Ray": lambda: through_ray(driver), "without Ray": lambda: bare(folder, args, plan)}
+        sides = {
+            "through Ray": lambda: through_ray(driver),
+            "without Ray": lambda: bare(folder, args, plan),
+        }
         for i in range(args.rounds):
-            for side in sorted(sides, reverse=i % 2 == 1):  # the first of a round starts on a machine that has just rested
+            # the first of a round starts on a machine that has just rested
+            for side in sorted(sides, reverse=i % 2 == 1):
                 runs[side].append(sides[side]())
-    rates, cores, worked, waited = ({side: [run[i] for run in found] for side, found in runs.items()} for i in range(len(Run._fields)))
-    ratio = quartiles([a / b for a, b in zip(rates["through Ray"], rates["without Ray"], strict=True)])
-    lines = ["| loop | rows/s, median (min to max) | cores of the ranks | worked, ms a step | waited |", "|---|---|---|---|---|"]
+    rates, cores, worked, waited = (
+        {side: [run[i] for run in found] for side, found in runs.items()}
+        for i in range(len(Run._fields))
+    )
+    ratio = quartiles(
+        [a / b for a, b in zip(rates["through Ray"], rates["without Ray"], strict=True)]
+    )
+    lines = [
+        "| loop | rows/s, median (min to max) | cores of the ranks | worked, ms a step | waited |",
+        "|---|---|---|---|---|",
+    ]
     for name, values in rates.items():
         q = quartiles(values)
         used, work, wait = (quartiles(found[name])["median"] for found in (cores, worked, waited))
         rate = f"{q['median']:,.0f} ({q['min']:,.0f} to {q['max']:,.0f})"
-        lines.append(f"| {name} | {rate} | {used:.2f} of {os.cpu_count()} | {work:.2f} | {wait:.2f} |")
-    lines.append(f"\nRay / bare, round by round: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f}), {args.rounds} rounds.")
+        lines.append(
+            f"| {name} | {rate} | {used:.2f} of {os.cpu_count()} | {work:.2f} | {wait:.2f} |"
+        )
+    lines.append(
+        f"\nRay / bare, round by round: {ratio['median']:.3f} ({ratio['min']:.3f} to "
+        f"{ratio['max']:.3f}), {args.rounds} rounds."
+    )
     label = None if args.ranks == 2 else f"driver-ranks{args.ranks}"
-    report.show("driver", {"rates": rates, "cores": cores, "worked_ms": worked, "waited_ms": waited, "ratio": ratio}, lines, label)
+    report.show(
+        "driver",
+        {"rates": rates, "cores": cores, "worked_ms": worked, "waited_ms": waited, "ratio": ratio},
+        lines,
+        label,
+    )
 
 
 if __name__ == "__main__":

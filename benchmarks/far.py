@@ -1,6 +1,8 @@
-"""Ranks of one machine that exchange as if they were on hosts far apart: every message takes at least `FAR_S` seconds.
+"""Ranks of one machine that exchange as if they were on hosts far apart: every message takes at
+least `FAR_S` seconds.
 
-The rank sleeps for the rest of the time, so its core is free meanwhile, as it is while a network card works. Bandwidth is not limited.
+The rank sleeps for the rest of the time, so its core is free meanwhile, as it is while a network
+card works. Bandwidth is not limited.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from typing import Any
 from rayrec.comm.exchange import Pending
 from rayrec.distributed import DistributedModelParallel
 
-FAR_S = 1e-3  # a few times the round trip of TCP between two machines of one zone, or one between zones
+# a few times the round trip of TCP between two machines of one zone, or one between zones
+FAR_S = 1e-3
 
 
 class FarExchange:
@@ -22,7 +25,11 @@ class FarExchange:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        return self._delayed(found) if name in ("all_to_all", "views", "headed", "all_gather") else found
+        return (
+            self._delayed(found)
+            if name in ("all_to_all", "views", "headed", "all_gather")
+            else found
+        )
 
     def _delayed(self, collective: Any) -> Any:
         def call(*args: Any) -> Pending[Any]:
@@ -40,7 +47,9 @@ class FarExchange:
 
 
 def put_far(model: DistributedModelParallel) -> None:
-    """Let the model's ranks exchange ids, rows and gradients over a far wire; dense gradients are not delayed."""
+    """Let the model's ranks exchange ids, rows and gradients over a far wire; dense gradients are
+    not delayed.
+    """
     engine = model._engine
     engine.exchange = FarExchange(engine.exchange)  # type: ignore[assignment]
     if engine._ahead is not None:

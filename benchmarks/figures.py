@@ -2,8 +2,8 @@
 
     python -m benchmarks.figures [--check]
 
-Every row names a case and a system of one benchmark; a case that the newest file does not hold is left out. `--check` changes nothing and
-ends with code 1 where the README says something else.
+Every row names a case and a system of one benchmark; a case that the newest file does not hold is
+left out. `--check` changes nothing and ends with code 1 where the README says something else.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ ROWS = (  # what it says in the README, benchmark, case and system
     ("the same, kinds mixed", "step", "pooling 1, rayrec mixed"),
     ("embedding step, 10 ids a bag, `table_wise`", "step", "pooling 10, rayrec table_wise"),
     ("sequences", "step", "sequence, rayrec sequence"),
-    ("replicated tables, 4 of 100,000 rows", "step", "data parallel, 4 x 1e5 rows, rayrec data_parallel"),
-    ("replicated tables, 2 of 1,000,000 rows", "step", "data parallel, 2 x 1e6 rows, rayrec data_parallel"),
+    (
+        "replicated tables, 4 of 100,000 rows",
+        "step",
+        "data parallel, 4 x 1e5 rows, rayrec data_parallel",
+    ),
+    (
+        "replicated tables, 2 of 1,000,000 rows",
+        "step",
+        "data parallel, 2 x 1e6 rows, rayrec data_parallel",
+    ),
     ("a whole DLRM, dense layers of `nn.Linear`", "dlrm", "pooling 1, rayrec, plain dense"),
     ("a whole DLRM, rayrec's dense layers", "dlrm", "pooling 1, rayrec"),
 )
@@ -50,7 +58,10 @@ def newest(name: str, peer: bool = True) -> dict[str, Any] | None:
 def table() -> str:
     """The table in Markdown, with where it comes from."""
     files = {name: newest(name) for name in dict.fromkeys(row[1] for row in ROWS)}
-    lines = ["| 2 ranks, milliseconds a step | rayrec | TorchRec | speed (quartiles) |", "|---|---|---|---|"]
+    lines = [
+        "| 2 ranks, milliseconds a step | rayrec | TorchRec | speed (quartiles) |",
+        "|---|---|---|---|",
+    ]
     for text, name, key in ROWS:
         results = (files[name] or {}).get("results", {})
         if key in results:
@@ -58,13 +69,20 @@ def table() -> str:
             speed = f"{1 / ratio['median']:.1f}x ({1 / ratio['p75']:.1f} to {1 / ratio['p25']:.1f})"
             lines.append(f"| {text} | {ms:.1f} | {ms / ratio['median']:.1f} | {speed} |")
     about = next((f for f in files.values() if f is not None), None)
-    source = "" if about is None else f"\n{about['hardware']}, {about['date']}, TorchRec {about['versions']['torchrec']} as shipped.\n"
+    source = (
+        ""
+        if about is None
+        else f"\n{about['hardware']}, {about['date']}, TorchRec {about['versions']['torchrec']} as "
+        "shipped.\n"
+    )
     return "\n".join(lines) + "\n" + source
 
 
 def main() -> int:
     """Write the table, or check it; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     text = README.read_text()

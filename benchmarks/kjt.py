@@ -1,10 +1,11 @@
-"""Operations on KeyedJaggedTensor and KeyedTensor: rayrec, the raw tensor operation, and TorchRec where it is importable, interleaved.
+"""Operations on KeyedJaggedTensor and KeyedTensor: rayrec, the raw tensor operation, and TorchRec
+where it is importable, interleaved.
 
     python -m benchmarks.kjt [--rounds 60]
 
-Every call gets a fresh batch of which nothing is cached, as a training step does, unless the line says "known": then the lengths per key
-are on the host. "raw" is what the bytes cost when nobody keeps keys: slices, one cat, one strided copy. One thread, malloc as in
-rayrec's ranks for all.
+Every call gets a fresh batch of which nothing is cached, as a training step does, unless the line
+says "known": then the lengths per key are on the host. "raw" is what the bytes cost when nobody
+keeps keys: slices, one cat, one strided copy. One thread, malloc as in rayrec's ranks for all.
 """
 
 from __future__ import annotations
@@ -87,17 +88,39 @@ def cases(shape: Shape) -> dict[str, Case]:
 
     half = shape.keys // 2
     return {
-        "offsets": Case(fresh, lambda k: k.offsets(), lambda: torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)),
-        "length_per_key": Case(fresh, lambda k: k.length_per_key(), lambda: lengths.view(shape.keys, -1).sum(1).tolist()),
-        "length_per_key, offsets given": Case(with_offsets, lambda k: k.length_per_key(), lambda: offsets[:: shape.rows].tolist()),
+        "offsets": Case(
+            fresh,
+            lambda k: k.offsets(),
+            lambda: torch.ops.fbgemm.asynchronous_complete_cumsum(lengths),
+        ),
+        "length_per_key": Case(
+            fresh,
+            lambda k: k.length_per_key(),
+            lambda: lengths.view(shape.keys, -1).sum(1).tolist(),
+        ),
+        "length_per_key, offsets given": Case(
+            with_offsets, lambda k: k.length_per_key(), lambda: offsets[:: shape.rows].tolist()
+        ),
         "permute, known": Case(known, lambda k: k.permute(order), permute_raw),
         "split in two, known": Case(
-            known, lambda k: k.split([half, shape.keys - half]), lambda: (ids.split(sizes), lengths.split(shape.rows))
+            known,
+            lambda k: k.split([half, shape.keys - half]),
+            lambda: (ids.split(sizes), lengths.split(shape.rows)),
         ),
-        "to_dict, known": Case(known, lambda k: k.to_dict(), lambda: (ids.split(sizes), lengths.split(shape.rows))),
-        "one key, known": Case(known, lambda k: k[names[3]].values(), lambda: ids[sizes[0] : sizes[0] + sizes[1]]),
-        "regroup": Case(lambda kjt: keyed(kjt, rows), lambda kt: type(kt).regroup([kt], every_other), regroup_raw),
-        "regroup and backward": Case(lambda kjt: keyed(kjt, learned), regroup_backward, regroup_backward_raw),
+        "to_dict, known": Case(
+            known, lambda k: k.to_dict(), lambda: (ids.split(sizes), lengths.split(shape.rows))
+        ),
+        "one key, known": Case(
+            known, lambda k: k[names[3]].values(), lambda: ids[sizes[0] : sizes[0] + sizes[1]]
+        ),
+        "regroup": Case(
+            lambda kjt: keyed(kjt, rows),
+            lambda kt: type(kt).regroup([kt], every_other),
+            regroup_raw,
+        ),
+        "regroup and backward": Case(
+            lambda kjt: keyed(kjt, learned), regroup_backward, regroup_backward_raw
+        ),
     }
 
 
@@ -109,7 +132,9 @@ def _peer(name: str) -> Any:
 
 def main() -> None:
     """Time, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=60)
     args = parser.parse_args()
     tune_malloc()
@@ -118,7 +143,8 @@ def main() -> None:
     if importlib.util.find_spec("torchrec") is not None:
         systems["torchrec"] = _peer("KeyedJaggedTensor")
     lines = [
-        "| rows x keys | operation | raw, us | rayrec, us | rayrec / raw | torchrec, us | torchrec / rayrec |",
+        "| rows x keys | operation | raw, us | rayrec, us | rayrec / raw | torchrec, us | torchrec "
+        "/ rayrec |",
         "|---|---|---|---|---|---|---|",
     ]
     results: dict[str, Any] = {}
@@ -135,8 +161,15 @@ def main() -> None:
             q = {system: quartiles(found) for system, found in micros.items()}
             results[f"{shape.rows} x {shape.keys}, {name}"] = q
             raw, ours = q["raw"]["median"], q["rayrec"]["median"]
-            peer = f"{q['torchrec']['median']:.0f} | {q['torchrec']['median'] / ours:.1f}x" if "torchrec" in q else "| "
-            lines.append(f"| {shape.rows} x {shape.keys} | {name} | {raw:.0f} | {ours:.0f} | {ours / raw:.2f}x | {peer} |")
+            peer = (
+                f"{q['torchrec']['median']:.0f} | {q['torchrec']['median'] / ours:.1f}x"
+                if "torchrec" in q
+                else "| "
+            )
+            lines.append(
+                f"| {shape.rows} x {shape.keys} | {name} | {raw:.0f} | {ours:.0f} | "
+                f"{ours / raw:.2f}x | {peer} |"
+            )
     lines.append(f"\nMedians of {args.rounds} interleaved rounds, one thread.")
     report.show("kjt", results, lines)
 

@@ -1,12 +1,15 @@
-"""A lookup kernel's forward, backward and update, by optimizer and kind of table, against FBGEMM's fastest CPU path, in one process.
+"""A lookup kernel's forward, backward and update, by optimizer and kind of table, against FBGEMM's
+fastest CPU path, in one process.
 
-    python -m benchmarks.lookup [--pooling 1 10] [--dim 64] [--batch 2048] [--rounds 11] [--threads 2]
+    python -m benchmarks.lookup [--pooling 1 10] [--dim 64] [--batch 2048] [--rounds 11] [--threads
+    2]
 
-The reference is float32 row-wise Adagrad on tables that one feature reads. Every case looks up the same ids in as many tables of the same
-sizes with the kernel that `make_lookup` chooses; "odd width" takes two columns off every table, "shared" lets two features read each
-table, "two widths" halves the columns of every other table, "sequence" returns every row by itself. "bytes" is what an update must read
-and write, against the reference: Adam keeps two more values per element. With --threads every case is timed on so many threads, too, and
-compared with itself on one.
+The reference is float32 row-wise Adagrad on tables that one feature reads. Every case looks up the
+same ids in as many tables of the same sizes with the kernel that `make_lookup` chooses; "odd width"
+takes two columns off every table, "shared" lets two features read each table, "two widths" halves
+the columns of every other table, "sequence" returns every row by itself. "bytes" is what an update
+must read and write, against the reference: Adam keeps two more values per element. With --threads
+every case is timed on so many threads, too, and compared with itself on one.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import GroupKey, LookupGroup, Slot, Use
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.machine.memory import tune_malloc
-from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    RowWiseAdagrad,
+    SparseOptimizer,
+)
 
 REFERENCE = "row-wise Adagrad"
 OPTIMIZERS: dict[str, SparseOptimizer] = {
@@ -61,7 +73,9 @@ KINDS = (
 def group_of(name: str, work: Workload) -> LookupGroup:
     """The tables of one case as a lookup group."""
     by_kind = {REFERENCE: REFERENCE, "SGD": "SGD", "Adam": "Adam"}
-    optimizer = OPTIMIZERS[name if name in OPTIMIZERS else by_kind.get(name.rsplit(" ", 1)[-1], REFERENCE)]
+    optimizer = OPTIMIZERS[
+        name if name in OPTIMIZERS else by_kind.get(name.rsplit(" ", 1)[-1], REFERENCE)
+    ]
     sequence, shared = name.startswith("sequence"), name.startswith("shared")
     key = GroupKey(
         collection=0,
@@ -78,8 +92,14 @@ def group_of(name: str, work: Workload) -> LookupGroup:
         if shared and i % 2:
             shard = shards[-1]
         else:
-            width = work.dim // 2 if name.startswith("two widths") and i % 2 else work.dim - 2 * name.startswith("odd width")
-            shard = Shard(f"t{i}", range(max(rows, work.rows[i ^ 1]) if shared else rows), range(width), 0)
+            width = (
+                work.dim // 2
+                if name.startswith("two widths") and i % 2
+                else work.dim - 2 * name.startswith("odd width")
+            )
+            shard = Shard(
+                f"t{i}", range(max(rows, work.rows[i ^ 1]) if shared else rows), range(width), 0
+            )
             shards.append(shard)
         slots.append(Slot(Use(i, 0, shard.table, f"f{i}", 0, len(shard.cols)), shard, 0, i))
     return LookupGroup(key, tuple(shards), tuple(slots))
@@ -93,13 +113,26 @@ def step_of(name: str, work: Workload, threads: int) -> Callable[[int], None]:
         state.weight.uniform_(-0.1, 0.1)
     batches = []
     for ids, lengths in work.batches(0, 1, 8):
-        if name.startswith("sequence"):  # ids become rows of all shards one after the other, each a bag of its own
-            first = torch.tensor([0, *work.rows[:-1]]).cumsum(0).repeat_interleave(work.batch * work.pooling)
+        # ids become rows of all shards one after the other, each a bag of its own
+        if name.startswith("sequence"):
+            first = (
+                torch.tensor([0, *work.rows[:-1]])
+                .cumsum(0)
+                .repeat_interleave(work.batch * work.pooling)
+            )
             batches.append(GroupIds(ids + first, torch.arange(ids.numel() + 1), None))
         else:
             offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.long().cumsum(0)))
-            batches.append(GroupIds(ids, offsets, torch.rand(ids.numel()) if name.startswith("weighted") else None))
-    width, rows = (work.dim, batches[0].ids.numel()) if name.startswith("sequence") else (group.width, work.batch)
+            batches.append(
+                GroupIds(
+                    ids, offsets, torch.rand(ids.numel()) if name.startswith("weighted") else None
+                )
+            )
+    width, rows = (
+        (work.dim, batches[0].ids.numel())
+        if name.startswith("sequence")
+        else (group.width, work.batch)
+    )
     grad = torch.randn(rows, width) * 0.01
 
     def step(i: int) -> None:
@@ -115,13 +148,26 @@ def row_values(optimizer: SparseOptimizer, dim: int) -> int:
 
 def main() -> None:
     """Time all cases in turns, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pooling", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--cap", type=int, default=100_000, help="rows of the largest table; all cases lie in memory at once")
+    parser.add_argument(
+        "--cap",
+        type=int,
+        default=100_000,
+        help="rows of the largest table; all cases lie in memory at once",
+    )
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, nargs="*", default=[], help="time every case on so many threads, too, e.g. 2 4")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="*",
+        default=[],
+        help="time every case on so many threads, too, e.g. 2 4",
+    )
     parser.add_argument("--cases", nargs="+", default=[*OPTIMIZERS, *KINDS])
     args = parser.parse_args()
     tune_malloc()
@@ -135,7 +181,11 @@ def main() -> None:
     for pooling in args.pooling:
         work = Workload(dim=args.dim, pooling=pooling, batch=args.batch, cap=args.cap)
         names = [REFERENCE, *(name for name in args.cases if name != REFERENCE)]
-        steps = {(name, threads): step_of(name, work, threads) for name in names for threads in (1, *args.threads)}
+        steps = {
+            (name, threads): step_of(name, work, threads)
+            for name in names
+            for threads in (1, *args.threads)
+        }
         seconds: dict[tuple[str, int], list[float]] = {case: [] for case in steps}
         for step in steps.values():
             step(0)
@@ -157,7 +207,9 @@ def main() -> None:
             spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
             ratios = f"{ratio['median']:.2f}x | {alone['median']:.2f}x ({alone['p25']:.2f} to {alone['p75']:.2f})"
             lines.append(f"| {pooling} | {name} | {threads} | {spread} | {ratios} | {more:.1f}x |")
-    lines.append(f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, {args.rounds} interleaved rounds.")
+    lines.append(
+        f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, {args.rounds} interleaved rounds."
+    )
     report.show("lookup", results, lines)
 
 

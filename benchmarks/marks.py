@@ -2,8 +2,9 @@
 
     python -m benchmarks.marks
 
-A ratio is of two sides measured in turns in one run. Marks are for two ranks of one thread on two cores; the speed of an embedding step
-is against TorchRec's table-wise step, sequences and replicated tables against TorchRec's own.
+A ratio is of two sides measured in turns in one run. Marks are for two ranks of one thread on two
+cores; the speed of an embedding step is against TorchRec's table-wise step, sequences and
+replicated tables against TorchRec's own.
 """
 
 from __future__ import annotations
@@ -42,18 +43,56 @@ def over(slow: str, fast: str) -> Callable[[Results], float]:
 
 STEP = "pooling 1, rayrec "
 MARKS = (
-    Mark("embedding step, table-wise, 1 id a bag, TorchRec as shipped", "step", 8.0, shipped(STEP + "table_wise")),
+    Mark(
+        "embedding step, table-wise, 1 id a bag, TorchRec as shipped",
+        "step",
+        8.0,
+        shipped(STEP + "table_wise"),
+    ),
     Mark("the same, TorchRec with malloc tuned", "step", 4.0, tuned(STEP + "table_wise")),
-    Mark("the same with 10 ids a bag, as shipped", "step", 4.0, shipped("pooling 10, rayrec table_wise")),
+    Mark(
+        "the same with 10 ids a bag, as shipped",
+        "step",
+        4.0,
+        shipped("pooling 10, rayrec table_wise"),
+    ),
     Mark("the same with 10 ids a bag, tuned", "step", 2.5, tuned("pooling 10, rayrec table_wise")),
-    *(Mark(f"{kind}, 1 id a bag, as shipped", "step", 4.0, shipped(STEP + kind)) for kind in ("row_wise", "column_wise", "grid", "mixed")),
-    Mark("replicated tables, 4 x 1e5 rows", "step", 30.0, shipped("data parallel, 4 x 1e5 rows, rayrec data_parallel")),
-    Mark("replicated tables, 2 x 1e6 rows", "step", 30.0, shipped("data parallel, 2 x 1e6 rows, rayrec data_parallel")),
+    *(
+        Mark(f"{kind}, 1 id a bag, as shipped", "step", 4.0, shipped(STEP + kind))
+        for kind in ("row_wise", "column_wise", "grid", "mixed")
+    ),
+    Mark(
+        "replicated tables, 4 x 1e5 rows",
+        "step",
+        30.0,
+        shipped("data parallel, 4 x 1e5 rows, rayrec data_parallel"),
+    ),
+    Mark(
+        "replicated tables, 2 x 1e6 rows",
+        "step",
+        30.0,
+        shipped("data parallel, 2 x 1e6 rows, rayrec data_parallel"),
+    ),
     Mark("sequences, table-wise", "step", 5.0, shipped("sequence, rayrec sequence")),
-    Mark("two ranks against one, the same global batch", "step", 1.0, over(STEP + "table_wise, 1 rank", STEP + "table_wise")),
-    Mark("whole DLRM, dense layers of nn.Linear", "dlrm", 1.35, shipped("pooling 1, rayrec, plain dense")),
+    Mark(
+        "two ranks against one, the same global batch",
+        "step",
+        1.0,
+        over(STEP + "table_wise, 1 rank", STEP + "table_wise"),
+    ),
+    Mark(
+        "whole DLRM, dense layers of nn.Linear",
+        "dlrm",
+        1.35,
+        shipped("pooling 1, rayrec, plain dense"),
+    ),
     Mark("whole DLRM, rayrec's dense layers", "dlrm", 2.0, shipped("pooling 1, rayrec")),
-    Mark("through the driver from Parquet, against the bare loop", "driver", 0.95, lambda results: float(results["ratio"]["median"])),
+    Mark(
+        "through the driver from Parquet, against the bare loop",
+        "driver",
+        0.95,
+        lambda results: float(results["ratio"]["median"]),
+    ),
     Mark(
         "Arrow list columns to a batch, of memcpy's speed",
         "data",
@@ -65,7 +104,10 @@ MARKS = (
 
 def table() -> str:
     """All marks in Markdown; a case that was not measured says so."""
-    files = {name: newest(name, peer=name in ("step", "dlrm")) for name in dict.fromkeys(mark.benchmark for mark in MARKS)}
+    files = {
+        name: newest(name, peer=name in ("step", "dlrm"))
+        for name in dict.fromkeys(mark.benchmark for mark in MARKS)
+    }
     lines = ["| case | mark | measured | |", "|---|---|---|---|"]
     for mark in MARKS:
         try:
@@ -73,7 +115,10 @@ def table() -> str:
         except KeyError:
             lines.append(f"| {mark.text} | {mark.least:g}x | | not measured |")
             continue
-        lines.append(f"| {mark.text} | {mark.least:g}x | {found:.2f}x | {'met' if found >= mark.least else 'missed'} |")
+        lines.append(
+            f"| {mark.text} | {mark.least:g}x | {found:.2f}x | "
+            f"{'met' if found >= mark.least else 'missed'} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,13 +1,16 @@
-"""Predicted against measured memory: what a rank holds after some steps of its tables, beside what the planner counts for it.
+"""Predicted against measured memory: what a rank holds after some steps of its tables, beside what
+the planner counts for it.
 
     python -m benchmarks.memory [--sets 12] [--ranks 2] [--write]
 
-Every table set is trained by fresh CPU ranks, first under the planner's plan and then, by other ranks, under another. Before them come
-three sets that are nearly all of one thing: weights, rows under way, or ids. Their prediction must hold within bounds for the rank that
-took least of three times, since malloc may leave holes in a heap and no formula knows where; else the exit code is 1. A rank's memory is
-its proportional share, code left out (a page that two ranks map counts half for each), read before the model is built and after the steps,
-beyond what it takes for a table of a few rows. Its heap gives nothing back in between, so that what it holds then is the most it ever
-needed, with the holes that malloc left. The gradient of the output is all the dense model there is.
+Every table set is trained by fresh CPU ranks, first under the planner's plan and then, by other
+ranks, under another. Before them come three sets that are nearly all of one thing: weights, rows
+under way, or ids. Their prediction must hold within bounds for the rank that took least of three
+times, since malloc may leave holes in a heap and no formula knows where; else the exit code is 1. A
+rank's memory is its proportional share, code left out (a page that two ranks map counts half for
+each), read before the model is built and after the steps, beyond what it takes for a table of a few
+rows. Its heap gives nothing back in between, so that what it holds then is the most it ever needed,
+with the holes that malloc left. The gradient of the output is all the dense model there is.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ LEAST, MOST = 0.75, 1.35  # predicted / measured of a set that is nearly all of 
 
 def eight_tables(rows: int, dim: int, pooling: int, batch_size: int) -> TableSet:
     """Eight equal tables."""
-    tables = tuple(EmbeddingBagConfig(rows, dim, f"t{i}", feature_names=[f"f{i}"]) for i in range(8))
+    tables = tuple(
+        EmbeddingBagConfig(rows, dim, f"t{i}", feature_names=[f"f{i}"]) for i in range(8)
+    )
     return TableSet(tables, (pooling,) * 8, batch_size)
 
 
@@ -52,7 +57,9 @@ def share_bytes() -> int:
     return sum(int(words[1]) << 10 for words in lines if words[0] in ("Pss_Anon:", "Pss_Shmem:"))
 
 
-def rank_main(rank: int, port: Any, num_ranks: int, tables: TableSet, plan: ShardingPlan, results: Any) -> None:
+def rank_main(
+    rank: int, port: Any, num_ranks: int, tables: TableSet, plan: ShardingPlan, results: Any
+) -> None:
     """One rank: train some steps, tell what they took."""
     from rayrec.machine.memory import tune_malloc
 
@@ -67,11 +74,14 @@ def rank_main(rank: int, port: Any, num_ranks: int, tables: TableSet, plan: Shar
 
     join(rank, num_ranks, lambda found: [port.put(found) for _ in range(num_ranks - 1)], port.get)
     batches = batches_of(tables, rank, 4)
-    (torch.ones(1, requires_grad=True) * 2).sum().backward()  # autograd's own memory is not the model's
+    # autograd's own memory is not the model's
+    (torch.ones(1, requires_grad=True) * 2).sum().backward()
     dist.barrier()
     before = share_bytes()
     collection = EmbeddingBagCollection(list(tables.tables), device=torch.device("meta"))
-    model = DistributedModelParallel(collection, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=0)
+    model = DistributedModelParallel(
+        collection, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=0
+    )
     for step in range(STEPS):
         output = model(batches[step % len(batches)]).values()
         output.backward(torch.ones_like(output))
@@ -87,7 +97,10 @@ def rank_main(rank: int, port: Any, num_ranks: int, tables: TableSet, plan: Shar
 def measure(context: Any, tables: TableSet, plan: ShardingPlan, num_ranks: int) -> list[int]:
     """Bytes by rank."""
     port, results = context.Queue(), context.Queue()
-    processes = [context.Process(target=rank_main, args=(r, port, num_ranks, tables, plan, results)) for r in range(num_ranks)]
+    processes = [
+        context.Process(target=rank_main, args=(r, port, num_ranks, tables, plan, results))
+        for r in range(num_ranks)
+    ]
     for process in processes:
         process.start()
     found = dict(results.get(timeout=300) for _ in processes)
@@ -106,15 +119,28 @@ class Case(NamedTuple):
 
     def ratios(self) -> list[float]:
         """Predicted / measured, by rank."""
-        return [told.memory_bytes / found for told, found in zip(self.predicted, self.measured, strict=True)]
+        return [
+            told.memory_bytes / found
+            for told, found in zip(self.predicted, self.measured, strict=True)
+        ]
 
     def lines(self, name: str) -> list[str]:
         """A line of the table for every rank."""
         lines = []
-        for rank, (told, found, ratio) in enumerate(zip(self.predicted, self.measured, self.ratios(), strict=True)):
-            row = (told.weight_bytes + told.optimizer_bytes, told.buffer_bytes, told.memory_bytes, found)
+        for rank, (told, found, ratio) in enumerate(
+            zip(self.predicted, self.measured, self.ratios(), strict=True)
+        ):
+            row = (
+                told.weight_bytes + told.optimizer_bytes,
+                told.buffer_bytes,
+                told.memory_bytes,
+                found,
+            )
             numbers = " | ".join(f"{v / 1e6:.1f}" for v in row)
-            lines.append(f"| {name}: {len(self.tables.tables)} tables | {self.plan_name} | {rank} | {numbers} | {ratio:.2f} |")
+            lines.append(
+                f"| {name}: {len(self.tables.tables)} tables | {self.plan_name} | {rank} "
+                f"| {numbers} | {ratio:.2f} |"
+            )
         return lines
 
     def results(self, name: str) -> list[dict[str, Any]]:
@@ -134,7 +160,9 @@ class Case(NamedTuple):
 
 def main() -> int:
     """Measure, compare, print and write; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--first", type=int, default=0, help="seed of the first set")
     parser.add_argument("--sets", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
@@ -145,15 +173,22 @@ def main() -> int:
     context.set_forkserver_preload(["rayrec.distributed", "rayrec.modules", "benchmarks.predicted"])
     topology = Topology.local(options.ranks, memory_bytes=MEMORY)
     tiny = TableSet((EmbeddingBagConfig(8, 4, "t", feature_names=["f"]),), (1,), 4)
-    alone = round(median(measure(context, tiny, manual_plan(tiny.tables, "column_wise", topology), options.ranks)))
+    alone = round(
+        median(
+            measure(context, tiny, manual_plan(tiny.tables, "column_wise", topology), options.ranks)
+        )
+    )
     print(f"Without tables: {alone / 1e6:.1f} MB.")
     lines = [
-        "| set | plan | rank | weights and state MB | buffers MB | predicted MB | measured MB | predicted / measured |",
+        "| set | plan | rank | weights and state MB | buffers MB | predicted MB | measured MB | "
+        "predicted / measured |",
         "|---" * 8 + "|",
     ]
     results: list[dict[str, Any]] = []
 
-    def compare(name: str, tables: TableSet, plan_name: str, plan: ShardingPlan, rounds: int) -> Case:
+    def compare(
+        name: str, tables: TableSet, plan_name: str, plan: ShardingPlan, rounds: int
+    ) -> Case:
         """Measure a case some times, and note and print the least that each rank took."""
         predicted = tuple(estimate_ranks(tables.request(topology), plan))
         found = [measure(context, tables, plan, options.ranks) for _ in range(rounds)]
@@ -178,11 +213,16 @@ def main() -> int:
     near = sum(abs(ratio - 1) <= 0.15 for ratio in ratios)
     spread = f"median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
     lines.append(f"\nWithout tables a rank takes {alone / 1e6:.1f} MB, which is taken off.")
-    lines.append(f"Numbered sets, {BATCH} rows a rank: within 15%: {near} of {len(ratios)}; {spread}.")
+    lines.append(
+        f"Numbered sets, {BATCH} rows a rank: within 15%: {near} of {len(ratios)}; {spread}."
+    )
     lines.append(f"Sets of one thing outside of {LEAST} to {MOST}: {', '.join(outside) or 'none'}.")
     print("\n".join(lines[-3:]))
     if options.write:
-        print("written:", report.write("memory", {"without_tables": alone, "ranks": results}, "\n".join(lines)))
+        print(
+            "written:",
+            report.write("memory", {"without_tables": alone, "ranks": results}, "\n".join(lines)),
+        )
     return int(bool(outside))
 
 

@@ -1,10 +1,13 @@
-"""The planner: seconds and predicted step time against the lower bound, every plan of small cases, and TorchRec's planner.
+"""The planner: seconds and predicted step time against the lower bound, every plan of small cases,
+and TorchRec's planner.
 
     python -m benchmarks.planner                  # marks, 56 random table sets, 24 small cases
-    python -m benchmarks.planner --peer 20        # and TorchRec's planner on as many sets, where torchrec is installed
+    python -m benchmarks.planner --peer 20        # and TorchRec's planner on as many sets, where
+    torchrec is installed
 
-Predictions are of rayrec's cost model on a preset topology: they compare plans, and say nothing of a real machine. Both planners' plans
-are priced by that one model, which is not TorchRec's; so the comparison says which plan is better if the model is right.
+Predictions are of rayrec's cost model on a preset topology: they compare plans, and say nothing of
+a real machine. Both planners' plans are priced by that one model, which is not TorchRec's; so the
+comparison says which plan is better if the model is right.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ class Outcome:
 
     Attributes:
         cpu_s: of planning. step_ms: predicted, fixed latency left out.
-        over_simple: step / max(cheapest total work / ranks, largest unavoidable piece). over_bound: step / `bounds.lower_bound`, which
-            also knows that splitting adds work.
-        over_long: the same search with a much finer ladder as the divisor; None where the bound is near enough.
+        over_simple: step / max(cheapest total work / ranks, largest unavoidable piece). over_bound:
+            step / `bounds.lower_bound`, which also knows that splitting adds work.
+        over_long: the same search with a much finer ladder as the divisor; None where the bound is
+            near enough.
     """
 
     name: str
@@ -59,13 +63,18 @@ def run_problem(problem: Problem, long: bool = False) -> Outcome:
     step_s = _seconds(problem)
     cpu_s = time.process_time() - before
     items = problem.request.items()
-    simple, over = step_s / simple_bound(items, problem.ranks), step_s / lower_bound(items, problem.ranks)
+    simple, over = (
+        step_s / simple_bound(items, problem.ranks),
+        step_s / lower_bound(items, problem.ranks),
+    )
     over_long = step_s / min(step_s, _long_search(problem)) if long and simple > 1.1 else None
     return Outcome(problem.name, cpu_s, step_s * 1e3, simple, over, over_long)
 
 
 def _long_search(problem: Problem, seconds: float = 60.0) -> float:
-    """What the same search finds with a finer ladder, all of it polished, until it ends or the time is up."""
+    """What the same search finds with a finer ladder, all of it polished, until it ends or the time
+    is up.
+    """
     kept = search.CEILINGS, search.POLISHED, polish.PATIENCE
     best, start = float("inf"), time.process_time()
     search.POLISHED, polish.PATIENCE = 100, 600
@@ -81,7 +90,9 @@ def _long_search(problem: Problem, seconds: float = 60.0) -> float:
 
 
 def best_of_all(problem: Problem) -> float:
-    """Predicted seconds of the best plan of even cuts that fits the memory, by trying every option on every set of ranks."""
+    """Predicted seconds of the best plan of even cuts that fits the memory, by trying every option
+    on every set of ranks.
+    """
     items, world = problem.request.items(), problem.ranks
     limit = problem.request.topology.memory_bytes[0]
     every = []
@@ -109,7 +120,9 @@ def price_layouts(problem: Problem, layouts: dict[str, Layout]) -> float:
     request, costs = problem.request, CostModel(problem.request.topology)
     loads, home_s = [0.0] * problem.ranks, 0.0
     for table, work in zip(
-        request.tables, table_works(request.tables, request.constraints, request.batch_size, request.topology), strict=True
+        request.tables,
+        table_works(request.tables, request.constraints, request.batch_size, request.topology),
+        strict=True,
     ):
         home_s += costs.layout_home_cost(work, layouts[table.name]).total_s
         for rank, price in costs.price(work, layouts[table.name]).items():
@@ -118,7 +131,9 @@ def price_layouts(problem: Problem, layouts: dict[str, Layout]) -> float:
 
 
 def torchrec_plan(problem: Problem) -> tuple[float, dict[str, Layout]]:
-    """CPU seconds and layouts of TorchRec's planner, with device-resident kernels, as rayrec has them."""
+    """CPU seconds and layouts of TorchRec's planner, with device-resident kernels, as rayrec has
+    them.
+    """
     import torch
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -128,20 +143,38 @@ def torchrec_plan(problem: Problem) -> tuple[float, dict[str, Layout]]:
 
     request = problem.request
     configs = [
-        EmbeddingBagConfig(name=t.name, embedding_dim=t.embedding_dim, num_embeddings=t.num_embeddings, feature_names=list(t.feature_names))
+        EmbeddingBagConfig(
+            name=t.name,
+            embedding_dim=t.embedding_dim,
+            num_embeddings=t.num_embeddings,
+            feature_names=list(t.feature_names),
+        )
         for t in request.tables
     ]
     limits = {
-        name: ParameterConstraints(pooling_factors=[own.pooling_factor], compute_kernels=["fused", "dense"])
+        name: ParameterConstraints(
+            pooling_factors=[own.pooling_factor], compute_kernels=["fused", "dense"]
+        )
         for name, own in request.constraints.items()
     }
     world, host = problem.ranks, len(request.topology.hosts[0])
-    topology = Topology(world_size=world, compute_device="cuda", local_world_size=host, hbm_cap=80 * 10**9, ddr_cap=10**12)
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=request.batch_size, constraints=limits, debug=False)
+    topology = Topology(
+        world_size=world,
+        compute_device="cuda",
+        local_world_size=host,
+        hbm_cap=80 * 10**9,
+        ddr_cap=10**12,
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=topology, batch_size=request.batch_size, constraints=limits, debug=False
+    )
     found: list[object] = []
     planner._callbacks = [lambda options: found.append(options) or options]
     before = time.process_time()
-    planner.plan(EmbeddingBagCollection(tables=configs, device=torch.device("meta")), [EmbeddingBagCollectionSharder()])
+    planner.plan(
+        EmbeddingBagCollection(tables=configs, device=torch.device("meta")),
+        [EmbeddingBagCollectionSharder()],
+    )
     cpu_s = time.process_time() - before
     layouts: dict[str, Layout] = {}
     for option in found[-1]:  # type: ignore[attr-defined]
@@ -149,7 +182,9 @@ def torchrec_plan(problem: Problem) -> tuple[float, dict[str, Layout]]:
         if option.sharding_type == "data_parallel":
             layouts[option.name] = Replicated(rows, dim, tuple(range(world)))
             continue
-        cells = {(s.offset[0], s.offset[1]): s.rank for s in option.shards if s.size[0] and s.size[1]}
+        cells = {
+            (s.offset[0], s.offset[1]): s.rank for s in option.shards if s.size[0] and s.size[1]
+        }
         tops, lefts = sorted({top for top, _ in cells}), sorted({left for _, left in cells})
         owners = tuple(tuple(cells[top, left] for left in lefts) for top in tops)
         layouts[option.name] = TableLayout((*tops, rows), (*lefts, dim), owners)
@@ -160,13 +195,32 @@ def main() -> None:
     """Print the tables and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=14, help="table sets per family (%(default)s)")
-    parser.add_argument("--small", type=int, default=24, help="small cases that are also solved exactly (%(default)s)")
-    parser.add_argument("--peer", type=int, default=0, help="table sets that TorchRec's planner also plans (%(default)s)")
-    parser.add_argument("--long", action="store_true", help="where the bound is loose, search again for up to 60 s (slow)")
+    parser.add_argument(
+        "--small",
+        type=int,
+        default=24,
+        help="small cases that are also solved exactly (%(default)s)",
+    )
+    parser.add_argument(
+        "--peer",
+        type=int,
+        default=0,
+        help="table sets that TorchRec's planner also plans (%(default)s)",
+    )
+    parser.add_argument(
+        "--long",
+        action="store_true",
+        help="where the bound is loose, search again for up to 60 s (slow)",
+    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
 
-    lines = ["## Marks", "", "| tables x ranks | CPU s | allowed | step / lower bound |", "|---|---|---|---|"]
+    lines = [
+        "## Marks",
+        "",
+        "| tables x ranks | CPU s | allowed | step / lower bound |",
+        "|---|---|---|---|",
+    ]
     marks = []
     for tables, hosts, allowed in MARKS:
         family = "criteo" if tables == 26 else "production"
@@ -175,24 +229,39 @@ def main() -> None:
         times = sorted(run.cpu_s for run in runs)
         marks.append(asdict(runs[0]) | {"cpu_s": times, "allowed_s": allowed})
         spread = f"{times[1]:.3f} ({times[0]:.3f} to {times[2]:.3f})"
-        lines.append(f"| {problem.tables} x {problem.ranks} | {spread} | {allowed} | {runs[0].over_bound:.3f} |")
+        lines.append(
+            f"| {problem.tables} x {problem.ranks} | {spread} | {allowed} | "
+            f"{runs[0].over_bound:.3f} |"
+        )
 
     outcomes = [run_problem(problem, options.long) for problem in all_problems(options.seeds)]
     near = sum(outcome.over_bound <= 1.1 for outcome in outcomes)
     possible = sum(outcome.over_simple / outcome.over_bound <= 1.1 for outcome in outcomes)
     simple = sum(outcome.over_simple <= 1.1 for outcome in outcomes)
     lines += ["", f"## {len(outcomes)} random table sets", ""]
-    lines += [f"Within 1.10x of the lower bound: {near} of {len(outcomes)}; of the simple bound: {simple}, where {possible} can be."]
-    lines += ["", "| set | CPU s | step ms | step / simple bound | step / bound | step / long search |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"Within 1.10x of the lower bound: {near} of {len(outcomes)}; of the simple bound: "
+        f"{simple}, where {possible} can be."
+    ]
+    lines += [
+        "",
+        "| set | CPU s | step ms | step / simple bound | step / bound | step / long search |",
+        "|---|---|---|---|---|---|",
+    ]
     for o in outcomes:
         long = f"{o.over_long:.3f}" if o.over_long else "-"
-        lines.append(f"| {o.name} | {o.cpu_s:.2f} | {o.step_ms:.3f} | {o.over_simple:.3f} | {o.over_bound:.3f} | {long} |")
+        lines.append(
+            f"| {o.name} | {o.cpu_s:.2f} | {o.step_ms:.3f} | {o.over_simple:.3f} | "
+            f"{o.over_bound:.3f} | {long} |"
+        )
 
     ratios = []
     for problem in small_problems(options.small):
         ratios.append(_seconds(problem) / best_of_all(problem))
     lines += ["", f"## {len(ratios)} small cases (4 tables, 2 or 3 ranks) against every plan", ""]
-    lines.append(f"Median {median(ratios):.4f}, worst {max(ratios):.4f} of the best plan of even cuts.")
+    lines.append(
+        f"Median {median(ratios):.4f}, worst {max(ratios):.4f} of the best plan of even cuts."
+    )
 
     peers = []
     if options.peer:
@@ -201,23 +270,38 @@ def main() -> None:
         for seed in range(options.peer):
             family = ("criteo", "few_huge", "many_tiny", "production")[seed % 4]
             count = None if family in ("criteo", "few_huge") else 40
-            problem = make_problem(family, 100 + seed, preset_topology("a100-80", hosts=1 + seed // 4 % 4), count=count)
+            problem = make_problem(
+                family, 100 + seed, preset_topology("a100-80", hosts=1 + seed // 4 % 4), count=count
+            )
             outcome = run_problem(problem)
             try:
                 cpu_s, layouts = torchrec_plan(problem)
             except Exception as error:  # the peer's own refusal is a result
-                lines.append(f"| {problem.name} | {type(error).__name__} | {outcome.cpu_s:.2f} | - |")
+                lines.append(
+                    f"| {problem.name} | {type(error).__name__} | {outcome.cpu_s:.2f} | - |"
+                )
                 continue
             ratio = price_layouts(problem, layouts) * 1e3 / outcome.step_ms
-            peers.append({"name": problem.name, "peer_cpu_s": cpu_s, "cpu_s": outcome.cpu_s, "ratio": ratio})
+            peers.append(
+                {"name": problem.name, "peer_cpu_s": cpu_s, "cpu_s": outcome.cpu_s, "ratio": ratio}
+            )
             lines.append(f"| {problem.name} | {cpu_s:.2f} | {outcome.cpu_s:.2f} | {ratio:.3f} |")
         if peers:
             found = [float(p["ratio"]) for p in peers]
-            lines += ["", f"TorchRec's plan is {median(found):.2f}x ours in the median, {min(found):.3f}x at the least."]
+            lines += [
+                "",
+                f"TorchRec's plan is {median(found):.2f}x ours in the median, "
+                f"{min(found):.3f}x at the least.",
+            ]
     text = "\n".join(lines)
     print(text)
     if options.write:
-        results = {"marks": marks, "sets": [asdict(o) for o in outcomes], "small": ratios, "peers": peers}
+        results = {
+            "marks": marks,
+            "sets": [asdict(o) for o in outcomes],
+            "small": ratios,
+            "peers": peers,
+        }
         print(report.write("planner", results, text))
 
 

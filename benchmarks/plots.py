@@ -20,7 +20,8 @@ def draw_bars(path: Path, title: str, ratios: Mapping[str, Mapping[str, float]])
 
 
 def bars(title: str, ratios: Mapping[str, Mapping[str, float]]) -> Figure:
-    """One bar per case, from 1 to its median ratio on a logarithmic axis, with a whisker over the quartiles.
+    """One bar per case, from 1 to its median ratio on a logarithmic axis, with a whisker over the
+    quartiles.
 
     Args:
         ratios: case -> "p25", "median" and "p75".
@@ -34,13 +35,26 @@ def bars(title: str, ratios: Mapping[str, Mapping[str, float]]) -> Figure:
     medians = [q["median"] for q in ratios.values()]
     axes.set_xscale("log")
     axes.barh(places, [median - 1.0 for median in medians], left=1.0, color="#7a9cc6")
-    axes.hlines(places, [q["p25"] for q in ratios.values()], [q["p75"] for q in ratios.values()], color="#222233", linewidth=1.5)
+    axes.hlines(
+        places,
+        [q["p25"] for q in ratios.values()],
+        [q["p75"] for q in ratios.values()],
+        color="#222233",
+        linewidth=1.5,
+    )
     axes.axvline(1.0, color="#222233", linewidth=1.0)
     low = min(0.5, *(q["p25"] for q in ratios.values())) * 0.9
     high = max(2.0, *(q["p75"] for q in ratios.values()))
     axes.set_xlim(low, high * (high / low) ** 0.12)
     for place, q in zip(places, ratios.values(), strict=True):
-        axes.annotate(f"{q['median']:.3g}x", (max(1.0, q["p75"]), place), (5, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            f"{q['median']:.3g}x",
+            (max(1.0, q["p75"]), place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     axes.set_yticks(places, list(ratios), fontsize=8)
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -1,8 +1,10 @@
-"""Systems under test in rank processes of their own, which take turns: a round runs a few steps of each, so that a drift hits all alike.
+"""Systems under test in rank processes of their own, which take turns: a round runs a few steps of
+each, so that a drift hits all alike.
 
-Each system has its own processes, one torch thread per rank, and its own malloc: "shipped", or "tuned" as rayrec's ranks set it for
-themselves. While one system steps, the others wait on a pipe and cost nothing. A step is timed on every rank; the slowest rank counts. A
-turn is long enough that the first steps, which find the caches full of what others left, do not decide.
+Each system has its own processes, one torch thread per rank, and its own malloc: "shipped", or
+"tuned" as rayrec's ranks set it for themselves. While one system steps, the others wait on a pipe
+and cost nothing. A step is timed on every rank; the slowest rank counts. A turn is long enough that
+the first steps, which find the caches full of what others left, do not decide.
 """
 
 from __future__ import annotations
@@ -27,8 +29,19 @@ if TYPE_CHECKING:
 Step = Callable[[int], object]
 TIMEOUT_S = 300
 _MOST_STEPS = 100
-PRELOAD = ["benchmarks.systems", "rayrec.distributed", "rayrec.train", "rayrec.optim", "rayrec.modules"]
-PRELOAD += ["torchrec.distributed.embedding", "torchrec.distributed.embeddingbag", "torchrec.distributed.planner", "torchrec.models.dlrm"]
+PRELOAD = [
+    "benchmarks.systems",
+    "rayrec.distributed",
+    "rayrec.train",
+    "rayrec.optim",
+    "rayrec.modules",
+]
+PRELOAD += [
+    "torchrec.distributed.embedding",
+    "torchrec.distributed.embeddingbag",
+    "torchrec.distributed.planner",
+    "torchrec.models.dlrm",
+]
 
 
 class ModelStep(NamedTuple):
@@ -45,7 +58,8 @@ class System(NamedTuple):
     """What one system's ranks do.
 
     Attributes:
-        build: of an importable module; called on every rank as build(rank, num_ranks, *args), returns `step(i)` for all ranks together.
+        build: of an importable module; called on every rank as build(rank, num_ranks, *args),
+            returns `step(i)` for all ranks together.
         args: what it is built with.
         tuned: whether malloc's thresholds are raised first.
         num_ranks: processes.
@@ -58,7 +72,9 @@ class System(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """How long to measure: `rounds` of `steps` steps, after `warmup` steps of each system; more, where so many take less than `least_s`."""
+    """How long to measure: `rounds` of `steps` steps, after `warmup` steps of each system; more,
+    where so many take less than `least_s`.
+    """
 
     rounds: int
     steps: int
@@ -67,7 +83,10 @@ class Turns(NamedTuple):
 
     def steps_of(self, warmed_up: np.ndarray) -> int:
         """Steps of a turn of a system, from the seconds (ranks, steps) of its warm-up."""
-        return max(self.steps, min(_MOST_STEPS, math.ceil(self.least_s / float(np.median(warmed_up.max(0))))))
+        return max(
+            self.steps,
+            min(_MOST_STEPS, math.ceil(self.least_s / float(np.median(warmed_up.max(0))))),
+        )
 
 
 class RankEndedError(RuntimeError):
@@ -78,14 +97,18 @@ class RankEndedError(RuntimeError):
         self.system = system
 
 
-def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | None = None) -> dict[str, dict[str, Any]]:
+def time_in_turns(
+    systems: Mapping[str, System], turns: Turns, profiles: Path | None = None
+) -> dict[str, dict[str, Any]]:
     """Run all systems in turns.
 
     Args:
-        profiles: afterwards profile those whose step is a `ModelStep`, into a folder of their name below this one, and print their pages.
+        profiles: afterwards profile those whose step is a `ModelStep`, into a folder of their name
+            below this one, and print their pages.
     Returns:
-        By system: "seconds" (rounds, steps of a turn) of the slowest rank; "faults" and "cpu_ms" per step, the mean over ranks; and
-        "waits", how often a step stops for other ranks, None where the system cannot tell.
+        By system: "seconds" (rounds, steps of a turn) of the slowest rank; "faults" and "cpu_ms"
+        per step, the mean over ranks; and "waits", how often a step stops for other ranks, None
+        where the system cannot tell.
     Raises:
         RankEndedError: a rank ended. RuntimeError: it did not answer in time.
     """
@@ -93,7 +116,10 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
     groups = {name: _Ranks(name, system) for name, system in systems.items()}
     try:
         found: dict[str, list[np.ndarray]] = {name: [] for name in groups}
-        steps = {name: turns.steps_of(group.turn(0, turns.warmup)[:, :-2]) for name, group in groups.items()}
+        steps = {
+            name: turns.steps_of(group.turn(0, turns.warmup)[:, :-2])
+            for name, group in groups.items()
+        }
         for round_ in range(turns.rounds):
             for name, group in groups.items():
                 found[name].append(group.turn(turns.warmup + round_ * steps[name], steps[name]))
@@ -104,7 +130,8 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
     finally:
         for group in groups.values():
             group.close()
-    merged = {name: np.stack(rounds) for name, rounds in found.items()}  # (rounds, ranks, steps + 2)
+    # (rounds, ranks, steps + 2)
+    merged = {name: np.stack(rounds) for name, rounds in found.items()}
     return {
         name: {
             "seconds": a[:, :, :-2].max(1),
@@ -117,7 +144,9 @@ def time_in_turns(systems: Mapping[str, System], turns: Turns, profiles: Path | 
 
 
 def compare(measured: Mapping[str, dict[str, Any]], reference: str) -> dict[str, dict[str, Any]]:
-    """By system: "ms" per step over all rounds, and "ratio" of its time to the reference's, round by round; quartiles."""
+    """By system: "ms" per step over all rounds, and "ratio" of its time to the reference's, round
+    by round; quartiles.
+    """
     base = np.median(measured[reference]["seconds"], axis=1)
     return {
         name: {
@@ -142,7 +171,12 @@ def join(rank: int, num_ranks: int, tell: Callable[[int], object], ask: Callable
     from rayrec.comm.process_group import connect_store, create_store, init_process_group
 
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(num_ranks))
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(num_ranks),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(num_ranks),
+    )
     if rank == 0:
         store = create_store("127.0.0.1")
         tell(store.port)
@@ -155,12 +189,16 @@ class _Ranks:
     """The processes of one system."""
 
     def __init__(self, name: str, system: System) -> None:
-        context = mp.get_context("forkserver")  # torch is imported once, before any rank sets malloc or starts a thread
+        # torch is imported once, before any rank sets malloc or starts a thread
+        context = mp.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self.name = name
         pipes = [context.Pipe() for _ in range(system.num_ranks)]
         self.pipes = [ours for ours, _ in pipes]
-        self.processes = [context.Process(target=_rank_main, args=(r, system, theirs)) for r, (_, theirs) in enumerate(pipes)]
+        self.processes = [
+            context.Process(target=_rank_main, args=(r, system, theirs))
+            for r, (_, theirs) in enumerate(pipes)
+        ]
         for process in self.processes:
             process.start()
         for _, theirs in pipes:
@@ -172,13 +210,17 @@ class _Ranks:
     def _receive(self, rank: int) -> Any:
         try:
             if not self.pipes[rank].poll(TIMEOUT_S):
-                raise RuntimeError(f"rank {rank} of {self.name!r} did not answer within {TIMEOUT_S} s.")
+                raise RuntimeError(
+                    f"rank {rank} of {self.name!r} did not answer within {TIMEOUT_S} s."
+                )
             return self.pipes[rank].recv()
         except (EOFError, OSError):
             raise RankEndedError(self.name, rank) from None
 
     def turn(self, first: int, count: int) -> np.ndarray:
-        """(ranks, count + 2): seconds of each step, then page faults and CPU seconds of all of them."""
+        """(ranks, count + 2): seconds of each step, then page faults and CPU seconds of all of
+        them.
+        """
         for pipe in self.pipes:
             pipe.send((first, count))
         return np.array([self._receive(rank) for rank in range(len(self.pipes))])

@@ -1,4 +1,6 @@
-"""Writing down what a benchmark found: a JSON and a Markdown file per run, with hardware, versions and command, and a plot of ratios."""
+"""Writing down what a benchmark found: a JSON and a Markdown file per run, with hardware, versions
+and command, and a plot of ratios.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def hardware() -> str:
                 break
     except OSError:
         pass
-    short = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)|processor|cpu|\d+-core", "", model.lower())).strip("-")
+    short = re.sub(
+        r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)|processor|cpu|\d+-core", "", model.lower())
+    ).strip("-")
     return f"{short}-{os.cpu_count()}cores"
 
 
@@ -46,7 +50,12 @@ def versions() -> dict[str, str]:
 
 def add_profile_option(parser: argparse.ArgumentParser) -> None:
     """The option of `profiles_of`."""
-    parser.add_argument("--profile", type=Path, metavar="DIR", help="after its turns profile each of rayrec's systems, into folders of DIR")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="DIR",
+        help="after its turns profile each of rayrec's systems, into folders of DIR",
+    )
 
 
 def profiles_of(args: argparse.Namespace, case: str) -> Path | None:
@@ -54,7 +63,9 @@ def profiles_of(args: argparse.Namespace, case: str) -> Path | None:
     return None if args.profile is None else args.profile / re.sub(r"[^a-z0-9]+", "-", case.lower())
 
 
-def show(name: str, results: dict[str, Any], lines: Sequence[str], label: str | None = None) -> None:
+def show(
+    name: str, results: dict[str, Any], lines: Sequence[str], label: str | None = None
+) -> None:
     """Print a table and write it with its results."""
     text = "\n".join(lines)
     print(text)
@@ -64,21 +75,34 @@ def show(name: str, results: dict[str, Any], lines: Sequence[str], label: str | 
 def write(name: str, results: dict[str, Any], table: str, label: str | None = None) -> Path:
     """Write `<label or name>-<hardware>-<date>.{json,md}`; returns the path of the Markdown file.
 
-    Results with a "ratio" of quartiles also become a plot of the ratios by case, a PNG, where matplotlib is installed.
+    Results with a "ratio" of quartiles also become a plot of the ratios by case, a PNG, where
+    matplotlib is installed.
     """
     RESULTS.mkdir(exist_ok=True)
     command = "python -m benchmarks." + name + " " + " ".join(sys.argv[1:])
-    about: dict[str, Any] = {"benchmark": name, "hardware": hardware(), "date": date.today().isoformat()}
+    about: dict[str, Any] = {
+        "benchmark": name,
+        "hardware": hardware(),
+        "date": date.today().isoformat(),
+    }
     about |= {"versions": versions(), "command": command.strip()}
     stem = f"{label or name}-{about['hardware']}-{about['date']}"
-    (RESULTS / f"{stem}.json").write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
+    (RESULTS / f"{stem}.json").write_text(
+        json.dumps({**about, "results": results}, indent=1) + "\n"
+    )
     lines = [f"# {name}", "", f"`{about['command']}` on {about['hardware']}, {about['date']}; "]
     lines[-1] += ", ".join(f"{k} {v}" for k, v in versions().items())
-    ratios = {case: found["ratio"] for case, found in results.items() if isinstance(found, dict) and isinstance(found.get("ratio"), dict)}
+    ratios = {
+        case: found["ratio"]
+        for case, found in results.items()
+        if isinstance(found, dict) and isinstance(found.get("ratio"), dict)
+    }
     picture = ""
     if len(ratios) > 1:
         try:
-            draw_bars(RESULTS / f"{stem}.png", f"{name}: time against the reference, quartiles", ratios)
+            draw_bars(
+                RESULTS / f"{stem}.png", f"{name}: time against the reference, quartiles", ratios
+            )
             picture = f"![ratios]({stem}.png)\n\n"
         except ImportError as error:
             print(f"no plot ({error}); pip install matplotlib draws one")

@@ -1,7 +1,9 @@
-"""The systems that the step benchmark runs side by side: each a function that builds a step on this rank.
+"""The systems that the step benchmark runs side by side: each a function that builds a step on this
+rank.
 
-Every system trains the same tables on the same local batches: forward of all tables, backward of the sum of the outputs, update. A
-builder returns `step(i)` for batch i, to be called by all ranks together. A system whose package is not importable is left out.
+Every system trains the same tables on the same local batches: forward of all tables, backward of
+the sum of the outputs, update. A builder returns `step(i)` for batch i, to be called by all ranks
+together. A system whose package is not importable is left out.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixe
 VARIANTS = ("pipeline", "fp16", "int8", "sequence", "sequence_dedup")
 
 
-def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
-    """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise variant; with " far", over `FarExchange`."""
+def rayrec_step(
+    work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise"
+) -> Step:
+    """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise
+    variant; with " far", over `FarExchange`.
+    """
     from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel
     from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
@@ -38,8 +44,15 @@ def rayrec_step(work: Workload, rank: int, world_size: int, batches: Batches, va
     variant = variant.removesuffix(" far")
     sequence = variant.startswith("sequence")
     make_table = EmbeddingConfig if sequence else EmbeddingBagConfig
-    tables = [make_table(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)]
-    collection = EmbeddingCollection(tables, device="meta") if sequence else EmbeddingBagCollection(tables, device="meta")
+    tables = [
+        make_table(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]])
+        for i, n in enumerate(work.rows)
+    ]
+    collection = (
+        EmbeddingCollection(tables, device="meta")
+        if sequence
+        else EmbeddingBagCollection(tables, device="meta")
+    )
     precision = CommType(variant) if variant in ("fp16", "int8") else CommType.FP32
     model = DistributedModelParallel(
         _WithLoss(collection) if variant == "pipeline" else collection,
@@ -96,21 +109,39 @@ def plan_of(tables, kind: str, work: Workload, world_size: int):  # type: ignore
     if kind == "grid":  # row blocks x column blocks, both over all ranks
         layouts = {}
         for t in tables:
-            rows, cols = even_cuts(t.num_embeddings, world_size), even_cuts(t.embedding_dim, world_size, 4)
-            owners = tuple(tuple((i + j) % world_size for j in range(len(cols) - 1)) for i in range(len(rows) - 1))
+            rows, cols = (
+                even_cuts(t.num_embeddings, world_size),
+                even_cuts(t.embedding_dim, world_size, 4),
+            )
+            owners = tuple(
+                tuple((i + j) % world_size for j in range(len(cols) - 1))
+                for i in range(len(rows) - 1)
+            )
             layouts[t.name] = TablePlacement(TableLayout(rows, cols, owners))
         return ShardingPlan(world_size=world_size, tables=layouts)
     if kind != "mixed":
-        return EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[kind]).plan(tables)
+        return EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[kind]).plan(
+            tables
+        )
     cycle = ("table_wise", "row_wise", "column_wise", "data_parallel")
-    parts = {k: EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[k]).plan(tables) for k in cycle}
+    parts = {
+        k: EmbeddingShardingPlanner(topology, work.batch // world_size, kinds=[k]).plan(tables)
+        for k in cycle
+    }
     small = {t.name: t.num_embeddings < 2000 for t in tables}
-    kinds = {t.name: "data_parallel" if small[t.name] else cycle[i % 3] for i, t in enumerate(tables)}
-    return ShardingPlan(world_size=world_size, tables={name: parts[k].tables[name] for name, k in kinds.items()})
+    kinds = {
+        t.name: "data_parallel" if small[t.name] else cycle[i % 3] for i, t in enumerate(tables)
+    }
+    return ShardingPlan(
+        world_size=world_size, tables={name: parts[k].tables[name] for name, k in kinds.items()}
+    )
 
 
-def sharded_by_torchrec(model: nn.Module, sharder_type: Any, work: Workload, world_size: int, kind: str = "table_wise") -> Any:
-    """TorchRec's DistributedModelParallel over tables t0, t1 ..., with its own planner held to one kind; row-wise Adagrad in the backward.
+def sharded_by_torchrec(
+    model: nn.Module, sharder_type: Any, work: Workload, world_size: int, kind: str = "table_wise"
+) -> Any:
+    """TorchRec's DistributedModelParallel over tables t0, t1 ..., with its own planner held to one
+    kind; row-wise Adagrad in the backward.
 
     Args:
         sharder_type: of the model's collections.
@@ -125,18 +156,39 @@ def sharded_by_torchrec(model: nn.Module, sharder_type: Any, work: Workload, wor
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingEnv
 
-    sharder = sharder_type(fused_params={"learning_rate": work.lr, "eps": 1e-8, "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD})
+    sharder = sharder_type(
+        fused_params={
+            "learning_rate": work.lr,
+            "eps": 1e-8,
+            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        }
+    )
     kernel = "dense" if kind == "data_parallel" else "fused"
-    wanted = {f"t{i}": ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel]) for i in range(work.tables)}
-    topology = Topology(world_size=world_size, compute_device="cpu", local_world_size=world_size, hbm_cap=0, ddr_cap=64 << 30)
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=work.batch // world_size, constraints=wanted)
+    wanted = {
+        f"t{i}": ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel])
+        for i in range(work.tables)
+    }
+    topology = Topology(
+        world_size=world_size,
+        compute_device="cpu",
+        local_world_size=world_size,
+        hbm_cap=0,
+        ddr_cap=64 << 30,
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=topology, batch_size=work.batch // world_size, constraints=wanted
+    )
     group = dist.group.WORLD
     plan = planner.collective_plan(model, [sharder], group)
     env = ShardingEnv.from_process_group(group)
-    return DistributedModelParallel(module=model, env=env, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+    return DistributedModelParallel(
+        module=model, env=env, device=torch.device("cpu"), plan=plan, sharders=[sharder]
+    )
 
 
-def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise") -> Step:
+def torchrec_step(
+    work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise"
+) -> Step:
     """TorchRec's DistributedModelParallel over one collection."""
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -153,17 +205,36 @@ def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, 
 
         def forward(self, kjt: KeyedJaggedTensor) -> Tensor:
             output = self.collection(kjt)
-            return torch.cat([jagged.values() for jagged in output.values()]) if sequence else output.values()
+            return (
+                torch.cat([jagged.values() for jagged in output.values()])
+                if sequence
+                else output.values()
+            )
 
     make_table = EmbeddingConfig if sequence else EmbeddingBagConfig
     tables = [
-        make_table(name=f"t{i}", embedding_dim=work.dim, num_embeddings=n, feature_names=[work.keys[i]]) for i, n in enumerate(work.rows)
+        make_table(
+            name=f"t{i}", embedding_dim=work.dim, num_embeddings=n, feature_names=[work.keys[i]]
+        )
+        for i, n in enumerate(work.rows)
     ]
     device = torch.device("meta")
-    model = Wrapper(EmbeddingCollection(device=device, tables=tables) if sequence else EmbeddingBagCollection(device=device, tables=tables))
+    model = Wrapper(
+        EmbeddingCollection(device=device, tables=tables)
+        if sequence
+        else EmbeddingBagCollection(device=device, tables=tables)
+    )
     kind = variant if variant == "data_parallel" else "table_wise"
-    sharded = sharded_by_torchrec(model, EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder, work, world_size, kind)
-    dense = torch.optim.Adagrad(sharded.parameters(), lr=work.lr) if kind == "data_parallel" else None
+    sharded = sharded_by_torchrec(
+        model,
+        EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder,
+        work,
+        world_size,
+        kind,
+    )
+    dense = (
+        torch.optim.Adagrad(sharded.parameters(), lr=work.lr) if kind == "data_parallel" else None
+    )
 
     def step(i: int) -> None:
         ids, lengths = batches[i % len(batches)]
@@ -177,19 +248,25 @@ def torchrec_step(work: Workload, rank: int, world_size: int, batches: Batches, 
 
 
 def plain_step(work: Workload, rank: int, world_size: int, batches: Batches) -> Step:
-    """torch alone: nn.EmbeddingBag(sparse=True) per table under DDP, with sparse SGD (torch has no row-wise Adagrad)."""
+    """torch alone: nn.EmbeddingBag(sparse=True) per table under DDP, with sparse SGD (torch has no
+    row-wise Adagrad).
+    """
     from torch.nn.parallel import DistributedDataParallel
 
     class Bags(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bags = nn.ModuleList(nn.EmbeddingBag(n, work.dim, mode="sum", sparse=True) for n in work.rows)
+            self.bags = nn.ModuleList(
+                nn.EmbeddingBag(n, work.dim, mode="sum", sparse=True) for n in work.rows
+            )
 
         def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
             local = lengths.numel() // work.tables
             offsets = torch.arange(0, local * work.pooling, work.pooling)
             parts = ids.split(local * work.pooling)
-            return torch.cat([bag(part, offsets) for bag, part in zip(self.bags, parts, strict=True)], 1)
+            return torch.cat(
+                [bag(part, offsets) for bag, part in zip(self.bags, parts, strict=True)], 1
+            )
 
     torch.manual_seed(0)
     model = DistributedDataParallel(Bags())
@@ -212,9 +289,15 @@ def build(name: str, work: Workload, rank: int, world_size: int, batches: Batche
         from benchmarks.dlrm_steps import dlrm_step
 
         return dlrm_step(work, rank, world_size, batches, variant)
-    return (rayrec_step if system == "rayrec" else torchrec_step)(work, rank, world_size, batches, variant)
+    return (rayrec_step if system == "rayrec" else torchrec_step)(
+        work, rank, world_size, batches, variant
+    )
 
 
 def available(names: Sequence[str]) -> list[str]:
     """Those of the named systems that can run here."""
-    return [name for name in names if not name.startswith("torchrec") or importlib.util.find_spec("torchrec") is not None]
+    return [
+        name
+        for name in names
+        if not name.startswith("torchrec") or importlib.util.find_spec("torchrec") is not None
+    ]

@@ -1,7 +1,9 @@
-"""The workload of the step benchmarks: Criteo-shaped tables and ragged Zipf batches, the same for every system under test.
+"""The workload of the step benchmarks: Criteo-shaped tables and ragged Zipf batches, the same for
+every system under test.
 
-Cardinalities are those of the 26 categorical columns of the Criteo Kaggle display-advertising set, capped. Ids follow a bounded Zipf law
-whose hot rows are scattered over the table by a fixed multiplication, so that neighbours in popularity are not neighbours in memory.
+Cardinalities are those of the 26 categorical columns of the Criteo Kaggle display-advertising set,
+capped. Ids follow a bounded Zipf law whose hot rows are scattered over the table by a fixed
+multiplication, so that neighbours in popularity are not neighbours in memory.
 """
 
 from __future__ import annotations
@@ -52,27 +54,41 @@ class Workload:
         """Feature names, one per table."""
         return [f"f{i}" for i in range(self.tables)]
 
-    def batches(self, rank: int, world_size: int, count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(
+        self, rank: int, world_size: int, count: int, seed: int = 0
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """`count` local batches as (ids (N,) int64, lengths (F * B,) int32), key-major."""
         rng = np.random.default_rng(seed * 1000 + rank)
         local = self.batch // world_size
         return [self._batch(rng, local) for _ in range(count)]
 
     def _batch(self, rng: np.random.Generator, local: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = np.concatenate([zipf_ids(rng, rows, local * self.pooling, self.zipf) for rows in self.rows])
-        return torch.from_numpy(ids), torch.full((self.tables * local,), self.pooling, dtype=torch.int32)
+        ids = np.concatenate(
+            [zipf_ids(rng, rows, local * self.pooling, self.zipf) for rows in self.rows]
+        )
+        return torch.from_numpy(ids), torch.full(
+            (self.tables * local,), self.pooling, dtype=torch.int32
+        )
 
 
 def zipf_ids(rng: np.random.Generator, rows: int, count: int, alpha: float) -> np.ndarray:
-    """(count,) int64 ids in [0, rows): a bounded Pareto by inverse transform, scattered by a fixed odd multiplier."""
+    """(count,) int64 ids in [0, rows): a bounded Pareto by inverse transform, scattered by a fixed
+    odd multiplier.
+    """
     exponent = 1 - alpha
     uniform = rng.random(count)
-    popularity = ((uniform * ((rows + 1.0) ** exponent - 1) + 1) ** (1 / exponent) - 1).astype(np.int64).clip(0, rows - 1)
+    popularity = (
+        ((uniform * ((rows + 1.0) ** exponent - 1) + 1) ** (1 / exponent) - 1)
+        .astype(np.int64)
+        .clip(0, rows - 1)
+    )
     return (popularity * 2654435761 + 12345) % rows
 
 
 def bytes_floor(work: Workload) -> int:
-    """Bytes that one global step must move for lookup, pooling and a fused row-wise Adagrad update, without any reuse of rows."""
+    """Bytes that one global step must move for lookup, pooling and a fused row-wise Adagrad update,
+    without any reuse of rows.
+    """
     ids, out, width = work.batch * work.pooling, work.batch, work.dim * 4
     per_table = ids * width + out * width + out * width + 2 * ids * width + 2 * ids * 4
     return per_table * work.tables
@@ -82,4 +98,11 @@ def quartiles(samples: Sequence[float]) -> dict[str, float]:
     """Median, quartiles, extremes and count of samples."""
     array = np.asarray(sorted(samples))
     q1, median, q3 = np.percentile(array, [25, 50, 75])
-    return {"median": float(median), "p25": float(q1), "p75": float(q3), "min": float(array[0]), "max": float(array[-1]), "n": len(array)}
+    return {
+        "median": float(median),
+        "p25": float(q1),
+        "p75": float(q3),
+        "min": float(array[0]),
+        "max": float(array[-1]),
+        "n": len(array),
+    }

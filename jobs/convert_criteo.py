@@ -1,4 +1,6 @@
-"""Convert Criteo text files to Parquet: python -m jobs.convert_criteo SOURCE... OUT. See rayrec/data/criteo.py."""
+"""Convert Criteo text files to Parquet: python -m jobs.convert_criteo SOURCE... OUT. See
+rayrec/data/criteo.py.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser(
         prog="python -m jobs.convert_criteo",
-        description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click logs: label, I1-I13, C1-C26, tab separated "
-        "without a header or comma separated with one, plain or compressed, an Id column first if there is one.",
+        description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click "
+        "logs: label, I1-I13, C1-C26, tab separated "
+        "without a header or comma separated with one, plain or compressed, an Id column first if "
+        "there is one.",
     )
-    parser.add_argument("sources", type=arguments.path, nargs="+", help="text files, read in this order")
+    parser.add_argument(
+        "sources", type=arguments.path, nargs="+", help="text files, read in this order"
+    )
     parser.add_argument("out", type=arguments.path, help="folder to write to")
     parser.add_argument(
         "--num-buckets",
@@ -29,12 +35,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=100_000,
         help="ids per categorical column, by hash (default %(default)s)",
     )
-    parser.add_argument("--dim", type=arguments.whole(), default=16, help="width of every table (default %(default)s)")
     parser.add_argument(
-        "--eval-fraction", type=arguments.fraction, default=0.1, help="share of rows held out, drawn per row (default %(default)s)"
+        "--dim",
+        type=arguments.whole(),
+        default=16,
+        help="width of every table (default %(default)s)",
     )
-    parser.add_argument("--seed", type=arguments.seed, default=0, help="which rows are held out (default %(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
+    parser.add_argument(
+        "--eval-fraction",
+        type=arguments.fraction,
+        default=0.1,
+        help="share of rows held out, drawn per row (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=arguments.seed,
+        default=0,
+        help="which rows are held out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what an earlier conversion left in OUT"
+    )
     args = parser.parse_args(argv)
     done = convert_criteo(
         args.sources,
@@ -45,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=args.seed,
         overwrite=args.overwrite,
     )
-    print(f"{done.rows_train} rows in {done.train}, {done.rows_eval} in {done.eval}, schema {done.schema}")
+    print(
+        f"{done.rows_train} rows in {done.train}, {done.rows_eval} in {done.eval}, schema "
+        f"{done.schema}"
+    )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Convert MovieLens-100k to Parquet: python -m jobs.convert_movielens SOURCE OUT. See rayrec/data/movielens.py."""
+"""Convert MovieLens-100k to Parquet: python -m jobs.convert_movielens SOURCE OUT. See
+rayrec/data/movielens.py.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser(
         prog="python -m jobs.convert_movielens",
-        description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k files. Label: rating of 4 or 5.",
+        description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k "
+        "files. Label: rating of 4 or 5.",
     )
     parser.add_argument(
-        "source", type=arguments.path, help="folder with ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of name:type)"
+        "source",
+        type=arguments.path,
+        help="folder with ml-100k.inter, ml-100k.user and "
+        "ml-100k.item (tab separated, header of name:type)",
     )
     parser.add_argument("out", type=arguments.path, help="folder to write to")
-    parser.add_argument("--dim", type=arguments.whole(), default=16, help="width of every table (default %(default)s)")
-    parser.add_argument("--seed", type=arguments.seed, default=0, help="which ratings are held out (default %(default)s)")
-    parser.add_argument("--eval-fraction", type=arguments.fraction, default=0.1, help="share of the ratings held out (default %(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
+    parser.add_argument(
+        "--dim",
+        type=arguments.whole(),
+        default=16,
+        help="width of every table (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=arguments.seed,
+        default=0,
+        help="which ratings are held out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--eval-fraction",
+        type=arguments.fraction,
+        default=0.1,
+        help="share of the ratings held out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what an earlier conversion left in OUT"
+    )
     args = parser.parse_args(argv)
     done = convert_movielens(
         args.source,
@@ -37,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         eval_fraction=args.eval_fraction,
         overwrite=args.overwrite,
     )
-    print(f"{done.rows_train} ratings in {done.train}, {done.rows_eval} in {done.eval}, schema {done.schema}")
+    print(
+        f"{done.rows_train} ratings in {done.train}, {done.rows_eval} in {done.eval}, schema "
+        f"{done.schema}"
+    )
     return 0
 
 

@@ -1,11 +1,13 @@
 """Score a checkpoint of `jobs.train_dlrm` on any number of ranks and under any plan.
 
     python -m jobs.evaluate --checkpoint runs/a/step-00001000 --eval DIR --ranks 4 --plan row_wise
-    python -m jobs.evaluate --checkpoint runs/a/step-00001000 --eval DIR --predictions scores.parquet --keys user,item
+    python -m jobs.evaluate --checkpoint runs/a/step-00001000 --eval DIR --predictions
+    scores.parquet --keys user,item
 
-The checkpoint says how to build its model; --schema is needed only when columns have other names in the
-data to score. --predictions writes one row per row of the data, in the order of the files: score (the
-predicted probability of label 1), label, file, row (its number in the file) and the columns of --keys.
+The checkpoint says how to build its model; --schema is needed only when columns have other names in
+the data to score. --predictions writes one row per row of the data, in the order of the files:
+score (the predicted probability of label 1), label, file, row (its number in the file) and the
+columns of --keys.
 """
 
 from __future__ import annotations
@@ -32,17 +34,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m jobs.evaluate", description=__doc__)
     add = parser.add_argument
     add("--checkpoint", type=arguments.path, required=True, help="checkpoint directory or URI")
-    add("--eval", type=arguments.path, required=True, help="folder or file of Parquet or Arrow files")
-    add("--schema", type=arguments.path, help="JSON file that says which columns are what; by default the checkpoint's")
-    add("--global-batch-size", type=arguments.whole(), default=16_384, help="rows scored at a time over all ranks (default 16384)")
-    add("--predictions", type=arguments.path, metavar="FILE", help="Parquet file for the score of every row")
-    add("--keys", type=names, default=(), metavar="COLUMN,...", help="columns of the data to copy into --predictions")
-    add("--timeout", type=arguments.seconds, default=300, help="seconds until a hanging collective counts as failed (default 300)")
+    add(
+        "--eval",
+        type=arguments.path,
+        required=True,
+        help="folder or file of Parquet or Arrow files",
+    )
+    add(
+        "--schema",
+        type=arguments.path,
+        help="JSON file that says which columns are what; by default the checkpoint's",
+    )
+    add(
+        "--global-batch-size",
+        type=arguments.whole(),
+        default=16_384,
+        help="rows scored at a time over all ranks (default 16384)",
+    )
+    add(
+        "--predictions",
+        type=arguments.path,
+        metavar="FILE",
+        help="Parquet file for the score of every row",
+    )
+    add(
+        "--keys",
+        type=names,
+        default=(),
+        metavar="COLUMN,...",
+        help="columns of the data to copy into --predictions",
+    )
+    add(
+        "--timeout",
+        type=arguments.seconds,
+        default=300,
+        help="seconds until a hanging collective counts as failed (default 300)",
+    )
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the scores")
     add_scaling_options(parser, local=True)
     args = parser.parse_args(argv)
     if args.keys and args.predictions is None:
-        raise ConfigError("--keys are columns of --predictions; give that, too, or leave --keys out.")
+        raise ConfigError(
+            "--keys are columns of --predictions; give that, too, or leave --keys out."
+        )
 
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
@@ -72,7 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.predictions is not None:
         print(f"predictions: {args.predictions}")
     ranks = max(1, scaling.num_workers)
-    write_result(args.result, {"checkpoint": checkpoint, "steps": manifest.step, "ranks": ranks, "eval": scores})
+    write_result(
+        args.result,
+        {"checkpoint": checkpoint, "steps": manifest.step, "ranks": ranks, "eval": scores},
+    )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""What the retrieval job knows of its data without a model: who has which items, for training and for judging.
+"""What the retrieval job knows of its data without a model: who has which items, for training and
+for judging.
 
 Everything is read into memory as columns of ids: for data of some ten million rows.
 """
@@ -47,16 +48,23 @@ class Truth(NamedTuple):
     schema: FeatureSchema
 
     @classmethod
-    def load(cls, train_path: str, held_out_path: str, schema: FeatureSchema, user: str, item: str) -> Truth:
+    def load(
+        cls, train_path: str, held_out_path: str, schema: FeatureSchema, user: str, item: str
+    ) -> Truth:
         """Read both parts.
 
         Raises:
-            InputError: a file cannot be read, or a row does not hold one id of the user and of the item, or
-                a label that is neither 0 nor 1.
+            InputError: a file cannot be read, or a row does not hold one id of the user and of the
+                item, or a label that is neither 0 nor 1.
         """
         users, items = IdColumn(schema, user), IdColumn(schema, item)
-        train, held_out = (read_rows(path, list(schema.columns())) for path in (train_path, held_out_path))
-        labels = click_labels(train, schema, train_path), click_labels(held_out, schema, held_out_path)
+        train, held_out = (
+            read_rows(path, list(schema.columns())) for path in (train_path, held_out_path)
+        )
+        labels = (
+            click_labels(train, schema, train_path),
+            click_labels(held_out, schema, held_out_path),
+        )
         everything = pa.concat_tables([train, held_out], promote_options="permissive")
         item_ids, item_rows = np.unique(items.of(everything), return_index=True)
         positive = labels[1] == 1
@@ -100,7 +108,10 @@ class IdColumn:
     def __init__(self, schema: FeatureSchema, feature: str) -> None:
         found = [f for f in schema.features if f.name == feature]
         if not found or found[0].hash_buckets is not None:
-            raise ConfigError(f"feature {feature!r} is not in the schema, or is hashed; it must hold ids, one per row.")
+            raise ConfigError(
+                f"feature {feature!r} is not in the schema, or is hashed; it must "
+                "hold ids, one per row."
+            )
         self.feature, self.column = feature, found[0].column
         self.size = max(t.num_embeddings for t in schema.tables if feature in t.feature_names)
 
@@ -113,11 +124,15 @@ class IdColumn:
         column = table[self.column]
         if not pa.types.is_integer(column.type) or column.null_count:
             raise InputError(
-                f"column {self.column!r} of feature {self.feature!r} is {column.type}; it must hold one integer id in each row."
+                f"column {self.column!r} of feature {self.feature!r} is {column.type}; it must "
+                "hold one integer id in each row."
             )
         ids: IdArray = column.to_numpy().astype(np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.size:
-            raise InputError(f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, its table has {self.size} rows.")
+            raise InputError(
+                f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, "
+                f"its table has {self.size} rows."
+            )
         return ids
 
 
@@ -144,13 +159,17 @@ def click_labels(rows: pa.Table, schema: FeatureSchema, path: str) -> NDArray[np
         InputError: names the first row with another one.
     """
     try:
-        labels: NDArray[np.float64] = rows[schema.label].cast(pa.float64()).to_numpy()  # null is nan
+        # null is nan
+        labels: NDArray[np.float64] = rows[schema.label].cast(pa.float64()).to_numpy()
     except pa.ArrowException as error:
-        raise InputError(f"label column {schema.label!r} of {path} holds no numbers: {one_line(error)}.") from error
+        raise InputError(
+            f"label column {schema.label!r} of {path} holds no numbers: {one_line(error)}."
+        ) from error
     bad = np.flatnonzero(~np.isin(labels, (0.0, 1.0)))
     if bad.size:
         value = rows[schema.label][int(bad[0])].as_py()
         raise InputError(
-            f"label column {schema.label!r} holds {'null' if value is None else value} in row {bad[0]} of {path}; labels are 0 or 1."
+            f"label column {schema.label!r} holds {'null' if value is None else value} in row "
+            f"{bad[0]} of {path}; labels are 0 or 1."
         )
     return labels

@@ -1,7 +1,7 @@
 """Options that several jobs share, and what they mean as configs.
 
-A job adds the groups that it needs to its parser. Every path is made absolute here, from the working
-directory of the job, because ranks run in other directories.
+A job adds the groups that it needs to its parser. Every path is made absolute here, from the
+working directory of the job, because ranks run in other directories.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def names(text: str) -> tuple[str, ...]:
     """
     found = tuple(name.strip() for name in text.split(","))
     if not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r} must be names with commas between them, such as user,age")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be names with commas between them, such as user,age"
+        )
     _check_once(found)
     return found
 
@@ -92,13 +94,25 @@ def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False)
     ranks = f"number of ranks, one Ray actor each (default here {_default_ranks()})"
     add("--ranks", type=arguments.whole(), help=ranks)
     if local:
-        add("--local", action="store_true", help="one rank in this process, without Ray; for small runs and debuggers")
+        add(
+            "--local",
+            action="store_true",
+            help="one rank in this process, without Ray; for small runs and debuggers",
+        )
     if plan:
-        add("--plan", default="auto", help="auto, a sharding kind such as row_wise for all tables, or a plan's JSON file")
+        add(
+            "--plan",
+            default="auto",
+            help="auto, a sharding kind such as row_wise for all tables, or a plan's JSON file",
+        )
     add("--gpu", action="store_true", help="one GPU per rank and NCCL; default is CPU and gloo")
     cpus = "CPUs that Ray reserves for a rank, also its number of threads (at least one), may be a fraction (default 1)"
     add("--cpus-per-rank", type=arguments.positive, default=1, help=cpus)
-    add("--pin-cores", action="store_true", help="pin every CPU rank to cores of its own; see docs/performance.md")
+    add(
+        "--pin-cores",
+        action="store_true",
+        help="pin every CPU rank to cores of its own; see docs/performance.md",
+    )
     wait = "seconds to wait for room on the cluster (default: 120 where that can help, see docs/cluster.md)"
     add("--placement-timeout", type=arguments.seconds, metavar="SECONDS", help=wait)
 
@@ -134,8 +148,12 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
     )
 
 
-def add_training_options(group: Group, *, batch: int, epochs: int, sparse_lr: float, dense_lr: float) -> None:
-    """Add the options of a training run, which `run_of` reads; the arguments are the job's defaults."""
+def add_training_options(
+    group: Group, *, batch: int, epochs: int, sparse_lr: float, dense_lr: float
+) -> None:
+    """Add the options of a training run, which `run_of` reads; the arguments are the job's
+    defaults.
+    """
     add = group.add_argument
     add(
         "--global-batch-size",
@@ -145,17 +163,61 @@ def add_training_options(group: Group, *, batch: int, epochs: int, sparse_lr: fl
         help=f"rows of a step over all ranks (default {batch})",
     )
     add("--steps", type=arguments.whole(), help="global steps")
-    add("--epochs", type=arguments.whole(), help=f"passes over the data (default {epochs} when --steps is not given)")
-    add("--optimizer", choices=SPARSE_OPTIMIZERS, default="rowwise_adagrad", help="of the tables (default rowwise_adagrad)")
-    add("--sparse-lr", type=arguments.rate, default=sparse_lr, help=f"learning rate of the tables (default {sparse_lr})")
-    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help="of the dense part (default adam)")
-    add("--dense-lr", type=arguments.rate, default=dense_lr, help=f"learning rate of the dense part (default {dense_lr})")
-    add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help="precision of pooled rows between ranks")
-    add("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help="precision of their gradients")
+    add(
+        "--epochs",
+        type=arguments.whole(),
+        help=f"passes over the data (default {epochs} when --steps is not given)",
+    )
+    add(
+        "--optimizer",
+        choices=SPARSE_OPTIMIZERS,
+        default="rowwise_adagrad",
+        help="of the tables (default rowwise_adagrad)",
+    )
+    add(
+        "--sparse-lr",
+        type=arguments.rate,
+        default=sparse_lr,
+        help=f"learning rate of the tables (default {sparse_lr})",
+    )
+    add(
+        "--dense-optimizer",
+        choices=DENSE_OPTIMIZERS,
+        default="adam",
+        help="of the dense part (default adam)",
+    )
+    add(
+        "--dense-lr",
+        type=arguments.rate,
+        default=dense_lr,
+        help=f"learning rate of the dense part (default {dense_lr})",
+    )
+    add(
+        "--qcomms-forward",
+        choices=WIRE_PRECISIONS,
+        default="fp32",
+        help="precision of pooled rows between ranks",
+    )
+    add(
+        "--qcomms-backward",
+        choices=WIRE_PRECISIONS,
+        default="fp32",
+        help="precision of their gradients",
+    )
     share = "CPU ranks of one host read each other's rows in place where they can (default)"
     add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=share)
-    add("--seed", type=arguments.seed, default=0, help="of initial values and of the order of the data (default 0)")
-    add("--timeout", type=arguments.seconds, default=300, help="seconds until a hanging collective counts as failed (default 300)")
+    add(
+        "--seed",
+        type=arguments.seed,
+        default=0,
+        help="of initial values and of the order of the data (default 0)",
+    )
+    add(
+        "--timeout",
+        type=arguments.seconds,
+        default=300,
+        help="seconds until a hanging collective counts as failed (default 300)",
+    )
     add("--timing", action="store_true", help="print how long each part of the start-up took")
     profile = "time some steps by part and trace as many; DIR gets the traces and a summary"
     add("--profile", type=arguments.path, metavar="DIR", help=profile)
@@ -168,17 +230,47 @@ def add_training_options(group: Group, *, batch: int, epochs: int, sparse_lr: fl
 def add_keeping_options(group: Group) -> None:
     """Add the options of what a run keeps and where it starts, which `run_of` reads."""
     add = group.add_argument
-    add("--checkpoint-dir", type=arguments.path, metavar="DIR", help="folder or URI of the run's checkpoints, seen by all hosts")
-    add("--checkpoint-every", type=arguments.whole(), metavar="N", help="steps between checkpoints; one is written at the end anyway")
+    add(
+        "--checkpoint-dir",
+        type=arguments.path,
+        metavar="DIR",
+        help="folder or URI of the run's checkpoints, seen by all hosts",
+    )
+    add(
+        "--checkpoint-every",
+        type=arguments.whole(),
+        metavar="N",
+        help="steps between checkpoints; one is written at the end anyway",
+    )
     add("--keep", type=arguments.whole(), metavar="N", help="keep only so many newest checkpoints")
-    add("--resume", type=arguments.path, metavar="PATH", help="checkpoint directory to continue from, or 'latest' of --checkpoint-dir")
-    add("--new-data", action="store_true", help="with --resume: keep weights and step, begin the data anew")
-    add("--init-from", type=arguments.path, metavar="PATH", help="checkpoint directory of another run, whose weights this one starts with")
-    add("--init-optimizer", action="store_true", help="with --init-from: take the optimizers' state, too")
+    add(
+        "--resume",
+        type=arguments.path,
+        metavar="PATH",
+        help="checkpoint directory to continue from, or 'latest' of --checkpoint-dir",
+    )
+    add(
+        "--new-data",
+        action="store_true",
+        help="with --resume: keep weights and step, begin the data anew",
+    )
+    add(
+        "--init-from",
+        type=arguments.path,
+        metavar="PATH",
+        help="checkpoint directory of another run, whose weights this one starts with",
+    )
+    add(
+        "--init-optimizer",
+        action="store_true",
+        help="with --init-from: take the optimizers' state, too",
+    )
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the result")
 
 
-def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], drop_last: bool = False) -> RunConfig:
+def run_of(
+    args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], drop_last: bool = False
+) -> RunConfig:
     """The run, by the options that `add_training_options` and `add_keeping_options` added.
 
     Args:
@@ -204,7 +296,9 @@ def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], 
         qcomms_forward=args.qcomms_forward,
         qcomms_backward=args.qcomms_backward,
         share_tables=args.share_tables,
-        checkpoint=CheckpointConfig(every_n_steps=args.checkpoint_every, num_to_keep=args.keep, at_end=storage is not None),
+        checkpoint=CheckpointConfig(
+            every_n_steps=args.checkpoint_every, num_to_keep=args.keep, at_end=storage is not None
+        ),
         resume_from=args.resume,
         new_data=args.new_data,
         init_from=args.init_from,
@@ -217,7 +311,8 @@ def run_of(args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], 
 
 
 def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset:
-    """A dataset of Parquet files, or of Arrow IPC files when the path's files end in .arrow or .feather.
+    """A dataset of Parquet files, or of Arrow IPC files when the path's files end in .arrow or
+    .feather.
 
     Args:
         path: folder, file or URI.
@@ -247,7 +342,8 @@ def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset
 
 
 def output_path(option: str, path: str | None) -> str | None:
-    """The absolute path of a file that the job writes at its end, proven writable; None without one.
+    """The absolute path of a file that the job writes at its end, proven writable; None without
+    one.
 
     Raises:
         ConfigError: it cannot be written, or would be deleted after the job.
@@ -280,7 +376,9 @@ def _storage(path: str | None) -> tuple[str | None, str]:
     whole = lasting_path("--checkpoint-dir", path)
     parent, _, name = whole.rpartition("/")
     if not name or parent.endswith(":/"):
-        raise ConfigError(f"--checkpoint-dir {path} names no folder for the run; add one, such as {whole}/run.")
+        raise ConfigError(
+            f"--checkpoint-dir {path} names no folder for the run; add one, such as {whole}/run."
+        )
     return parent or "/", name
 
 
@@ -321,7 +419,9 @@ def _check_together(args: argparse.Namespace) -> None:
         ("--profile-skip", "--profile"),
     ):
         if _value(args, option) and not _value(args, needed):
-            raise ConfigError(f"{option} has no effect without {needed}; give it, too, or leave {option} out.")
+            raise ConfigError(
+                f"{option} has no effect without {needed}; give it, too, or leave {option} out."
+            )
     if args.resume == "latest" and not args.checkpoint_dir:
         raise ConfigError(
             "--resume latest looks for the newest checkpoint in --checkpoint-dir; give that, too, or the path of a checkpoint."

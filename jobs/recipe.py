@@ -1,4 +1,6 @@
-"""`ModelRecipe`: a click model by name and sizes, as plain data that a checkpoint carries, so that the model can be built again."""
+"""`ModelRecipe`: a click model by name and sizes, as plain data that a checkpoint carries, so that
+the model can be built again.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class ModelRecipe:
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
-            raise ConfigError(f"model {self.model!r} is not known; choose one of {', '.join(MODELS)}.")
+            raise ConfigError(
+                f"model {self.model!r} is not known; choose one of {', '.join(MODELS)}."
+            )
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss."""
@@ -47,11 +51,15 @@ class ModelRecipe:
 
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
         tables = schema.embedding_bag_configs()
-        collection = EmbeddingBagCollection(tables=tables, is_weighted=schema.is_weighted, device="meta")
+        collection = EmbeddingBagCollection(
+            tables=tables, is_weighted=schema.is_weighted, device="meta"
+        )
         dense, over = [*self.dense_layers, tables[0].embedding_dim], [*self.over_layers, 1]
         if self.model == "dlrm":
             return DLRMTrain(DLRM(collection, len(schema.dense), dense, over))
-        return DLRMTrain(DLRM_DCN(collection, len(schema.dense), dense, over, self.cross_layers, self.cross_rank))
+        return DLRMTrain(
+            DLRM_DCN(collection, len(schema.dense), dense, over, self.cross_layers, self.cross_rank)
+        )
 
     def to_extras(self) -> dict[str, Any]:
         """JSON data for a checkpoint's extras."""
@@ -66,6 +74,15 @@ class ModelRecipe:
         """
         try:
             fields = dict(extras["recipe"])
-            return cls(**{**fields, "dense_layers": tuple(fields["dense_layers"]), "over_layers": tuple(fields["over_layers"])})
+            return cls(
+                **{
+                    **fields,
+                    "dense_layers": tuple(fields["dense_layers"]),
+                    "over_layers": tuple(fields["over_layers"]),
+                }
+            )
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"{source} does not say how to build its model ({error!r}); it was not written by jobs.train_dlrm.") from None
+            raise ConfigError(
+                f"{source} does not say how to build its model ({error!r}); it was "
+                "not written by jobs.train_dlrm."
+            ) from None

@@ -1,4 +1,6 @@
-"""What a job prints and writes at its end: scores beside the truth, times of the start-up, a JSON file."""
+"""What a job prints and writes at its end: scores beside the truth, times of the start-up, a JSON
+file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
 
 
 def truth_beside(eval_path: str | None) -> Truth | None:
-    """The truth.json beside evaluation data, or None; to be read before training, which it may not cost.
+    """The truth.json beside evaluation data, or None; to be read before training, which it may not
+    cost.
 
     Raises:
         ConfigError: the file cannot be read as one.
@@ -55,7 +58,11 @@ def scores_beside_truth(metrics: Mapping[str, float], truth: Truth | None) -> di
 def scores_line(scores: Mapping[str, float]) -> str:
     """Scores on one line."""
     order = ("auc", "bayes_auc", "regret", "ne", "logloss", "calibration", "rows")
-    return "  ".join(f"{name} {scores[name]:.5f}" if name != "rows" else f"rows {scores[name]:.0f}" for name in order if name in scores)
+    return "  ".join(
+        f"{name} {scores[name]:.5f}" if name != "rows" else f"rows {scores[name]:.0f}"
+        for name in order
+        if name in scores
+    )
 
 
 def process_start() -> float:
@@ -78,7 +85,9 @@ def timing_table(timing: Sequence[Milestone]) -> str:
     """The parts of a start-up, one a line, with their sum."""
     parts = seconds_by_part(timing)
     lines = [f"  {name:<24}{seconds:7.2f} s" for name, seconds in parts.items()]
-    return "\n".join(["start-up, by part:", *lines, f"  {'to the first step':<24}{sum(parts.values()):7.2f} s"])
+    return "\n".join(
+        ["start-up, by part:", *lines, f"  {'to the first step':<24}{sum(parts.values()):7.2f} s"]
+    )
 
 
 def print_profile(profile: Profile | None) -> None:
@@ -91,4 +100,8 @@ def _finite(value: Any) -> Any:
     """JSON has no nan: such scores become null."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+    return (
+        None
+        if isinstance(value, float) and (value != value or abs(value) == float("inf"))
+        else value
+    )

@@ -1,9 +1,12 @@
-"""What the retrieval job's ranks do besides training: build the towers, and rank all items for every held-out user by brute force.
+"""What the retrieval job's ranks do besides training: build the towers, and rank all items for
+every held-out user by brute force.
 
-Truth is read from the files by every rank: which items a user has rows for in the training part (those are left out of the lists) and
-which of the held-out rows have label 1. Vectors of all items are made once, each rank a share, and summed into one matrix on every rank;
-users are shared out likewise, and the sums of the metrics are added. Costs users x items scores and a matrix of all items on every rank:
-for catalogs of some hundred thousand items, beyond which an index of nearest neighbours takes its place.
+Truth is read from the files by every rank: which items a user has rows for in the training part
+(those are left out of the lists) and which of the held-out rows have label 1. Vectors of all items
+are made once, each rank a share, and summed into one matrix on every rank; users are shared out
+likewise, and the sums of the metrics are added. Costs users x items scores and a matrix of all
+items on every rank: for catalogs of some hundred thousand items, beyond which an index of nearest
+neighbours takes its place.
 """
 
 from __future__ import annotations
@@ -75,9 +78,12 @@ class TwoTowerRecipe:
         weighted = schema.is_weighted
         query, candidate = (EmbeddingBagCollection(side, weighted, "meta") for side in sides)
         model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
-        # without a mask corrected scores tend to log p(item | user), popularity included, which is what lists are ranked by
+        # without a mask corrected scores tend to log p(item | user), popularity included, which is
+        # what lists are ranked by
         log_q = None if self.log_q is None else torch.tensor(self.log_q)
-        return TwoTowerTrain(model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None)
+        return TwoTowerTrain(
+            model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None
+        )
 
     def check(self) -> None:
         """Check that the towers' features are in the schema.
@@ -94,15 +100,26 @@ class TwoTowerRecipe:
         known = {feature for table in tables for feature in table.feature_names}
         missing = [name for name in (*self.query, *self.candidate) if name not in known]
         if missing:
-            raise ConfigError(f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. Choose with --query and --candidate.")
-        sides = [[t for t in tables if set(t.feature_names) & set(names)] for names in (self.query, self.candidate)]
+            raise ConfigError(
+                f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. "
+                "Choose with --query and --candidate."
+            )
+        sides = [
+            [t for t in tables if set(t.feature_names) & set(names)]
+            for names in (self.query, self.candidate)
+        ]
         shared = {t.name for t in sides[0]} & {t.name for t in sides[1]}
         if shared:
-            raise ConfigError(f"table {sorted(shared)[0]!r} serves both towers; give each tower tables of its own.")
+            raise ConfigError(
+                f"table {sorted(shared)[0]!r} serves both towers; give each tower "
+                "tables of its own."
+            )
         return sides
 
 
-def write_positives(train: str, held_out: str, schema: str, candidate: str, folder: str) -> RetrievalPaths:
+def write_positives(
+    train: str, held_out: str, schema: str, candidate: str, folder: str
+) -> RetrievalPaths:
     """Write the training rows with label 1 to `folder`, and count their candidates.
 
     Raises:
@@ -119,13 +136,23 @@ def write_positives(train: str, held_out: str, schema: str, candidate: str, fold
     rows = read_rows(train, list(parsed.columns()))
     positives = rows.filter(pa.array(click_labels(rows, parsed, train) == 1))
     if not positives.num_rows:
-        raise InputError(f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is nothing to learn to retrieve.")
+        raise InputError(
+            f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is "
+            "nothing to learn to retrieve."
+        )
     Path(folder).mkdir(parents=True, exist_ok=True)
     pq.write_table(positives, Path(folder) / "part-00000.parquet", row_group_size=4096)
     items = IdColumn(parsed, candidate)
     counts = np.bincount(items.of(positives), minlength=items.size)
-    shares = np.maximum(counts, 0.5) / positives.num_rows  # an item that no batch can hold needs no correction, only a finite one
-    return RetrievalPaths(train=train, held_out=held_out, positives=folder, schema=schema, log_q=tuple(np.log(shares).tolist()))
+    # an item that no batch can hold needs no correction, only a finite one
+    shares = np.maximum(counts, 0.5) / positives.num_rows
+    return RetrievalPaths(
+        train=train,
+        held_out=held_out,
+        positives=folder,
+        schema=schema,
+        log_q=tuple(np.log(shares).tolist()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,16 +174,20 @@ class RetrievalScorer:
         """Read who has what.
 
         Raises:
-            InputError: a file cannot be read, or no held-out row has label 1 and an item that is new to its user.
+            InputError: a file cannot be read, or no held-out row has label 1 and an item that is
+                new to its user.
         """
         from jobs.held_out import Truth
         from rayrec.data import FeatureSchema
 
         schema = FeatureSchema.from_json(self.paths.schema, "the schema")
-        truth = Truth.load(self.paths.train, self.paths.held_out, schema, self.query[0], self.candidate[0])
+        truth = Truth.load(
+            self.paths.train, self.paths.held_out, schema, self.query[0], self.candidate[0]
+        )
         if not any(len(items) for items in truth.relevant):
             raise InputError(
-                f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to its user, so recall has no meaning. "
+                f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to "
+                "its user, so recall has no meaning. "
                 "Hold out other rows."
             )
         return truth
@@ -173,8 +204,12 @@ class RetrievalScorer:
         }
 
 
-def compare(trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]) -> tuple[RankingScores, RankingScores]:
-    """Scores of lists by the model and by popularity, merged over ranks; every rank calls it together."""
+def compare(
+    trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]
+) -> tuple[RankingScores, RankingScores]:
+    """Scores of lists by the model and by popularity, merged over ranks; every rank calls it
+    together.
+    """
     import torch
 
     from jobs.held_out import mark
@@ -198,9 +233,14 @@ def compare(trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]) -> tuple[Ra
         all_sum(vectors)
         for rows in _shares(truth.users.num_rows, rank, world):
             scores = towers.query(_ids(truth.users, rows, truth.schema, device)) @ vectors.t()
-            relevant, seen = (mark(lists, rows, truth.size).to(device) for lists in (truth.relevant, truth.seen))
+            relevant, seen = (
+                mark(lists, rows, truth.size).to(device) for lists in (truth.relevant, truth.seen)
+            )
             allowed = known & ~seen
-            for metrics, values in ((by_model, scores), (by_count, popularity.expand(len(rows), -1))):
+            for metrics, values in (
+                (by_model, scores),
+                (by_count, popularity.expand(len(rows), -1)),
+            ):
                 metrics.update(values.masked_fill(~allowed, -torch.inf), relevant)
     return _merged(by_model, ks), _merged(by_count, ks)
 
@@ -216,8 +256,14 @@ def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
 
 def _shares(total: int, rank: int, world_size: int) -> list[range]:
     """This rank's rows in each of the same number of calls on every rank."""
-    calls = [range(start, min(start + CHUNK * world_size, total)) for start in range(0, total, CHUNK * world_size)]
-    return [call[rank * len(call) // world_size : (rank + 1) * len(call) // world_size] for call in calls]
+    calls = [
+        range(start, min(start + CHUNK * world_size, total))
+        for start in range(0, total, CHUNK * world_size)
+    ]
+    return [
+        call[rank * len(call) // world_size : (rank + 1) * len(call) // world_size]
+        for call in calls
+    ]
 
 
 def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedTensor:
@@ -227,5 +273,9 @@ def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedT
 
 
 def _plain(scores: RankingScores) -> dict[str, float]:
-    by_k = {f"{name}@{k}": value for name, values in (("recall", scores.recall), ("ndcg", scores.ndcg)) for k, value in values.items()}
+    by_k = {
+        f"{name}@{k}": value
+        for name, values in (("recall", scores.recall), ("ndcg", scores.ndcg))
+        for k, value in values.items()
+    }
     return {**by_k, "mrr": scores.mrr}

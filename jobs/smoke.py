@@ -1,9 +1,11 @@
-"""Is this cluster fit to train? A check of some thirty seconds that says OK line by line, or what is wrong.
+"""Is this cluster fit to train? A check of some thirty seconds that says OK line by line, or what
+is wrong.
 
     python -m jobs.smoke --ranks 2
 
-Ray answers, the ranks find room and start, they form a process group, one all_to_all brings every number where it belongs, and one
-sharded training step runs on every rank with a table cut over all of them.
+Ray answers, the ranks find room and start, they form a process group, one all_to_all brings every
+number where it belongs, and one sharded training step runs on every rank with a table cut over all
+of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class SmokeTask:
         """On one rank; all ranks run it together."""
         seat = context.seat
         device = "cuda:0" if seat.device == "cuda" else "cpu"
-        return [_all_to_all(seat.rank, seat.world_size, device), _step(seat.rank, seat.world_size, device)]
+        return [
+            _all_to_all(seat.rank, seat.world_size, device),
+            _step(seat.rank, seat.world_size, device),
+        ]
 
 
 def _all_to_all(rank: int, world_size: int, device: str) -> str:
@@ -42,7 +47,9 @@ def _all_to_all(rank: int, world_size: int, device: str) -> str:
     dist.all_to_all_single(received, send)
     expected = torch.arange(world_size) * 1000 + rank
     if received.cpu().tolist() != expected.tolist():
-        raise CommError(f"rank {rank}: all_to_all brought {received.tolist()}, expected {expected.tolist()}")
+        raise CommError(
+            f"rank {rank}: all_to_all brought {received.tolist()}, expected {expected.tolist()}"
+        )
     return f"all_to_all among {world_size} ranks ({dist.get_backend()}) in {1e3 * (time.perf_counter() - started):.1f} ms"
 
 
@@ -57,17 +64,25 @@ def _step(rank: int, world_size: int, device: str) -> str:
     from rayrec.sparse import KeyedJaggedTensor
     from rayrec.train.step import train_step
 
-    table = EmbeddingBagConfig(num_embeddings=64 * world_size, embedding_dim=8, name="table", feature_names=["feature"])
-    plan = ShardingPlan(world_size=world_size, tables={"table": TablePlacement(row_wise(table, range(world_size)))})
+    table = EmbeddingBagConfig(
+        num_embeddings=64 * world_size, embedding_dim=8, name="table", feature_names=["feature"]
+    )
+    plan = ShardingPlan(
+        world_size=world_size, tables={"table": TablePlacement(row_wise(table, range(world_size)))}
+    )
     torch.manual_seed(0)
     model = DLRMTrain(DLRM(EmbeddingBagCollection(tables=[table], device="meta"), 4, [8], [8, 1]))
-    sharded = DistributedModelParallel(model, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.1), device=device, seed=0)
+    sharded = DistributedModelParallel(
+        model, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.1), device=device, seed=0
+    )
     rows = 16
     generator = torch.Generator().manual_seed(rank)
     ids = torch.randint(table.num_embeddings, (rows,), generator=generator)
     batch = SimpleNamespace(
         dense_features=torch.randn(rows, 4, generator=generator).to(device),
-        sparse_features=KeyedJaggedTensor(["feature"], ids, lengths=torch.ones(rows, dtype=torch.int32)).to(torch.device(device)),
+        sparse_features=KeyedJaggedTensor(
+            ["feature"], ids, lengths=torch.ones(rows, dtype=torch.int32)
+        ).to(torch.device(device)),
         labels=(ids % 2).float().to(device),
         rows=rows,
         global_rows=rows * world_size,
@@ -77,7 +92,10 @@ def _step(rank: int, world_size: int, device: str) -> str:
     started = time.perf_counter()
     loss = float(train_step(sharded, dense, batch, world_size).loss_sum) / rows
     seconds = time.perf_counter() - started
-    changed = any(bool((state.weight != old).any()) for state, old in zip(sharded.shard_states(), before, strict=True))
+    changed = any(
+        bool((state.weight != old).any())
+        for state, old in zip(sharded.shard_states(), before, strict=True)
+    )
     if not changed or not loss > 0:
         raise CommError(f"rank {rank}: a training step with loss {loss} left the shard as it was")
     return f"rank {rank}: one sharded training step in {1e3 * seconds:.0f} ms, loss {loss:.4f}"
@@ -101,8 +119,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def prepare(group: RankGroup) -> Any:
         total = ray.cluster_resources()
         alive = sum(1 for node in ray.nodes() if node["Alive"])
-        print(f"OK Ray {ray.__version__}: {alive} nodes, {total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU")
-        hosts = ", ".join(f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts)
+        print(
+            f"OK Ray {ray.__version__}: {alive} nodes, {total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
+        )
+        hosts = ", ".join(
+            f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts
+        )
         print(f"OK {group.world_size} ranks started, by host {hosts}", flush=True)
         return SmokeTask()
 

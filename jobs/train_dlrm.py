@@ -1,8 +1,10 @@
-"""Train a click model (DLRM or DLRM with DCN v2) on a Ray cluster, or on this machine when there is none.
+"""Train a click model (DLRM or DLRM with DCN v2) on a Ray cluster, or on this machine when there is
+none.
 
     python -m jobs.train_dlrm --ranks 2                        planted-truth data, made on the spot
-    python -m jobs.train_dlrm --train DIR --eval DIR --schema FILE --ranks 8 --epochs 1 --checkpoint-dir s3://bucket/run
-    ray job submit --working-dir . -- python -m jobs.train_dlrm --ranks 2 --steps 50
+    python -m jobs.train_dlrm --train DIR --eval DIR --schema FILE --ranks 8 --epochs 1
+    --checkpoint-dir s3://bucket/run ray job submit --working-dir . -- python -m jobs.train_dlrm
+    --ranks 2 --steps 50
 
 Files are read by the ranks, so on several machines their paths must be visible to all of them.
 Ctrl-C and SIGTERM save where there is a --checkpoint-dir and end the job with 130 and 143.
@@ -65,16 +67,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m jobs.train_dlrm", description=__doc__)
     data = parser.add_argument_group("data")
     data.add_argument(
-        "--train", type=arguments.path, help="folder or file of Parquet or Arrow files; without it data with planted truth are made"
+        "--train",
+        type=arguments.path,
+        help="folder or file of Parquet or Arrow files; without it "
+        "data with planted truth are made",
     )
     data.add_argument("--eval", type=arguments.path, help="what to score after training, likewise")
-    data.add_argument("--schema", type=arguments.path, help="JSON file that says which columns are what")
-    data.add_argument("--rows", type=arguments.whole(), help="rows of the planted-truth data (default 1500000)")
-    data.add_argument("--eval-rows", type=arguments.whole(2), help="evaluation rows of the planted-truth data (default 100000)")
+    data.add_argument(
+        "--schema", type=arguments.path, help="JSON file that says which columns are what"
+    )
+    data.add_argument(
+        "--rows", type=arguments.whole(), help="rows of the planted-truth data (default 1500000)"
+    )
+    data.add_argument(
+        "--eval-rows",
+        type=arguments.whole(2),
+        help="evaluation rows of the planted-truth data (default 100000)",
+    )
     model = parser.add_argument_group("model")
     model.add_argument("--model", choices=MODELS, default="dlrm")
-    model.add_argument("--dense-layers", type=sizes, default=(64,), help="e.g. 512,256; the table width follows by itself (default 64)")
-    model.add_argument("--over-layers", type=sizes, default=(64, 32), help="the one logit follows by itself (default 64,32)")
+    model.add_argument(
+        "--dense-layers",
+        type=sizes,
+        default=(64,),
+        help="e.g. 512,256; the table width follows by itself (default 64)",
+    )
+    model.add_argument(
+        "--over-layers",
+        type=sizes,
+        default=(64, 32),
+        help="the one logit follows by itself (default 64,32)",
+    )
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
     add_training_options(run, batch=4096, epochs=1, sparse_lr=0.1, dense_lr=3e-3)
@@ -103,7 +126,12 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
     from rayrec.driver import Driver
 
     schema = read_text("--schema", paths.schema)
-    recipe = ModelRecipe(model=args.model, schema=schema, dense_layers=args.dense_layers, over_layers=args.over_layers)
+    recipe = ModelRecipe(
+        model=args.model,
+        schema=schema,
+        dense_layers=args.dense_layers,
+        over_layers=args.over_layers,
+    )
     run = run_of(args, epochs=1, extras=recipe.to_extras())
     scaling = scaling_of(args)
     train = open_data(paths.train, schema, paths.schema)
@@ -120,7 +148,9 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
     return 0
 
 
-def _report(args: argparse.Namespace, truth: Truth | None, result: Result, timing: list[Milestone]) -> None:
+def _report(
+    args: argparse.Namespace, truth: Truth | None, result: Result, timing: list[Milestone]
+) -> None:
     """Print what a run has to show, and write it to --result."""
     timing += result.milestones
     if args.timing:
@@ -155,11 +185,15 @@ def _report(args: argparse.Namespace, truth: Truth | None, result: Result, timin
 
 def _given_data(args: argparse.Namespace) -> DataPaths:
     if args.train is None:
-        raise ConfigError("--eval and --schema need --train DIR; without all three the job makes its own data.")
+        raise ConfigError(
+            "--eval and --schema need --train DIR; without all three the job makes its own data."
+        )
     if args.schema is None:
         raise ConfigError("--train needs --schema FILE, which says what the columns are.")
     if args.rows is not None or args.eval_rows is not None:
-        raise ConfigError("--rows and --eval-rows are of planted-truth data; leave them out with --train.")
+        raise ConfigError(
+            "--rows and --eval-rows are of planted-truth data; leave them out with --train."
+        )
     return DataPaths(args.train, args.eval, args.schema)
 
 
@@ -173,7 +207,9 @@ def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Mileston
     run_of(args, epochs=1, extras={})
     scaling_of(args)
     chosen = {"rows_train": args.rows, "rows_eval": args.eval_rows}
-    config = SyntheticConfig(**{name: rows for name, rows in chosen.items() if rows is not None}, seed=args.seed)
+    config = SyntheticConfig(
+        **{name: rows for name, rows in chosen.items() if rows is not None}, seed=args.seed
+    )
     print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
     check_room(folder, config)

@@ -1,13 +1,17 @@
-"""Train a two-tower retrieval model and compare its recall with that of recommending what is popular.
+"""Train a two-tower retrieval model and compare its recall with that of recommending what is
+popular.
 
-    python -m jobs.train_two_tower --source DIR --ranks 2      DIR holds the ml-100k files; converted on the spot
-    python -m jobs.train_two_tower --train DIR --eval DIR --schema FILE --query user,age --candidate item,genres --local
+    python -m jobs.train_two_tower --source DIR --ranks 2      DIR holds the ml-100k files;
+    converted on the spot python -m jobs.train_two_tower --train DIR --eval DIR --schema FILE
+    --query user,age --candidate item,genres --local
 
-Trains on rows with label 1 (ratings of 4 or 5) by softmax over the batch. Then, for every user with such rows in the held-out part, all
-items that the user has no training row for are ranked by brute force, by the model and by popularity, and both are printed. Ranks are Ray
-actors; --local is one rank in this process, without Ray. The first query feature says who asks, the first candidate feature what is
-found; each has one id per row. Files are read by all ranks, so on several machines their paths, and --work-dir, must be visible to all.
-Ctrl-C and SIGTERM save where there is a --checkpoint-dir and end the job with 130 and 143.
+Trains on rows with label 1 (ratings of 4 or 5) by softmax over the batch. Then, for every user with
+such rows in the held-out part, all items that the user has no training row for are ranked by brute
+force, by the model and by popularity, and both are printed. Ranks are Ray actors; --local is one
+rank in this process, without Ray. The first query feature says who asks, the first candidate
+feature what is found; each has one id per row. Files are read by all ranks, so on several machines
+their paths, and --work-dir, must be visible to all. Ctrl-C and SIGTERM save where there is a
+--checkpoint-dir and end the job with 130 and 143.
 """
 
 from __future__ import annotations
@@ -53,22 +57,54 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m jobs.train_two_tower", description=__doc__)
     data = parser.add_argument_group("data")
     data.add_argument(
-        "--source", type=arguments.path, help="folder of MovieLens-100k: u.data, u.user and u.item, or ml-100k.inter, .user and .item"
+        "--source",
+        type=arguments.path,
+        help="folder of MovieLens-100k: u.data, u.user and "
+        "u.item, or ml-100k.inter, .user and .item",
     )
-    data.add_argument("--train", type=arguments.path, help="folder of Parquet files, instead of --source")
+    data.add_argument(
+        "--train", type=arguments.path, help="folder of Parquet files, instead of --source"
+    )
     data.add_argument("--eval", type=arguments.path, help="held-out rows, likewise")
-    data.add_argument("--schema", type=arguments.path, help="JSON file that says which columns are what")
-    data.add_argument("--work-dir", type=arguments.path, help="folder for what is converted (default: a temporary one)")
+    data.add_argument(
+        "--schema", type=arguments.path, help="JSON file that says which columns are what"
+    )
+    data.add_argument(
+        "--work-dir",
+        type=arguments.path,
+        help="folder for what is converted (default: a temporary one)",
+    )
     model = parser.add_argument_group("model")
-    model.add_argument("--query", type=names, default="user,age,gender,occupation,zip", help="features of the query tower")
-    model.add_argument("--candidate", type=names, default="item,genres,year", help="features of the candidate tower")
-    model.add_argument("--layers", type=sizes, default=(64, 32), help="of either tower; the last is the width of the vectors")
+    model.add_argument(
+        "--query",
+        type=names,
+        default="user,age,gender,occupation,zip",
+        help="features of the query tower",
+    )
+    model.add_argument(
+        "--candidate",
+        type=names,
+        default="item,genres,year",
+        help="features of the candidate tower",
+    )
+    model.add_argument(
+        "--layers",
+        type=sizes,
+        default=(64, 32),
+        help="of either tower; the last is the width of the vectors",
+    )
     temperature = "scores are divided by it in training (default 0.1)"
     model.add_argument("--temperature", type=arguments.positive, default=0.1, help=temperature)
-    model.add_argument("--no-log-q", action="store_true", help="do not correct scores for the popularity of the batch's candidates")
+    model.add_argument(
+        "--no-log-q",
+        action="store_true",
+        help="do not correct scores for the popularity of the batch's candidates",
+    )
     width = f"width of the tables, with --source (default {DIM})"
     model.add_argument("--dim", type=arguments.whole(), metavar="D", help=width)
-    model.add_argument("--ks", type=cutoffs, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
+    model.add_argument(
+        "--ks", type=cutoffs, default=(10, 50), help="cut-offs of the metrics (default 10,50)"
+    )
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
     add_training_options(run, batch=1024, epochs=20, sparse_lr=0.05, dense_lr=1e-3)
@@ -102,13 +138,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_q=None,
         )
         recipe.check()
-        paths = write_positives(rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives"))
+        paths = write_positives(
+            rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives")
+        )
         if not args.no_log_q:
             recipe = replace(recipe, log_q=paths.log_q)
         return _train(args, recipe, paths, timing)
 
 
-def _train(args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]) -> int:
+def _train(
+    args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]
+) -> int:
     from rayrec.data import FeatureSchema, ParquetDataset
     from rayrec.driver import Driver
 
@@ -117,7 +157,9 @@ def _train(args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPat
     scorer = RetrievalScorer(paths=paths, query=args.query, candidate=args.candidate, ks=args.ks)
     candidates = len(scorer.truth().item_ids)  # held-out rows are checked before training, too
     if max(args.ks) > candidates:
-        raise ConfigError(f"--ks {max(args.ks)} is longer than a list of all {candidates} candidates.")
+        raise ConfigError(
+            f"--ks {max(args.ks)} is longer than a list of all {candidates} candidates."
+        )
     # a short batch has too few negatives
     run = run_of(args, epochs=20, extras=extras, drop_last=True)
     driver = Driver(recipe, data, scaling_of(args), run, plan=args.plan, scorer=scorer)
@@ -146,9 +188,15 @@ def _report(args: argparse.Namespace, result: Result, timing: list[Milestone]) -
             scores[who][score] = value
     for title, who in (("two towers", "model"), ("popularity", "popularity")):
         if scores[who]:
-            print(f"{title}: " + "  ".join(f"{score} {value:.4f}" for score, value in scores[who].items()))
+            print(
+                f"{title}: "
+                + "  ".join(f"{score} {value:.4f}" for score, value in scores[who].items())
+            )
     if result.metrics:
-        print(f"{result.metrics['queries']:.0f} queries, {result.metrics['candidates']:.0f} candidates")
+        print(
+            f"{result.metrics['queries']:.0f} queries, {result.metrics['candidates']:.0f} "
+            "candidates"
+        )
     if result.checkpoint:
         print(f"checkpoint: {result.checkpoint}")
     print_profile(result.profile)
@@ -187,7 +235,8 @@ def _check_batch(args: argparse.Namespace) -> None:
     ranks = max(1, scaling_of(args).num_workers)
     if args.global_batch_size < 2 * ranks:
         raise ConfigError(
-            f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's batch "
+            f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's "
+            "batch "
             f"are the negatives, so it must be at least {2 * ranks}."
         )
 
@@ -195,13 +244,18 @@ def _check_batch(args: argparse.Namespace) -> None:
 def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
     """Where the rows lie, converted if need be, and the folder for what is made of them."""
     if (args.source is None) == (args.train is None):
-        raise ConfigError("say where the data is: --source DIR of the ml-100k files, or --train, --eval and --schema.")
+        raise ConfigError(
+            "say where the data is: --source DIR of the ml-100k files, or --train, "
+            "--eval and --schema."
+        )
     if args.train is not None and (args.eval is None or args.schema is None):
         raise ConfigError("--train needs --eval DIR and --schema FILE.")
     if args.source is not None and (args.eval is not None or args.schema is not None):
         raise ConfigError("--eval and --schema go with --train; --source brings its own.")
     if args.source is None and args.dim is not None:
-        raise ConfigError("--dim is of the tables that --source makes; with --train, --schema says it.")
+        raise ConfigError(
+            "--dim is of the tables that --source makes; with --train, --schema says it."
+        )
     if args.train is not None:
         from rayrec.data import FeatureSchema
 
@@ -212,7 +266,9 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
     from rayrec.data.movielens import convert_movielens
 
     work = Path(_work_folder(args, stack))
-    made = convert_movielens(args.source, work / "data", dim=args.dim or DIM, seed=args.seed, overwrite=True)
+    made = convert_movielens(
+        args.source, work / "data", dim=args.dim or DIM, seed=args.seed, overwrite=True
+    )
     return Rows(str(made.train), str(made.eval), made.schema.read_text()), work
 
 

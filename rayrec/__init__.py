@@ -1,7 +1,7 @@
 """rayrec: a Ray-orchestrated distributed embedding cluster.
 
-The public names below load on first use, so that `rayrec.layout` and `rayrec.planner` work without torch, and `rayrec.Driver` alone
-brings in Ray.
+The public names below load on first use, so that `rayrec.layout` and `rayrec.planner` work without
+torch, and `rayrec.Driver` alone brings in Ray.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ _EXPORTS = {
         "FusedEmbeddingCollection",
         "fuse_embedding_optimizer",
     ),
-    "rayrec.layout": ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "ShardingPlan", "Topology"),
+    "rayrec.layout": (
+        "DataType",
+        "EmbeddingBagConfig",
+        "EmbeddingConfig",
+        "PoolingType",
+        "ShardingPlan",
+        "Topology",
+    ),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
     "rayrec.optim": ("SGD", "Adagrad", "RowWiseAdagrad"),
     "rayrec.planner": ("EmbeddingShardingPlanner", "ParameterConstraints"),

@@ -1,8 +1,9 @@
 """One check, at the first import of `rayrec.sparse`, that torch and fbgemm-gpu fit each other.
 
-FBGEMM's operators are compiled against one minor version of torch; a wrong pair fails later with an undefined symbol or a missing
-operator. The check reads the installed distributions, loads the operators once (about a second, the load that any user of them pays)
-and says which command mends a wrong pair. The pairs below are those that the tests ran on.
+FBGEMM's operators are compiled against one minor version of torch; a wrong pair fails later with an
+undefined symbol or a missing operator. The check reads the installed distributions, loads the
+operators once (about a second, the load that any user of them pays) and says which command mends a
+wrong pair. The pairs below are those that the tests ran on.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ def check_pair(torch_version: str, fbgemm: tuple[str, str] | None) -> None:
         VersionError: names the versions found and the install command.
     """
     if fbgemm is None:
-        raise VersionError(f"torch {torch_version} is here, but neither {' nor '.join(_DISTRIBUTIONS)}. {_REMEDY}")
+        raise VersionError(
+            f"torch {torch_version} is here, but neither {' nor '.join(_DISTRIBUTIONS)}. {_REMEDY}"
+        )
     name, version = fbgemm
     wanted = PAIRS.get(_minor(torch_version))
     if wanted is None:
-        raise VersionError(f"torch {torch_version} is not supported; supported are {', '.join(PAIRS)}. {_REMEDY}")
+        raise VersionError(
+            f"torch {torch_version} is not supported; supported are {', '.join(PAIRS)}. {_REMEDY}"
+        )
     if _minor(version) != wanted:
-        raise VersionError(f"torch {torch_version} needs {name} {wanted}.x, found {version}. {_REMEDY}")
+        raise VersionError(
+            f"torch {torch_version} needs {name} {wanted}.x, found {version}. {_REMEDY}"
+        )
 
 
 def require_fbgemm() -> None:
@@ -68,4 +75,6 @@ def require_fbgemm() -> None:
         for op in _OPS:
             getattr(torch.ops.fbgemm, op)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise VersionError(f"torch {torch.__version__} and {fbgemm} are installed, but FBGEMM does not load: {error}. {_REMEDY}") from error
+        raise VersionError(
+            f"torch {torch.__version__} and {fbgemm} are installed, but FBGEMM does not load: {error}. {_REMEDY}"
+        ) from error

@@ -1,8 +1,8 @@
 """Types of command-line options: text to a checked value, or what the option takes instead.
 
-argparse puts the option's name before what these functions say, so a wrong number is found while the
-command line is read and the message names the option as the user wrote it. The bounds are those of
-`checks`, which the configs hold as well. Needs the standard library only.
+argparse puts the option's name before what these functions say, so a wrong number is found while
+the command line is read and the message names the option as the user wrote it. The bounds are those
+of `checks`, which the configs hold as well. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ rate = number("of at least 0, and finite", lambda value: value >= 0)
 fraction = number("from 0 to below 1", lambda value: 0 <= value < 1)
 share = number("from 0 to 1", lambda value: 0 <= value <= 1)
 seconds = number(
-    f"of seconds above 0 and at most {MAX_SECONDS:.0f}",
-    lambda value: 0 < value <= MAX_SECONDS,
+    f"of seconds above 0 and at most {MAX_SECONDS:.0f}", lambda value: 0 < value <= MAX_SECONDS
 )
 
 

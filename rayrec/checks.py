@@ -13,7 +13,8 @@ from typing import Any
 
 from rayrec.errors import ConfigError
 
-_RAYS_COPIES = "working_dir_files"  # the folder below a Ray session that holds copies of working directories
+# the folder below a Ray session that holds copies of working directories
+_RAYS_COPIES = "working_dir_files"
 MAX_SEED = 2**63 - 1  # seeds are mixed as signed 64-bit integers
 MAX_SECONDS = 10_000_000.0  # about four months; a longer timeout overflows inside gloo
 
@@ -92,7 +93,10 @@ def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str |
                 continue
             real = os.path.realpath(os.path.expanduser(path))
             if is_output and real in taken:
-                raise ConfigError(f"{option} {path} would be written over the file of {taken[real]}; name another file.")
+                raise ConfigError(
+                    f"{option} {path} would be written over the file of "
+                    f"{taken[real]}; name another file."
+                )
             taken.setdefault(real, option)
 
 
@@ -108,7 +112,9 @@ def lasting_path(what: str, path: str | os.PathLike[str]) -> str:
     text = absolute_path(what, path)
     if not is_uri(text) and _RAYS_COPIES in text.split(os.sep):
         raise ConfigError(
-            f"{what}={os.fspath(path)!r} leads to {text}, into Ray's temporary copy of the working directory, which is deleted after the "
-            "job. Give an absolute path outside of it, on a disk that all hosts see, or a URI such as s3://bucket/run."
+            f"{what}={os.fspath(path)!r} leads to {text}, into Ray's temporary copy of the working "
+            "directory, which is deleted after the "
+            "job. Give an absolute path outside of it, on a disk that all hosts see, or a URI such "
+            "as s3://bucket/run."
         )
     return text

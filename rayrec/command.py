@@ -34,10 +34,13 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: object, debug: bool = True, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        kwargs.setdefault("allow_abbrev", False)  # an abbreviation changes its meaning with the next option
+        # an abbreviation changes its meaning with the next option
+        kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         if debug:
-            self.add_argument(DEBUG, action="store_true", help="after an error, show its traceback, too")
+            self.add_argument(
+                DEBUG, action="store_true", help="after an error, show its traceback, too"
+            )
 
     def error(self, message: str) -> NoReturn:
         """End with code 2 and one line, also where an argument holds line breaks."""
@@ -52,8 +55,9 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> int:
         main: takes the arguments and returns the exit code.
         argv: the arguments; None takes those of the process.
     Returns:
-        the exit code; see the table above. An error that is neither a `RayrecError` nor storage that
-        refuses is a defect, of rayrec or of the user's own model code, and keeps its traceback.
+        the exit code; see the table above. An error that is neither a `RayrecError` nor storage
+        that refuses is a defect, of rayrec or of the user's own model code, and keeps its
+        traceback.
     """
     try:
         return _run(main, argv)
@@ -92,7 +96,10 @@ def _run(main: Main, argv: Sequence[str] | None) -> int:
         code = 2 if is_user_mistake(error) else 1
         if debug:
             traceback.print_exception(error)
-        print(f"{'error' if code == 2 else 'failed'}: {one_line(error)}{_more(error, debug)}", file=sys.stderr)
+        print(
+            f"{'error' if code == 2 else 'failed'}: {one_line(error)}{_more(error, debug)}",
+            file=sys.stderr,
+        )
         return code
 
 

@@ -15,7 +15,9 @@ class RayrecError(Exception):
 
 
 class VersionError(RayrecError, ImportError):
-    """torch and fbgemm-gpu do not fit each other; the message names the install command that mends it."""
+    """torch and fbgemm-gpu do not fit each other; the message names the install command that mends
+    it.
+    """
 
 
 class ConfigError(RayrecError, ValueError):
@@ -27,7 +29,9 @@ class PlanError(RayrecError, ValueError):
 
 
 class InputError(RayrecError, ValueError):
-    """A batch, tensor, column or file holds what the model cannot take; names key, row, value, file."""
+    """A batch, tensor, column or file holds what the model cannot take; names key, row, value,
+    file.
+    """
 
 
 class ShapeError(InputError):
@@ -39,11 +43,14 @@ class CheckpointError(RayrecError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint's bytes are not those that were written, or a file of it is gone; an earlier checkpoint may be whole."""
+    """A checkpoint's bytes are not those that were written, or a file of it is gone; an earlier
+    checkpoint may be whole.
+    """
 
 
 class SaveError(CheckpointError):
-    """A checkpoint, a result or converted data could not be written: the storage is full, gone or read-only.
+    """A checkpoint, a result or converted data could not be written: the storage is full, gone or
+    read-only.
 
     What was whole before is whole still.
     """
@@ -78,13 +85,21 @@ class TrainingFailed(RayrecError):
         self.traceback, self.log = traceback, log
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.message, self.rank, self.host, self.cause, self.traceback, self.log)
+        return type(self), (
+            self.message,
+            self.rank,
+            self.host,
+            self.cause,
+            self.traceback,
+            self.log,
+        )
 
 
 class RunInterrupted(SystemExit):
     """A signal ended a run early, after a last checkpoint where the run keeps any.
 
-    It is a `SystemExit`, so a script that does not catch it ends with `code` and without a traceback.
+    It is a `SystemExit`, so a script that does not catch it ends with `code` and without a
+    traceback.
 
     Attributes:
         code: 128 plus the number of the signal: 130 after Ctrl-C (SIGINT), 143 after SIGTERM.
@@ -100,15 +115,18 @@ USER_MISTAKES = (ConfigError, PlanError, InputError, CheckpointError, VersionErr
 
 
 def is_user_mistake(error: BaseException) -> bool:
-    """Return whether the user can mend what `error` says, so that trying again unchanged would fail again."""
+    """Return whether the user can mend what `error` says, so that trying again unchanged would fail
+    again.
+    """
     return isinstance(error, USER_MISTAKES) and not isinstance(error, SaveError)
 
 
 def as_user_mistake(error: BaseException, message: str) -> RayrecError | None:
-    """Return an error of the same class with another message, or None when `error` is no user's mistake.
+    """Return an error of the same class with another message, or None when `error` is no user's
+    mistake.
 
-    An error of a subclass from elsewhere becomes the nearest class of this module, so that it can be
-    unpickled in any process.
+    An error of a subclass from elsewhere becomes the nearest class of this module, so that it can
+    be unpickled in any process.
     """
     if not is_user_mistake(error):
         return None

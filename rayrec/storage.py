@@ -1,4 +1,5 @@
-"""Where paths lead: their file system, files that must be writable, and folders that several hosts share.
+"""Where paths lead: their file system, files that must be writable, and folders that several hosts
+share.
 
 Ranks on several hosts write one checkpoint, so they must see one folder. The driver leaves a token
 file in it, every rank looks for the token and proves that it can write, before training starts. The
@@ -43,7 +44,8 @@ def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.File
             filesystem, path = fs.FileSystem.from_uri(path)
         except (pa.ArrowException, ValueError, OSError) as error:
             raise CheckpointError(
-                f"no filesystem for {path!r}: {one_line(error)}. Use a local path, s3://, gs:// or pass filesystem=."
+                f"no filesystem for {path!r}: {one_line(error)}. Use a local path, s3://, gs:// or "
+                "pass filesystem=."
             ) from error
     elif filesystem is None:
         filesystem, path = fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
@@ -51,7 +53,8 @@ def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.File
 
 
 def folder_trouble(path: str, token: str) -> str:
-    """Why this process cannot share the folder with the one that left the token there; "" when it can.
+    """Why this process cannot share the folder with the one that left the token there; "" when it
+    can.
 
     Args:
         path: absolute folder or URI.
@@ -74,7 +77,8 @@ def folder_trouble(path: str, token: str) -> str:
 
 
 def missing_file(files: Sequence[tuple[str, int]]) -> str:
-    """The first of some local files that this process does not see as they are elsewhere; "" when it sees all.
+    """The first of some local files that this process does not see as they are elsewhere; "" when
+    it sees all.
 
     Args:
         files: path and size in bytes of each.
@@ -96,7 +100,8 @@ def one_line(error: BaseException) -> str:
 
 
 def probe_output(what: str, path: str | None) -> None:
-    """Check that a file can be written at `path`; nothing is left of the attempt, not even a folder.
+    """Check that a file can be written at `path`; nothing is left of the attempt, not even a
+    folder.
 
     Args:
         what: the option that names it, for the message.
@@ -114,11 +119,15 @@ def probe_output(what: str, path: str | None) -> None:
         else:
             _probe_local(Path(path))
     except (OSError, UnicodeError, CheckpointError) as error:
-        raise ConfigError(f"cannot write {what} to {path}: {one_line(error)}. Name a file in a folder that can be written to.") from None
+        raise ConfigError(
+            f"cannot write {what} to {path}: {one_line(error)}. Name a file in a "
+            "folder that can be written to."
+        ) from None
 
 
 def _write_uri(uri: str, content: bytes, keep: bool = True) -> None:
-    """Write a file of a file system that pyarrow knows, and delete it again unless it is to be kept.
+    """Write a file of a file system that pyarrow knows, and delete it again unless it is to be
+    kept.
 
     Raises:
         OSError, CheckpointError: the file system refuses, or there is none.

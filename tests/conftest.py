@@ -1,4 +1,5 @@
-"""What several tiers share: one thread per process, a pool of real ranks, the folder of real data, GPU gating.
+"""What several tiers share: one thread per process, a pool of real ranks, the folder of real data,
+GPU gating.
 
 The plugins choose the seeds of random worlds and look for what a session left behind.
 """
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch's rendezvous looks up the names of 127.0.0.1 and who connects; a query that a name server drops then costs one second, not five
+# torch's rendezvous looks up the names of 127.0.0.1 and who connects; a query that a name server
+# drops then costs one second, not five
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import pytest
@@ -34,14 +36,19 @@ def real_data() -> Path:
     """Folder of the public data sets; skips when absent."""
     folder = Path(os.environ.get("RAYREC_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"no real data at {folder}; set RAYREC_DATA to a folder with ml-100k/ and criteo-tiny/")
+        pytest.skip(
+            f"no real data at {folder}; set RAYREC_DATA to a folder with ml-100k/ and criteo-tiny/"
+        )
     return folder
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One worker process per core, of which each may have four ranks of its own."""
-    return min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(
+        MOST_WORKERS,
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,8 +1,8 @@
 """A digest of tables, optimizer state and outputs after 20 steps of each of 50 random worlds.
 
-`python -m tests.digests` prints one line per world and one for all of them. A change that moves code
-and changes no result prints the same lines before and after. The numbers depend on the machine's
-vector units, so compare lines of one machine only.
+`python -m tests.digests` prints one line per world and one for all of them. A change that moves
+code and changes no result prints the same lines before and after. The numbers depend on the
+machine's vector units, so compare lines of one machine only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def digest_of_world(seed: int) -> str:
     options = EngineOptions(share_tables=seed % 2 == 0)
     outputs, states, _ = run_sharded(world, batches, targets, meta=True, options=options)
     tensors = [output for step in outputs for rank in step for output in rank]
-    for _, weight, state in sorted(states, key=lambda s: (s[0].table, s[0].rank, s[0].rows.start, s[0].cols.start)):
+    for _, weight, state in sorted(
+        states, key=lambda s: (s[0].table, s[0].rank, s[0].rows.start, s[0].cols.start)
+    ):
         tensors += [weight, *(state[name] for name in sorted(state))]
     return digest(tensor.reshape(-1) for tensor in tensors)
 

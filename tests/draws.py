@@ -27,12 +27,17 @@ from tests.simulation import batches_of, run_sharded, targets_of
 from tests.worlds import Reference, World, random_layout
 
 STEPS = 3
-# float32 sums in another order, divided by roots of small second moments (eps 1e-3 bounds the factor)
+# float32 sums in another order, divided by roots of small second moments (eps 1e-3 bounds the
+# factor)
 TOLERANCE = {"rtol": 3e-4, "atol": 3e-5}
 
 
 def options_of(name: str, rng: random.Random) -> SparseOptimizer:
-    options: dict = {"lr": 0.1, "weight_decay": rng.choice([0.0, 0.3]), "max_row_norm": rng.choice([None, 0.7])}
+    options: dict = {
+        "lr": 0.1,
+        "weight_decay": rng.choice([0.0, 0.3]),
+        "max_row_norm": rng.choice([None, 0.7]),
+    }
     if name not in ("sgd", "lars_sgd"):
         options["eps"] = 1e-3
     if name not in ("lamb", "lars_sgd"):
@@ -43,10 +48,12 @@ def options_of(name: str, rng: random.Random) -> SparseOptimizer:
 
 
 class RowReference(Reference):
-    """The unsharded collections; tables are updated row by row, and only rows that some id of the global batch reads.
+    """The unsharded collections; tables are updated row by row, and only rows that some id of the
+    global batch reads.
 
     Args:
-        world: whose plan only matters for the column blocks: means and norms are over the columns of one block.
+        world: whose plan only matters for the column blocks: means and norms are over the columns
+            of one block.
         optimizers: of every table.
     """
 
@@ -57,19 +64,28 @@ class RowReference(Reference):
         for name, weight in self.weights().items():
             layout = world.plan.tables[name].layout
             cuts = layout.col_cuts if isinstance(layout, TableLayout) else (0, weight.shape[1])
-            self.blocks[name] = [(a, b, ReferenceTable(weight.detach()[:, a:b], optimizers[name])) for a, b in pairwise(cuts)]
+            self.blocks[name] = [
+                (a, b, ReferenceTable(weight.detach()[:, a:b], optimizers[name]))
+                for a, b in pairwise(cuts)
+            ]
 
     def step(self, batches, targets):
         self.t += 1
         for table in self.world.tables:
-            self.touched[table.name] = {int(i) for kjt in batches for f in table.feature_names for i in kjt[f].values()}
+            self.touched[table.name] = {
+                int(i) for kjt in batches for f in table.feature_names for i in kjt[f].values()
+            }
         return super().step(batches, targets)
 
     @torch.no_grad()
     def _update(self, name: str, weight: Tensor) -> None:
         grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         for a, b, block in self.blocks[name]:
-            block.update(self.optimizers[name], self.t, {row: grad[row, a:b].double().tolist() for row in self.touched[name]})
+            block.update(
+                self.optimizers[name],
+                self.t,
+                {row: grad[row, a:b].double().tolist() for row in self.touched[name]},
+            )
             weight[:, a:b] = block.tensor()
 
 
@@ -86,7 +102,11 @@ def check(world: World, optimizers: dict[str, SparseOptimizer], meta: bool) -> N
                 torch.testing.assert_close(got, want, **TOLERANCE)
     assert {shard.table for shard, _, _ in states} == set(optimizers)
     for shard, weight, state in states:
-        (block,) = [block for a, b, block in reference.blocks[shard.table] if (a, b) == (shard.cols.start, shard.cols.stop)]
+        (block,) = [
+            block
+            for a, b, block in reference.blocks[shard.table]
+            if (a, b) == (shard.cols.start, shard.cols.stop)
+        ]
         rows = slice(shard.rows.start, shard.rows.stop)
         torch.testing.assert_close(weight.double(), block.tensor()[rows], **TOLERANCE)
         assert list(state) == list(optimizers[shard.table].state_widths)
@@ -113,7 +133,9 @@ def draw(seed: int, hosts: tuple[tuple[int, ...], ...] | None = None) -> Draw:
     if hosts is None:
         sizes = rng.choice(HOSTS)
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        hosts = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+        hosts = tuple(
+            tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)
+        )
     world_size = sum(len(host) for host in hosts)
     names = [f"f{i}" for i in range(rng.randint(1, 8))]
     left = rng.randint(1, 8)
@@ -124,7 +146,11 @@ def draw(seed: int, hosts: tuple[tuple[int, ...], ...] | None = None) -> Draw:
         sequence = rng.random() < 0.4
         first = sum(len(tables) for tables in collections)
         width = rng.choice(WIDTHS)  # a sequence collection has one
-        collections.append(tuple(table_of(f"t{first + i}", width if sequence else 0, names, rng) for i in range(size)))
+        collections.append(
+            tuple(
+                table_of(f"t{first + i}", width if sequence else 0, names, rng) for i in range(size)
+            )
+        )
         weighted.append(not sequence and rng.random() < 0.3)
         left -= size
     tables = [table for group in collections for table in group]
@@ -133,15 +159,21 @@ def draw(seed: int, hosts: tuple[tuple[int, ...], ...] | None = None) -> Draw:
     kinds = sorted(SPARSE_OPTIMIZERS)
     common = options_of(rng.choice(kinds), rng)
     own = rng.random() < 0.3
-    optimizers = {table.name: options_of(rng.choice(kinds), rng) if own else common for table in tables}
+    optimizers = {
+        table.name: options_of(rng.choice(kinds), rng) if own else common for table in tables
+    }
     world = World(seed, hosts, collections, weighted, plan, SGD(), rng, varying=rng.random() < 0.4)
     return Draw(world, optimizers)
 
 
-def table_of(name: str, sequence_width: int, names: list[str], rng: random.Random) -> BaseEmbeddingConfig:
+def table_of(
+    name: str, sequence_width: int, names: list[str], rng: random.Random
+) -> BaseEmbeddingConfig:
     """A table of a sequence collection of that width, or a pooled table when it is 0."""
     rows, features = rng.randint(2, 40), rng.sample(names, rng.randint(1, min(3, len(names))))
     if sequence_width:
         return EmbeddingConfig(rows, sequence_width, name=name, feature_names=features)
     pooling = rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN])
-    return EmbeddingBagConfig(rows, rng.choice(WIDTHS), name=name, feature_names=features, pooling=pooling)
+    return EmbeddingBagConfig(
+        rows, rng.choice(WIDTHS), name=name, feature_names=features, pooling=pooling
+    )

@@ -1,8 +1,10 @@
-"""What a test session leaves on the machine: processes that it started, near or far, and shared memory that nobody holds.
+"""What a test session leaves on the machine: processes that it started, near or far, and shared
+memory that nobody holds.
 
-Every process started after `mark_session` has the mark in the environment it was born with, also when its parent is gone; nothing else of
-the machine is looked at. Shared memory has no such mark, so a new name in /dev/shm counts when it is of this user and no process has it
-open or mapped. Linux only: elsewhere both lists are empty.
+Every process started after `mark_session` has the mark in the environment it was born with, also
+when its parent is gone; nothing else of the machine is looked at. Shared memory has no such mark,
+so a new name in /dev/shm counts when it is of this user and no process has it open or mapped. Linux
+only: elsewhere both lists are empty.
 
 As a plugin of pytest this looks once, when the session and all its worker processes (pytest-xdist)
 have ended. Only the process that the user started looks: its workers inherit its mark, so that none
@@ -31,12 +33,21 @@ def mark_session() -> str:
 
 
 def processes_of(mark: str) -> dict[int, str]:
-    """Process id -> command line of those with the mark, but for Python's own helpers of this process, which end with it."""
-    helpers = {os.getpid(), resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
+    """Process id -> command line of those with the mark, but for Python's own helpers of this
+    process, which end with it.
+    """
+    helpers = {
+        os.getpid(),
+        resource_tracker._resource_tracker._pid,
+        forkserver._forkserver._forkserver_pid,
+    }  # type: ignore[attr-defined]
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            born_with, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            born_with, command = (
+                (entry / "environ").read_bytes(),
+                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+            )
         except OSError:  # gone, or of another user
             continue
         if f"{VARIABLE}={mark}".encode() in born_with and int(entry.name) not in helpers:
@@ -71,16 +82,25 @@ def shared_memory() -> set[str]:
 
 def unheld(names: set[str]) -> set[str]:
     """Those names that no process has open or mapped."""
-    held = {Path(line.removesuffix(" (deleted)")).name for line in _open_paths() if line.startswith(f"{SHM}/")}
+    held = {
+        Path(line.removesuffix(" (deleted)")).name
+        for line in _open_paths()
+        if line.startswith(f"{SHM}/")
+    }
     return names - held
 
 
 def left_behind(mark: str, shared_before: set[str], timeout_s: float = 20.0) -> list[str]:
-    """What is still there after at most `timeout_s`, one line each; processes may take a moment to end."""
+    """What is still there after at most `timeout_s`, one line each; processes may take a moment to
+    end.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         lines = [f"process {pid}: {command}" for pid, command in processes_of(mark).items()]
-        lines += [f"shared memory {SHM / name}" for name in sorted(unheld(shared_memory() - shared_before))]
+        lines += [
+            f"shared memory {SHM / name}"
+            for name in sorted(unheld(shared_memory() - shared_before))
+        ]
         if not lines or time.monotonic() > deadline:
             return lines
         time.sleep(0.2)

@@ -20,7 +20,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 START_S, TASK_S = 120.0, 120.0
-PRELOADED = ["pytest", "rayrec.distributed", "rayrec.models", "rayrec.planner", "rayrec.train.pipeline"]
+PRELOADED = [
+    "pytest",
+    "rayrec.distributed",
+    "rayrec.models",
+    "rayrec.planner",
+    "rayrec.train.pipeline",
+]
 
 
 class RankFailed(AssertionError):
@@ -36,8 +42,11 @@ class RankPool:
         self.pipes: list[Connection] = []
         self.generation = 0
 
-    def run(self, world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = TASK_S) -> list[Any]:
-        """Run `fn(rank, world_size, *args)` on `world_size` ranks inside a gloo group; results in rank order.
+    def run(
+        self, world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = TASK_S
+    ) -> list[Any]:
+        """Run `fn(rank, world_size, *args)` on `world_size` ranks inside a gloo group; results in
+        rank order.
 
         Raises:
             RankFailed: with the traceback of the first rank that failed.
@@ -55,7 +64,10 @@ class RankPool:
             ready = wait(waiting, timeout_s)
             if not ready:
                 self.close()
-                raise RankFailed(f"ranks {[r for r in range(world_size) if r not in results]} gave no answer in {timeout_s:.0f} s")
+                raise RankFailed(
+                    f"ranks {[r for r in range(world_size) if r not in results]} gave "
+                    f"no answer in {timeout_s:.0f} s"
+                )
             for pipe in ready:
                 rank = pipes.index(pipe)  # type: ignore[arg-type]
                 try:
@@ -102,7 +114,12 @@ def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from rayrec.comm.process_group import connect_store, create_store, destroy_process_group, init_process_group
+    from rayrec.comm.process_group import (
+        connect_store,
+        create_store,
+        destroy_process_group,
+        init_process_group,
+    )
 
     torch.set_num_threads(1)
     port, modules = pipe.recv(), 0

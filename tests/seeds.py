@@ -131,10 +131,14 @@ class NewWorlds:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not self.passed and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # time for nothing is no success
+            # time for nothing is no success
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         tests = len({nodeid.split("[")[0] for nodeid in self.passed})
         seeds = len({found[1] for nodeid in self.passed if (found := SEED_IN_ID.search(nodeid))})
         terminalreporter.section("random worlds")
-        terminalreporter.line(f"{len(self.passed)} worlds of {tests} tests passed, with {seeds} seeds that follow from {self.text!r}")
+        terminalreporter.line(
+            f"{len(self.passed)} worlds of {tests} tests passed, with {seeds} "
+            f"seeds that follow from {self.text!r}"
+        )

@@ -17,7 +17,8 @@ from rayrec.layout import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.worlds import Reference, World, build_collections, output_of
 
-# float32 sums in another order: a bag of four ids over row blocks, and gradients of equal ids over ranks
+# float32 sums in another order: a bag of four ids over row blocks, and gradients of equal ids over
+# ranks
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 STEPS = 3
 
@@ -25,33 +26,53 @@ STEPS = 3
 def batches_of(world: World, steps: int) -> list[list[KeyedJaggedTensor]]:
     """[step][rank], with unequal and empty ranks among them."""
     rng = random.Random(world.seed + 1)
-    return [[world.batch(rng.choice([0, 1, 3, 5]), rng) for _ in range(world.world_size)] for _ in range(steps)]
+    return [
+        [world.batch(rng.choice([0, 1, 3, 5]), rng) for _ in range(world.world_size)]
+        for _ in range(steps)
+    ]
 
 
-def targets_of(world: World, batches: list[list[KeyedJaggedTensor]]) -> list[list[list[torch.Tensor]]]:
+def targets_of(
+    world: World, batches: list[list[KeyedJaggedTensor]]
+) -> list[list[list[torch.Tensor]]]:
     """Random gradients of every output: [step][rank][collection], shaped as `output_of`."""
     generator = torch.Generator().manual_seed(world.seed)
 
     def like(tables, kjt: KeyedJaggedTensor) -> torch.Tensor:
         if isinstance(tables[0], EmbeddingConfig):
-            ids = sum(kjt[f].values().numel() * t.embedding_dim for t in tables for f in t.feature_names)
+            ids = sum(
+                kjt[f].values().numel() * t.embedding_dim for t in tables for f in t.feature_names
+            )
             return torch.randn(ids, generator=generator)
         inverse = kjt.inverse_indices_or_none()
         rows = kjt.stride() if inverse is None else inverse[1].shape[1]
-        return torch.randn(rows, sum(t.embedding_dim * len(t.feature_names) for t in tables), generator=generator)
+        return torch.randn(
+            rows, sum(t.embedding_dim * len(t.feature_names) for t in tables), generator=generator
+        )
 
-    return [[[like(tables, kjt) for tables in world.collections] for kjt in step] for step in batches]
+    return [
+        [[like(tables, kjt) for tables in world.collections] for kjt in step] for step in batches
+    ]
 
 
-def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptions | None = None, threads: int = 1):
-    """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained in a simulated world.
+def run_sharded(
+    world: World,
+    batches,
+    targets,
+    meta: bool,
+    options: EngineOptions | None = None,
+    threads: int = 1,
+):
+    """Outputs [step][rank][collection] and the final (shard, weight, state) of all ranks, trained
+    in a simulated world.
 
     Without options, worlds of even seeds read tables in place where they can.
     """
     options = options or EngineOptions(share_tables=world.seed % 2 == 0)
 
     def rank_main(exchange):
-        torch.get_num_threads()  # a thread that is new to torch takes over the number that was set last
+        # a thread that is new to torch takes over the number that was set last
+        torch.get_num_threads()
         torch.set_num_threads(threads)
         modules, engine = shard_embeddings(
             build_collections(world, "meta" if meta else "cpu"),
@@ -66,14 +87,20 @@ def run_sharded(world: World, batches, targets, meta: bool, options: EngineOptio
         for step in range(len(batches)):
             kjt = batches[step][exchange.rank]
             out = [output_of(module, kjt) for module in modules]
-            sum((o * t).sum() for o, t in zip(out, targets[step][exchange.rank], strict=True)).backward()
+            sum(
+                (o * t).sum() for o, t in zip(out, targets[step][exchange.rank], strict=True)
+            ).backward()
             outputs.append([o.detach().clone() for o in out])
-        return outputs, [(s.shard, s.weight.detach().clone(), dict(s.optimizer)) for s in engine.shard_states()]
+        return outputs, [
+            (s.shard, s.weight.detach().clone(), dict(s.optimizer)) for s in engine.shard_states()
+        ]
 
     simulated = SimulatedWorld(world.world_size)
     torch.manual_seed(world.seed)
     results = simulated.run(rank_main)
-    outputs = [[results[rank][0][step] for rank in range(world.world_size)] for step in range(len(batches))]
+    outputs = [
+        [results[rank][0][step] for rank in range(world.world_size)] for step in range(len(batches))
+    ]
     return outputs, [state for _, states in results for state in states], simulated.collectives
 
 
@@ -90,7 +117,10 @@ def check_equals_unsharded(world: World, meta: bool, options: EngineOptions | No
     weights = reference.weights()
     covered = {name: torch.zeros_like(w) for name, w in weights.items()}
     for shard, weight, _ in states:
-        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
+        rows, cols = (
+            slice(shard.rows.start, shard.rows.stop),
+            slice(shard.cols.start, shard.cols.stop),
+        )
         torch.testing.assert_close(weight, weights[shard.table].detach()[rows, cols], **TOLERANCE)
         covered[shard.table][rows, cols] += 1
     assert all((c > 0).all() for c in covered.values())

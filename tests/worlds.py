@@ -1,7 +1,9 @@
-"""Random worlds for the equality tests: tables, plans over every kind and free grids, ragged batches, and the unsharded reference.
+"""Random worlds for the equality tests: tables, plans over every kind and free grids, ragged
+batches, and the unsharded reference.
 
-The reference is the simplest code that could be right: the unsharded collection, dense gradients by autograd, and the optimizer's formula
-written out over the global batch. Row-wise Adagrad is applied per column block, since its accumulator is one value per row and block.
+The reference is the simplest code that could be right: the unsharded collection, dense gradients by
+autograd, and the optimizer's formula written out over the global batch. Row-wise Adagrad is applied
+per column block, since its accumulator is one value per row and block.
 """
 
 from __future__ import annotations
@@ -37,10 +39,14 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD, Adagrad, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
-# Where the parts of a gradient cancel, nothing but rounding is left of it, 1e-7 or so, and a step is at most lr / eps times that:
-# with this eps 1e-6, below the tolerances of any comparison.
+# Where the parts of a gradient cancel, nothing but rounding is left of it, 1e-7 or so, and a step
+# is at most lr / eps times that: with this eps 1e-6, below the tolerances of any comparison.
 EPS = 1e-2
-OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(lr=0.1), Adagrad(lr=0.1, eps=EPS), RowWiseAdagrad(lr=0.1, eps=EPS))
+OPTIMIZERS: tuple[SparseOptimizer, ...] = (
+    SGD(lr=0.1),
+    Adagrad(lr=0.1, eps=EPS),
+    RowWiseAdagrad(lr=0.1, eps=EPS),
+)
 
 
 def triangular_(weight: Tensor) -> None:
@@ -84,7 +90,9 @@ class World:
         """A ragged batch of `rows` rows, empty bags and repeated ids among them."""
         keys = self.features()
         generator.shuffle(keys)
-        limits = {f: min(t.num_embeddings for t in self.tables if f in t.feature_names) for f in keys}
+        limits = {
+            f: min(t.num_embeddings for t in self.tables if f in t.feature_names) for f in keys
+        }
         strides = [generator.randint(min(rows, 1), rows) if self.varying else rows for _ in keys]
         lengths: list[int] = []
         ids: list[int] = []
@@ -98,20 +106,33 @@ class World:
         sizes = torch.tensor(lengths, dtype=generator.choice([torch.int32, torch.int64]))
         if not self.varying:
             return KeyedJaggedTensor(keys, values, weights, sizes, stride=rows)
-        inverse = torch.tensor([[generator.randrange(n) for _ in range(rows)] for n in strides], dtype=torch.int64).view(len(keys), rows)
+        inverse = torch.tensor(
+            [[generator.randrange(n) for _ in range(rows)] for n in strides], dtype=torch.int64
+        ).view(len(keys), rows)
         per_rank = [[n] for n in strides]
-        return KeyedJaggedTensor(keys, values, weights, sizes, stride_per_key_per_rank=per_rank, inverse_indices=(keys, inverse))
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            sizes,
+            stride_per_key_per_rank=per_rank,
+            inverse_indices=(keys, inverse),
+        )
 
 
 def output_of(module: torch.nn.Module, kjt: KeyedJaggedTensor) -> Tensor:
-    """The output of a collection of either kind as one tensor: (B, D), or every sequence's values one after the other."""
+    """The output of a collection of either kind as one tensor: (B, D), or every sequence's values
+    one after the other.
+    """
     output = module(kjt)
     if isinstance(output, dict):
         return torch.cat([jagged.values().reshape(-1) for jagged in output.values()])
     return output.values()
 
 
-def random_layout(table: EmbeddingBagConfig, hosts: Sequence[Sequence[int]], rng: random.Random) -> Layout:
+def random_layout(
+    table: EmbeddingBagConfig, hosts: Sequence[Sequence[int]], rng: random.Random
+) -> Layout:
     """Any of the seven kinds or a free, uneven grid."""
     ranks = [r for h in hosts for r in h]
     some = [rng.choice(ranks) for _ in range(rng.randint(1, 3))]
@@ -131,7 +152,9 @@ def random_layout(table: EmbeddingBagConfig, hosts: Sequence[Sequence[int]], rng
 
 def free_grid(table: EmbeddingBagConfig, ranks: Sequence[int], rng: random.Random) -> TableLayout:
     """Uneven row and column cuts with any owners, one rank several blocks among them."""
-    rows = sorted(rng.sample(range(1, table.num_embeddings), min(rng.randint(0, 3), table.num_embeddings - 1)))
+    rows = sorted(
+        rng.sample(range(1, table.num_embeddings), min(rng.randint(0, 3), table.num_embeddings - 1))
+    )
     unit = WIDE if table.embedding_dim % WIDE == 0 else 4
     inner = range(unit, table.embedding_dim, unit)
     cols = sorted(rng.sample(inner, min(rng.randint(0, 2), len(inner))))
@@ -148,10 +171,12 @@ def random_world(
     varying: bool = False,
     unit: int | None = None,
 ) -> World:
-    """A world that is a function of `seed`, with sequence collections and variable batches among them when asked for.
+    """A world that is a function of `seed`, with sequence collections and variable batches among
+    them when asked for.
 
     Args:
-        unit: of which all widths are multiples; unless given, 4 or `WIDE`, or nothing at all, by the seed.
+        unit: of which all widths are multiples; unless given, 4 or `WIDE`, or nothing at all, by
+            the seed.
     """
     rng, other = random.Random(seed), random.Random(~seed)
     odd, unit = unit is None and other.random() < 0.3, unit or other.choice([4, WIDE])
@@ -166,21 +191,32 @@ def random_world(
         sequence = sequences and rng.random() < 0.5
         dim = unit * rng.randint(1, 5) - odd * other.randint(0, 3)
         for _ in range(rng.randint(1, 4)):
-            rows, features = rng.randint(2, 40), rng.sample(names, rng.randint(1, min(3, len(names))))
+            rows, features = (
+                rng.randint(2, 40),
+                rng.sample(names, rng.randint(1, min(3, len(names)))),
+            )
             if sequence:
                 tables.append(EmbeddingConfig(rows, dim, name=f"t{count}", feature_names=features))
             else:
                 pooling = rng.choice([PoolingType.SUM, PoolingType.SUM, PoolingType.MEAN])
                 width = unit * rng.randint(1, 5) - odd * other.randint(0, 3)
-                tables.append(EmbeddingBagConfig(rows, width, name=f"t{count}", feature_names=features, pooling=pooling))
+                tables.append(
+                    EmbeddingBagConfig(
+                        rows, width, name=f"t{count}", feature_names=features, pooling=pooling
+                    )
+                )
             tables[-1].init_fn = other.choice(INIT_FNS)
             count += 1
         collections.append(tuple(tables))
         weighted.append(not sequence and rng.random() < 0.3)
     world_size = sum(len(h) for h in hosts)
-    placements = {t.name: TablePlacement(random_layout(t, hosts, rng)) for c in collections for t in c}
+    placements = {
+        t.name: TablePlacement(random_layout(t, hosts, rng)) for c in collections for t in c
+    }
     plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
-    return World(seed, hosts, collections, weighted, plan, optimizer or rng.choice(OPTIMIZERS), rng, varying)
+    return World(
+        seed, hosts, collections, weighted, plan, optimizer or rng.choice(OPTIMIZERS), rng, varying
+    )
 
 
 def build_collections(world: World, device: str = "cpu") -> torch.nn.ModuleList:
@@ -189,7 +225,9 @@ def build_collections(world: World, device: str = "cpu") -> torch.nn.ModuleList:
     return torch.nn.ModuleList(
         EmbeddingCollection(list(tables), device=torch.device(device))
         if world.is_sequence(i)
-        else EmbeddingBagCollection(tables=list(tables), is_weighted=weighted, device=torch.device(device))
+        else EmbeddingBagCollection(
+            tables=list(tables), is_weighted=weighted, device=torch.device(device)
+        )
         for i, (tables, weighted) in enumerate(zip(world.collections, world.weighted, strict=True))
     )
 
@@ -206,12 +244,23 @@ class Reference:
         self.state: dict[str, Tensor] = {}
 
     def weights(self) -> dict[str, Tensor]:
-        return {t.name: weight_of(c, t.name) for c, ts in zip(self.modules, self.world.collections, strict=True) for t in ts}
+        return {
+            t.name: weight_of(c, t.name)
+            for c, ts in zip(self.modules, self.world.collections, strict=True)
+            for t in ts
+        }
 
-    def step(self, batches: Sequence[KeyedJaggedTensor], targets: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """One step on the global batch: mean over ranks of each rank's loss; returns the outputs [rank][collection]."""
+    def step(
+        self, batches: Sequence[KeyedJaggedTensor], targets: Sequence[Sequence[Tensor]]
+    ) -> list[list[Tensor]]:
+        """One step on the global batch: mean over ranks of each rank's loss; returns the outputs
+        [rank][collection].
+        """
         outputs = [[output_of(module, batch) for module in self.modules] for batch in batches]
-        losses = [sum((o * t).sum() for o, t in zip(out, target, strict=True)) for out, target in zip(outputs, targets, strict=True)]
+        losses = [
+            sum((o * t).sum() for o, t in zip(out, target, strict=True))
+            for out, target in zip(outputs, targets, strict=True)
+        ]
         total = sum(losses) / len(batches)
         if isinstance(total, Tensor) and total.requires_grad:
             for weight in self.weights().values():
@@ -225,7 +274,8 @@ class Reference:
     def _update(self, name: str, weight: Tensor) -> None:
         if weight.grad is None:
             return
-        grad, optimizer = weight.grad.float(), self.world.optimizer  # squares of float16 would be zero
+        # squares of float16 would be zero
+        grad, optimizer = weight.grad.float(), self.world.optimizer
         if isinstance(optimizer, SGD):
             weight -= optimizer.lr * grad
         elif isinstance(optimizer, Adagrad):
@@ -239,4 +289,6 @@ class Reference:
             state = self.state.setdefault(name, torch.zeros(weight.shape[0], len(cuts) - 1))
             for j, (a, b) in enumerate(pairwise(cuts)):
                 state[:, j] += (grad[:, a:b] ** 2).mean(1)
-                weight[:, a:b] -= optimizer.lr * grad[:, a:b] / (state[:, j : j + 1].sqrt() + optimizer.eps)
+                weight[:, a:b] -= (
+                    optimizer.lr * grad[:, a:b] / (state[:, j : j + 1].sqrt() + optimizer.eps)
+                )

@@ -75,10 +75,7 @@ def batches_of(work: Workload, count: int, seed: int = 0) -> list[Batch]:
     for ids, lengths in work.batches(0, 1, count, seed):
         rows = work.batch
         kjt = KeyedJaggedTensor(
-            work.keys,
-            ids,
-            lengths=lengths,
-            length_per_key=[rows * work.pooling] * work.tables,
+            work.keys, ids, lengths=lengths, length_per_key=[rows * work.pooling] * work.tables
         )
         found.append(
             Batch(

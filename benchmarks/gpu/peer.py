@@ -101,9 +101,7 @@ def torchrec_step(work: Workload, settings: Settings) -> Step:
     memory = {"hbm_cap": 64 << 30} if settings.on_gpu else {"hbm_cap": 0, "ddr_cap": 64 << 30}
     topology = Topology(world_size=1, compute_device=settings.device, local_world_size=1, **memory)
     planner = EmbeddingShardingPlanner(
-        topology=topology,
-        batch_size=work.batch,
-        constraints={table.name: kept for table in tables},
+        topology=topology, batch_size=work.batch, constraints={table.name: kept for table in tables}
     )
     group = dist.group.WORLD
     sharded = DistributedModelParallel(

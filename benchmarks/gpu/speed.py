@@ -37,10 +37,7 @@ def embedding_step(
     def step(i: int) -> None:
         kjt = batches[i % len(batches)]
         fresh = KeyedJaggedTensor(  # a batch that no step has seen
-            work.keys,
-            kjt.values(),
-            lengths=kjt.lengths(),
-            length_per_key=kjt.length_per_key(),
+            work.keys, kjt.values(), lengths=kjt.lengths(), length_per_key=kjt.length_per_key()
         )
         model(fresh).values().sum().backward()
 

@@ -1,4 +1,6 @@
-"""Checkpoints: rectangles of tables in Arrow files, restored exactly under any plan and on any number of ranks."""
+"""Checkpoints: rectangles of tables in Arrow files, restored exactly under any plan and on any
+number of ranks.
+"""
 
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest

@@ -1,7 +1,8 @@
-"""The checkpoints of one run: a directory per step, the newest complete one, and the removal of old ones.
+"""The checkpoints of one run: a directory per step, the newest complete one, and the removal of old
+ones.
 
-A directory counts when it has a manifest. Deleting takes the manifest first, so that a deletion cut short leaves no half checkpoint. Only
-directories with the name of a step are ever touched.
+A directory counts when it has a manifest. Deleting takes the manifest first, so that a deletion cut
+short leaves no half checkpoint. Only directories with the name of a step are ever touched.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointManager:
-    """The checkpoints under one storage path; stateless, so any process may have one. Let one rank prune.
+    """The checkpoints under one storage path; stateless, so any process may have one. Let one rank
+    prune.
 
     Args:
         storage_path: local path or URI; need not exist yet.
@@ -51,7 +53,8 @@ class CheckpointManager:
         return int(match[1]) if match and parent == self._root else None
 
     def set_aside(self, after_step: int) -> str | None:
-        """Move the directories of all steps after `after_step` out of the run's way; nothing is deleted.
+        """Move the directories of all steps after `after_step` out of the run's way; nothing is
+        deleted.
 
         They go to `<storage_path>/set-aside-<time>/`, under their names. A run that goes on from an
         earlier step writes those steps anew and must not mix with what an earlier life of it wrote.
@@ -70,7 +73,10 @@ class CheckpointManager:
                 directory = f"step-{step:08d}"
                 self._move(f"{self._root}/{directory}", f"{self._root}/{name}/{directory}")
         except (OSError, pa.ArrowException) as error:
-            raise CheckpointError(f"cannot set aside the checkpoints after step {after_step} in {self._path}: {error}.") from error
+            raise CheckpointError(
+                f"cannot set aside the checkpoints after step {after_step} in "
+                f"{self._path}: {error}."
+            ) from error
         return f"{self._path}/{name}"
 
     def _move(self, source: str, target: str) -> None:
@@ -81,7 +87,8 @@ class CheckpointManager:
             return
         infos = self._filesystem.get_file_info(fs.FileSelector(source, recursive=True))
         files = [info.path for info in infos if info.type == fs.FileType.File]
-        # the manifest goes first: without it the rest is no checkpoint, wherever the move is cut short
+        # the manifest goes first: without it the rest is no checkpoint, wherever the move is cut
+        # short
         files.sort(key=lambda path: not path.endswith(f"/{MANIFEST}"))
         for path in files:
             moved = f"{target}{path[len(source) :]}"
@@ -95,7 +102,8 @@ class CheckpointManager:
         return self.path(steps[-1]) if steps else None
 
     def prune(self, num_to_keep: int) -> tuple[int, ...]:
-        """Delete all but the `num_to_keep` newest complete checkpoints, and what unfinished saves before the newest one left behind.
+        """Delete all but the `num_to_keep` newest complete checkpoints, and what unfinished saves
+        before the newest one left behind.
 
         Returns:
             the complete steps that were deleted, ascending.
@@ -103,11 +111,15 @@ class CheckpointManager:
             ConfigError: `num_to_keep` is below 1.
         """
         if num_to_keep < 1:
-            raise ConfigError(f"num_to_keep={num_to_keep} would delete every checkpoint; keep at least 1.")
+            raise ConfigError(
+                f"num_to_keep={num_to_keep} would delete every checkpoint; keep at least 1."
+            )
         found = self._scan()
         complete = sorted(step for step in found if found[step])
         old = complete[:-num_to_keep]
-        unfinished = [step for step in found if not found[step] and complete and step < complete[-1]]
+        unfinished = [
+            step for step in found if not found[step] and complete and step < complete[-1]
+        ]
         for step in (*old, *unfinished):
             directory = f"{self._root}/step-{step:08d}"
             if found[step]:
@@ -118,9 +130,21 @@ class CheckpointManager:
     def _scan(self) -> dict[int, bool]:
         """Step -> whether it has a manifest, for every step directory."""
         try:
-            entries = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+            entries = self._filesystem.get_file_info(
+                fs.FileSelector(self._root, allow_not_found=True)
+            )
         except (OSError, pa.ArrowException) as error:
-            raise CheckpointError(f"{self._path} cannot be listed: {str(error).splitlines()[0]}. Is it a folder?") from error
-        steps = [int(match[1]) for e in entries if e.type == fs.FileType.Directory and (match := _STEP.fullmatch(e.base_name))]
-        infos = self._filesystem.get_file_info([f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps])
-        return {step: info.type == fs.FileType.File for step, info in zip(steps, infos, strict=True)}
+            raise CheckpointError(
+                f"{self._path} cannot be listed: {str(error).splitlines()[0]}. Is it a folder?"
+            ) from error
+        steps = [
+            int(match[1])
+            for e in entries
+            if e.type == fs.FileType.Directory and (match := _STEP.fullmatch(e.base_name))
+        ]
+        infos = self._filesystem.get_file_info(
+            [f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps]
+        )
+        return {
+            step: info.type == fs.FileType.File for step, info in zip(steps, infos, strict=True)
+        }

@@ -1,9 +1,12 @@
-"""The manifest: which rectangle of which table lies in which file, and what a run needs besides to go on.
+"""The manifest: which rectangle of which table lies in which file, and what a run needs besides to
+go on.
 
-It is the last file written and the only one whose presence makes a directory a checkpoint. It is JSON, one line per file, and guards its
-own text by a crc32. Each file has `marks`: the end of every record batch and the crc32 of all bytes up to there. The last mark is the
-size and crc32 of the whole file, and because crc32 continues from any mark, one batch can be verified without reading the others:
-a rank that wants a tenth of a file reads and checks a tenth. A crc finds damage, not malice.
+It is the last file written and the only one whose presence makes a directory a checkpoint. It is
+JSON, one line per file, and guards its own text by a crc32. Each file has `marks`: the end of every
+record batch and the crc32 of all bytes up to there. The last mark is the size and crc32 of the
+whole file, and because crc32 continues from any mark, one batch can be verified without reading the
+others: a rank that wants a tenth of a file reads and checks a tenth. A crc finds damage, not
+malice.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard file: `width` values of `dtype` per row; width 0 is one plain value per row."""
+    """A column of a shard file: `width` values of `dtype` per row; width 0 is one plain value per
+    row.
+    """
 
     name: str
     dtype: str
@@ -43,9 +48,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One shard file: an Arrow IPC file with the rows of one rectangle, `batch_rows` rows per record batch (the last may hold fewer).
+    """One shard file: an Arrow IPC file with the rows of one rectangle, `batch_rows` rows per
+    record batch (the last may hold fewer).
 
-    `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes from mark i-1 (or 0) to mark i.
+    `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes
+    from mark i-1 (or 0) to mark i.
     """
 
     path: str
@@ -146,19 +153,53 @@ class Manifest:
         Raises:
             CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
         """
-        head = {"format": FORMAT, "version": VERSION, "step": self.step, "world_size": self.world_size}
-        free = {"plan": self.plan, "cursor": self.cursor, "optimizers": self.optimizers, "extras": self.extras}
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            "world_size": self.world_size,
+        }
+        free = {
+            "plan": self.plan,
+            "cursor": self.cursor,
+            "optimizers": self.optimizers,
+            "extras": self.extras,
+        }
         for key, value in free.items():
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
-                raise CheckpointError(f"{key} cannot be written as JSON: {error}. Use numbers, strings, lists and dicts.") from error
-        tables = [{k: getattr(t, k) for k in ("name", "num_embeddings", "embedding_dim", "data_type")} for t in self.tables]
+                raise CheckpointError(
+                    f"{key} cannot be written as JSON: {error}. Use numbers, "
+                    "strings, lists and dicts."
+                ) from error
+        tables = [
+            {k: getattr(t, k) for k in ("name", "num_embeddings", "embedding_dim", "data_type")}
+            for t in self.tables
+        ]
         dense = {"path": self.dense.path, "bytes": self.dense.num_bytes, "crc32": self.dense.crc32}
-        body = json.loads(json.dumps({**head, **free, "tables": tables, "dense": dense, "files": [_file_json(f) for f in self.files]}))
-        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items() if key != "files"]
+        body = json.loads(
+            json.dumps(
+                {
+                    **head,
+                    **free,
+                    "tables": tables,
+                    "dense": dense,
+                    "files": [_file_json(f) for f in self.files],
+                }
+            )
+        )
+        lines = [
+            f"{json.dumps(key)}: {json.dumps(value)}"
+            for key, value in body.items()
+            if key != "files"
+        ]
         files = ",\n  ".join(json.dumps(entry) for entry in body["files"])
-        return ("{" + ",\n ".join([*lines, f'"crc32": {_fingerprint(body)}', f'"files": [\n  {files}]']) + "}\n").encode()
+        return (
+            "{"
+            + ",\n ".join([*lines, f'"crc32": {_fingerprint(body)}', f'"files": [\n  {files}]'])
+            + "}\n"
+        ).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str) -> Manifest:
@@ -167,30 +208,43 @@ class Manifest:
         Args:
             where: the checkpoint's path, for messages.
         Raises:
-            CheckpointError: not a manifest, of another version, or its rectangles do not tile the tables.
+            CheckpointError: not a manifest, of another version, or its rectangles do not tile the
+                tables.
             DamagedCheckpointError: its text is not what was written.
         """
         try:
             body = json.loads(text)
             if body.get("format") != FORMAT:
-                raise CheckpointError(f"{where}/{MANIFEST} is no {FORMAT} manifest but says format={body.get('format')!r}.")
+                raise CheckpointError(
+                    f"{where}/{MANIFEST} is no {FORMAT} manifest but says "
+                    f"format={body.get('format')!r}."
+                )
             if body["version"] != VERSION:
                 raise CheckpointError(
-                    f"{where} has format version {body['version']}; this rayrec reads version {VERSION}. Use the rayrec that wrote it."
+                    f"{where} has format version {body['version']}; this rayrec reads version "
+                    f"{VERSION}. Use the rayrec that wrote it."
                 )
             crc32 = body.pop("crc32")
             if crc32 != _fingerprint(body):
                 raise DamagedCheckpointError(
-                    f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be {crc32}. Restore an earlier one."
+                    f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be "
+                    f"{crc32}. Restore an earlier one."
                 )
             manifest = cls(
-                **{key: body[key] for key in ("step", "world_size", "plan", "cursor", "optimizers", "extras")},
+                **{
+                    key: body[key]
+                    for key in ("step", "world_size", "plan", "cursor", "optimizers", "extras")
+                },
                 tables=tuple(TableEntry(**table) for table in body["tables"]),
                 files=tuple(_file_from_json(entry) for entry in body["files"]),
-                dense=DenseEntry(body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]),
+                dense=DenseEntry(
+                    body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]
+                ),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedCheckpointError(f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint.") from error
+            raise DamagedCheckpointError(
+                f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint."
+            ) from error
         manifest.check(where)
         return manifest
 
@@ -202,19 +256,25 @@ class Manifest:
         """
         for path in self.paths():
             if path.startswith("/") or ".." in PurePosixPath(path).parts:
-                raise CheckpointError(f"{where}/{MANIFEST} names file {path!r}, which lies outside of the checkpoint.")
+                raise CheckpointError(
+                    f"{where}/{MANIFEST} names file {path!r}, which lies outside of the checkpoint."
+                )
         by_table = self.files_by_table()
         for table in self.tables:
             files = by_table[table.name]
             if not _tiles(files, table.num_embeddings, table.embedding_dim):
                 raise CheckpointError(
-                    f"{where}: the {len(files)} files of table {table.name!r} do not tile its {table.num_embeddings} rows x "
-                    f"{table.embedding_dim} columns; the manifest was edited or written wrongly. Restore an earlier checkpoint."
+                    f"{where}: the {len(files)} files of table {table.name!r} do not tile its "
+                    f"{table.num_embeddings} rows x "
+                    f"{table.embedding_dim} columns; the manifest was edited or written wrongly. "
+                    "Restore an earlier checkpoint."
                 )
 
 
 def _tiles(files: Sequence[FileEntry], num_rows: int, num_cols: int) -> bool:
-    """Whether the files are the cells of a product grid over the whole table, as every layout is, each once."""
+    """Whether the files are the cells of a product grid over the whole table, as every layout is,
+    each once.
+    """
     rows = sorted({(f.rows.start, f.rows.stop) for f in files})
     cols = sorted({(f.cols.start, f.cols.stop) for f in files})
     for ranges, size in ((rows, num_rows), (cols, num_cols)):

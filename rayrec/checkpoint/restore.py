@@ -1,8 +1,9 @@
 """Restore: saved and wanted layouts are two sets of rectangles; copy every intersection.
 
-World size, sharding kinds and cuts may all differ from those that were saved. A rank reads only the record batches that its shards need
-and copies them straight into the live tensors; a few batches are read and verified ahead by threads. All that can be checked without
-reading rows is checked before the first row is written. There is no collective: each rank restores alone.
+World size, sharding kinds and cuts may all differ from those that were saved. A rank reads only the
+record batches that its shards need and copies them straight into the live tensors; a few batches
+are read and verified ahead by threads. All that can be checked without reading rows is checked
+before the first row is written. There is no collective: each rank restores alone.
 
 What a row-wise optimizer state becomes when column blocks split or merge is `place`'s business.
 """
@@ -95,16 +96,20 @@ def restore_checkpoint(
     """Fill live weights and optimizer state from a checkpoint, whatever plan and world wrote it.
 
     Args:
-        shards: what this rank wants; written in place. With an empty `optimizer` only the weight is restored, so that a checkpoint can be
-            evaluated without optimizer state. float32, float16, bfloat16 and float64 convert into each other.
+        shards: what this rank wants; written in place. With an empty `optimizer` only the weight is
+            restored, so that a checkpoint can be evaluated without optimizer state. float32,
+            float16, bfloat16 and float64 convert into each other.
         verify: check the crc32 of every byte that is read.
-        tables: the model's tables; their sizes are compared with the saved ones. Without it only rectangles outside of a saved table are
-            found out.
-        optimizers: table name -> {"name": ...}; compared with the saved ones where both are known and the shard has state.
+        tables: the model's tables; their sizes are compared with the saved ones. Without it only
+            rectangles outside of a saved table are found out.
+        optimizers: table name -> {"name": ...}; compared with the saved ones where both are known
+            and the shard has state.
     Raises:
-        CheckpointError: no checkpoint at `path`; a table or a state is missing; shapes, types or optimizers do not fit.
-        DamagedCheckpointError: a file is missing or its bytes are damaged. Damaged bytes are found after rows have been written: the
-            live tensors then hold a mixture and must be restored again, from another checkpoint, before they are used.
+        CheckpointError: no checkpoint at `path`; a table or a state is missing; shapes, types or
+            optimizers do not fit.
+        DamagedCheckpointError: a file is missing or its bytes are damaged. Damaged bytes are found
+            after rows have been written: the live tensors then hold a mixture and must be restored
+            again, from another checkpoint, before they are used.
     """
     store = Store(path, filesystem)
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
@@ -117,10 +122,14 @@ def restore_checkpoint(
         for state in read.targets:
             placer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
     placer.finish(shards)
-    return RestoredCheckpoint(manifest=manifest, dense=dense["model"], dense_optimizer=dense["optimizer"])
+    return RestoredCheckpoint(
+        manifest=manifest, dense=dense["model"], dense_optimizer=dense["optimizer"]
+    )
 
 
-def check_tables(manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str) -> None:
+def check_tables(
+    manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str
+) -> None:
     """Check by its manifest alone that a checkpoint is of these tables.
 
     Args:
@@ -128,19 +137,25 @@ def check_tables(manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], opti
         optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
         where: the checkpoint's path, for messages.
     Raises:
-        CheckpointError: names the first table that was not saved, or was saved with another size or optimizer.
+        CheckpointError: names the first table that was not saved, or was saved with another size or
+            optimizer.
     """
     for table in tables:
         saved = manifest.table(table.name)
         if saved is None:
             raise _no_table(manifest, table.name, where)
-        sizes = (saved.num_embeddings, saved.embedding_dim), (table.num_embeddings, table.embedding_dim)
+        sizes = (
+            (saved.num_embeddings, saved.embedding_dim),
+            (table.num_embeddings, table.embedding_dim),
+        )
         if sizes[0] != sizes[1]:
             raise CheckpointError(
                 f"table {table.name!r} is {sizes[0][0]} x {sizes[0][1]} in {where} and {sizes[1][0]} x {sizes[1][1]} in the model. "
                 "Give the model the saved sizes."
             )
-        _check_optimizer(table.name, manifest.optimizers.get(table.name), optimizers.get(table.name), where)
+        _check_optimizer(
+            table.name, manifest.optimizers.get(table.name), optimizers.get(table.name), where
+        )
 
 
 def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None) -> None:
@@ -153,8 +168,12 @@ def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | No
 
 
 def _no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
-    names = ", ".join(t.name for t in manifest.tables[:10]) + (", ..." if len(manifest.tables) > 10 else "")
-    return CheckpointError(f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?")
+    names = ", ".join(t.name for t in manifest.tables[:10]) + (
+        ", ..." if len(manifest.tables) > 10 else ""
+    )
+    return CheckpointError(
+        f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?"
+    )
 
 
 def _check_optimizer(table: str, saved: object, wanted: object, where: str) -> None:
@@ -162,10 +181,14 @@ def _check_optimizer(table: str, saved: object, wanted: object, where: str) -> N
         return
     names = saved.get("name"), wanted.get("name")
     if None not in names and names[0] != names[1]:
-        raise CheckpointError(f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {_STATE_REMEDY}")
+        raise CheckpointError(
+            f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {_STATE_REMEDY}"
+        )
 
 
-def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Json, where: str) -> list[_Read]:
+def _plan_reads(
+    manifest: Manifest, shards: Sequence[ShardState], optimizers: Json, where: str
+) -> list[_Read]:
     """Which record batches to read, file by file, after checking that they can fill what is wanted."""
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
@@ -176,7 +199,10 @@ def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Js
         if saved is None:
             raise _no_table(manifest, table, where)
         for state in states:
-            if state.shard.rows.stop > saved.num_embeddings or state.shard.cols.stop > saved.embedding_dim:
+            if (
+                state.shard.rows.stop > saved.num_embeddings
+                or state.shard.cols.stop > saved.embedding_dim
+            ):
                 raise CheckpointError(
                     f"{where}: table {table!r} was saved as {saved.num_embeddings} x {saved.embedding_dim}, and {describe(state.shard)} "
                     f"is wanted. Give the model the saved sizes."
@@ -184,17 +210,27 @@ def _plan_reads(manifest: Manifest, shards: Sequence[ShardState], optimizers: Js
         for entry in files[table]:
             near = [state for state in states if entry.shard.intersect(state.shard)]
             for state in near:
-                _check_columns(entry, state, manifest.optimizers.get(table), optimizers.get(table), where)
+                _check_columns(
+                    entry, state, manifest.optimizers.get(table), optimizers.get(table), where
+                )
             for batch in range(len(entry.marks) - 1):
                 rows = entry.batch_range(batch)
-                targets = tuple(s for s in near if s.shard.rows.start < rows.stop and rows.start < s.shard.rows.stop)
+                targets = tuple(
+                    s
+                    for s in near
+                    if s.shard.rows.start < rows.stop and rows.start < s.shard.rows.stop
+                )
                 if targets:
                     reads.append(_Read(entry, batch, targets))
     return reads
 
 
-def _check_columns(entry: FileEntry, state: ShardState, saved_spec: object, wanted_spec: object, where: str) -> None:
-    """A saved file must hold every tensor that is wanted, with as many values per row and of a type that converts."""
+def _check_columns(
+    entry: FileEntry, state: ShardState, saved_spec: object, wanted_spec: object, where: str
+) -> None:
+    """A saved file must hold every tensor that is wanted, with as many values per row and of a type
+    that converts.
+    """
     saved = {column.name: column for column in entry.columns}
     if state.optimizer:
         _check_optimizer(entry.table, saved_spec, wanted_spec, where)
@@ -212,16 +248,24 @@ def _check_columns(entry: FileEntry, state: ShardState, saved_spec: object, want
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
-            raise CheckpointError(f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, wanted is {dtype}.")
+            raise CheckpointError(
+                f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, wanted is {dtype}."
+            )
 
 
 def _check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
     """Missing and truncated files, found by one listing before anything is read."""
-    wanted = {path: size for path, size in manifest.paths().items() if path in paths or path == manifest.dense.path}
+    wanted = {
+        path: size
+        for path, size in manifest.paths().items()
+        if path in paths or path == manifest.dense.path
+    }
     found = store.sizes(list(wanted))
     for path, size in wanted.items():
         if path not in found:
-            raise DamagedCheckpointError(f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint.")
+            raise DamagedCheckpointError(
+                f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint."
+            )
         if found[path] != size:
             raise DamagedCheckpointError(
                 f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. Restore an earlier one."
@@ -235,14 +279,22 @@ def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any
             f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. Restore an earlier one."
         )
     try:
-        content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(
+            io.BytesIO(data), map_location="cpu", weights_only=True
+        )
         return content
     except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        raise DamagedCheckpointError(f"{store.path}/{manifest.dense.path} cannot be loaded: {error}") from error
+        raise DamagedCheckpointError(
+            f"{store.path}/{manifest.dense.path} cannot be loaded: {error}"
+        ) from error
 
 
-def _read_ahead(store: Store, reads: Sequence[_Read], verify: bool) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
-    """The batches in the order of `reads`, a few of them in flight. A file closes when the last read of it drops its `Source`."""
+def _read_ahead(
+    store: Store, reads: Sequence[_Read], verify: bool
+) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
+    """The batches in the order of `reads`, a few of them in flight. A file closes when the last
+    read of it drops its `Source`.
+    """
     pending: deque[tuple[_Read, Future[dict[str, Tensor]]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="restore") as pool:
         path, source = "", None
@@ -251,7 +303,14 @@ def _read_ahead(store: Store, reads: Sequence[_Read], verify: bool) -> Iterator[
                 path, source = read.entry.path, store.open(read.entry.path)
                 if verify:
                     check_footer(source, read.entry, store.path)
-            pending.append((read, pool.submit(read_batch, source, read.entry, read.batch, verify=verify, where=store.path)))
+            pending.append(
+                (
+                    read,
+                    pool.submit(
+                        read_batch, source, read.entry, read.batch, verify=verify, where=store.path
+                    ),
+                )
+            )
             if len(pending) == READ_AHEAD:
                 done, future = pending.popleft()
                 yield done, future.result()

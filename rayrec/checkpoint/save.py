@@ -1,8 +1,11 @@
-"""Save: every rank writes its shards, rank 0 the dense part, and the manifest last, once all ranks have said that they are done.
+"""Save: every rank writes its shards, rank 0 the dense part, and the manifest last, once all ranks
+have said that they are done.
 
-A rank that fails says so through the same `gather`, so that nobody waits for it and all raise the same error. What it costs: three small
-gathers, one pass over the shards, and at most a few record batches of extra memory. The tensors are read while this runs, so training
-must stand still; a crash at any byte leaves a directory without a manifest, which is no checkpoint, and earlier ones untouched.
+A rank that fails says so through the same `gather`, so that nobody waits for it and all raise the
+same error. What it costs: three small gathers, one pass over the shards, and at most a few record
+batches of extra memory. The tensors are read while this runs, so training must stand still; a crash
+at any byte leaves a directory without a manifest, which is no checkpoint, and earlier ones
+untouched.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.state import Gather, ShardState, describe
 
-WRITERS = 4  # files that one rank writes at a time; an object store's stream alone does not fill a network card
+# files that one rank writes at a time; an object store's stream alone does not fill a network card
+WRITERS = 4
 T = TypeVar("T")
 
 
@@ -70,8 +74,10 @@ def save_checkpoint(
     """Write a checkpoint; all ranks call it together.
 
     Args:
-        path: a new directory, or the rest of an unfinished save; local path or URI that every rank's host sees.
-        shards: this rank's shards, exactly those that `plan` gives it. Replicated tables are written by their lowest rank alone.
+        path: a new directory, or the rest of an unfinished save; local path or URI that every
+            rank's host sees.
+        shards: this rank's shards, exactly those that `plan` gives it. Replicated tables are
+            written by their lowest rank alone.
         tables: all tables of the model.
         plan: the plan that the ranks obey.
         gather: all ranks' values in rank order on every rank; called three times, whatever fails.
@@ -79,15 +85,18 @@ def save_checkpoint(
         step: global steps done, the same on every rank.
         dense_optimizer: the dense optimizer's state dict; rank 0's is written.
         cursor: where the data goes on; JSON.
-        optimizers: table name -> sparse optimizer; JSON, {"name": ...} at the least if restore shall compare it.
+        optimizers: table name -> sparse optimizer; JSON, {"name": ...} at the least if restore
+            shall compare it.
         extras: anything else, such as seeds; JSON.
         filesystem: used instead of the one that `path` names.
         batch_bytes: bound on one record batch, the least that a restore reads of a file.
     Returns:
         the manifest, on every rank.
     Raises:
-        CheckpointError: on every rank, when what was asked for cannot be saved; names the rank and its error.
-        SaveError: on every rank, when the storage refused on any of them. No checkpoint exists then.
+        CheckpointError: on every rank, when what was asked for cannot be saved; names the rank and
+            its error.
+        SaveError: on every rank, when the storage refused on any of them. No checkpoint exists
+            then.
     """
     store = Store(path, filesystem)
 
@@ -101,7 +110,9 @@ def save_checkpoint(
         mine = [state for state in shards if _writes(plan, state.shard, rank)]
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
             files = tuple(pool.map(lambda state: write_shard(store, state, batch_bytes), mine))
-        return _Written(step, files, _write_dense(store, dense, dense_optimizer) if rank == 0 else None)
+        return _Written(
+            step, files, _write_dense(store, dense, dense_optimizer) if rank == 0 else None
+        )
 
     _agree(f"save to {path}: preparing", prepare, gather)
     written = _agree(f"save to {path}: writing", write, gather)
@@ -119,7 +130,9 @@ def save_checkpoint(
 
 
 def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
-    """Run `action` on every rank and return all results, or raise the same error everywhere; `share=False` returns only this rank's."""
+    """Run `action` on every rank and return all results, or raise the same error everywhere;
+    `share=False` returns only this rank's.
+    """
     cause: Exception | None = None
     value: T | None = None
     try:
@@ -135,23 +148,42 @@ def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = 
         first = min(failed)
         others = f" ({len(failed)} ranks failed: {sorted(failed)})" if len(failed) > 1 else ""
         kind = CheckpointError if outcomes[first].mistake else SaveError
-        raise kind(f"{what} failed on rank {first} of {len(outcomes)}{others}: {failed[first]}") from cause
+        raise kind(
+            f"{what} failed on rank {first} of {len(outcomes)}{others}: {failed[first]}"
+        ) from cause
     return cast("list[T]", [one.value for one in outcomes] if share else [value])
 
 
-def _check_shards(shards: Sequence[ShardState], tables: Sequence[BaseEmbeddingConfig], plan: ShardingPlan, rank: int) -> None:
+def _check_shards(
+    shards: Sequence[ShardState],
+    tables: Sequence[BaseEmbeddingConfig],
+    plan: ShardingPlan,
+    rank: int,
+) -> None:
     wanted, given = set(plan.shards(rank)), {state.shard for state in shards}
     for shard in sorted(wanted ^ given, key=lambda s: (s.table, s.rows.start, s.cols.start)):
-        what = "is in the plan but was not given" if shard in wanted else "was given but is not in the plan"
-        raise CheckpointError(f"{describe(shard)} of table {shard.table!r} {what} for rank {rank}; save with the plan that the ranks obey.")
+        what = (
+            "is in the plan but was not given"
+            if shard in wanted
+            else "was given but is not in the plan"
+        )
+        raise CheckpointError(
+            f"{describe(shard)} of table {shard.table!r} {what} for rank {rank}; save with the "
+            "plan that the ranks obey."
+        )
     if len(shards) != len(given):
-        raise CheckpointError(f"rank {rank} gave {len(shards)} shards of which {len(given)} differ; give each once.")
+        raise CheckpointError(
+            f"rank {rank} gave {len(shards)} shards of which {len(given)} differ; give each once."
+        )
     types = {table.name: table.data_type for table in tables}
     for state in shards:
-        wanted_type = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}[types[state.shard.table].value]
+        wanted_type = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}[
+            types[state.shard.table].value
+        ]
         if state.weight.dtype is not wanted_type:
             raise CheckpointError(
-                f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, its weight on rank {rank} is "
+                f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, "
+                f"its weight on rank {rank} is "
                 f"{state.weight.dtype}."
             )
 
@@ -161,17 +193,23 @@ def _writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
     return not isinstance(layout, Replicated) or rank == min(layout.ranks)
 
 
-def _write_dense(store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None) -> DenseEntry:
+def _write_dense(
+    store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None
+) -> DenseEntry:
     """Write the dense part, after making sure that it can be loaded again without unpickling."""
     # .clone(): a view would take its whole storage along
-    content = {"model": {name: tensor.detach().to("cpu").clone() for name, tensor in dense.items()}, "optimizer": optimizer}
+    content = {
+        "model": {name: tensor.detach().to("cpu").clone() for name, tensor in dense.items()},
+        "optimizer": optimizer,
+    }
     buffer = io.BytesIO()
     torch.save(content, buffer)
     buffer.seek(0)
     foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
     if foreign:
         raise CheckpointError(
-            f"the dense optimizer's state holds {', '.join(foreign)}, which torch.load(weights_only=True) refuses; "
+            f"the dense optimizer's state holds {', '.join(foreign)}, which "
+            "torch.load(weights_only=True) refuses; "
             f"keep tensors, numbers, strings, lists and dicts in it."
         )
     with store.write(DENSE) as sink:
@@ -180,17 +218,27 @@ def _write_dense(store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[s
 
 
 def _manifest(
-    written: Sequence[_Written], tables: Sequence[BaseEmbeddingConfig], plan: ShardingPlan, cursor: Json, optimizers: Json, extras: Json
+    written: Sequence[_Written],
+    tables: Sequence[BaseEmbeddingConfig],
+    plan: ShardingPlan,
+    cursor: Json,
+    optimizers: Json,
+    extras: Json,
 ) -> Manifest:
     steps = [one.step for one in written]
     if len(set(steps)) > 1:
-        raise CheckpointError(f"ranks are at different steps, by rank: {steps}; save after the same step on all of them.")
+        raise CheckpointError(
+            f"ranks are at different steps, by rank: {steps}; save after the same step on all of "
+            "them."
+        )
     dense = written[0].dense
     assert dense is not None, "rank 0 writes the dense part"
     manifest = Manifest(
         step=steps[0],
         world_size=len(written),
-        tables=tuple(TableEntry(t.name, t.num_embeddings, t.embedding_dim, t.data_type.value) for t in tables),
+        tables=tuple(
+            TableEntry(t.name, t.num_embeddings, t.embedding_dim, t.data_type.value) for t in tables
+        ),
         files=tuple(entry for one in written for entry in one.files),
         dense=dense,
         plan=json.loads(plan.to_json()),
@@ -210,6 +258,7 @@ def _check_visible(store: Store, manifest: Manifest) -> None:
         if found.get(path) != size:
             what = "does not see it" if path not in found else f"sees {found[path]} bytes of it"
             raise CheckpointError(
-                f"{path} was written with {size} bytes, but rank 0 {what} under {store.path}. The path must be shared by all hosts: "
+                f"{path} was written with {size} bytes, but rank 0 {what} under {store.path}. The "
+                "path must be shared by all hosts: "
                 f"a network mount, s3:// or gs://."
             )

@@ -1,8 +1,9 @@
 """One shard <-> one Arrow IPC file.
 
-A file has a column "weight" and one per optimizer state: FixedSizeList<float> for (rows, cols), a plain column for (rows,). Arrow has no
-bfloat16, so its bits are written as uint16, and the field says so ("rayrec.dtype" in its metadata). It is written
-in record batches of about 8 MiB, so that a shard is never copied whole and a reader takes only the batches it needs. Reading goes by the
+A file has a column "weight" and one per optimizer state: FixedSizeList<float> for (rows, cols), a
+plain column for (rows,). Arrow has no bfloat16, so its bits are written as uint16, and the field
+says so ("rayrec.dtype" in its metadata). It is written in record batches of about 8 MiB, so that a
+shard is never copied whole and a reader takes only the batches it needs. Reading goes by the
 manifest's marks: one range per batch, verified and decoded in place, zero-copy from a memory map.
 """
 
@@ -37,7 +38,9 @@ _BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def shard_path(shard: Shard) -> str:
-    """Path of a shard's file in the checkpoint; the table's name is escaped, so that no name leaves the directory."""
+    """Path of a shard's file in the checkpoint; the table's name is escaped, so that no name leaves
+    the directory.
+    """
     name = quote(shard.table, safe="")
     if name.startswith("."):  # quote leaves dots, and "." and ".." are not ours to write
         name = "%2E" + name[1:]
@@ -56,9 +59,12 @@ def columns_of(state: ShardState) -> tuple[Column, ...]:
     for name, tensor in state.tensors().items():
         if tensor.dtype not in _ARROW:
             raise CheckpointError(
-                f"{name!r} of table {state.shard.table!r} has dtype {tensor.dtype}; a checkpoint holds {', '.join(_BY_NAME)}."
+                f"{name!r} of table {state.shard.table!r} has dtype {tensor.dtype}; a checkpoint "
+                f"holds {', '.join(_BY_NAME)}."
             )
-        columns.append(Column(name, _NAMES[tensor.dtype], tensor.shape[1] if tensor.dim() == 2 else 0))
+        columns.append(
+            Column(name, _NAMES[tensor.dtype], tensor.shape[1] if tensor.dim() == 2 else 0)
+        )
     return tuple(columns)
 
 
@@ -67,7 +73,11 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     fields = []
     for column in columns:
         value = _ARROW[_BY_NAME[column.dtype]]
-        kind = pa.list_(pa.field("item", value, nullable=False), column.width) if column.width else value
+        kind = (
+            pa.list_(pa.field("item", value, nullable=False), column.width)
+            if column.width
+            else value
+        )
         said = {"rayrec.dtype": column.dtype} if column.dtype == "bfloat16" else None
         fields.append(pa.field(column.name, kind, nullable=False, metadata=said))
     return pa.schema(fields)
@@ -83,12 +93,15 @@ def write_shard(store: Store, state: ShardState, batch_bytes: int = BATCH_BYTES)
     Raises:
         CheckpointError: a tensor's type cannot be stored.
         OSError: the filesystem refuses.
-    Cost: one pass over the shard; at most one batch of it is copied, and only when it lies on a device or is strided.
+    Cost: one pass over the shard; at most one batch of it is copied, and only when it lies on a
+    device or is strided.
     """
     columns, shard = columns_of(state), state.shard
     schema = schema_of(columns)
     num_rows = len(shard.rows)
-    row_bytes = sum(tensor[:1].numel() * tensor.element_size() for tensor in state.tensors().values())
+    row_bytes = sum(
+        tensor[:1].numel() * tensor.element_size() for tensor in state.tensors().values()
+    )
     batch_rows = max(1, batch_bytes // row_bytes)
     marks: list[Mark] = []
     path = shard_path(shard)
@@ -96,14 +109,19 @@ def write_shard(store: Store, state: ShardState, batch_bytes: int = BATCH_BYTES)
         with pa.ipc.new_file(file, schema) as writer:
             for start in range(0, num_rows, batch_rows):
                 chunks = [tensor[start : start + batch_rows] for tensor in state.tensors().values()]
-                arrays = [_to_arrow(chunk, field.type) for chunk, field in zip(chunks, schema, strict=True)]
+                arrays = [
+                    _to_arrow(chunk, field.type)
+                    for chunk, field in zip(chunks, schema, strict=True)
+                ]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
                 marks.append(Mark(sink.num_bytes, sink.crc32))
         marks.append(Mark(sink.num_bytes, sink.crc32))  # now with the footer
     return FileEntry(path, shard.table, shard.rows, shard.cols, columns, batch_rows, tuple(marks))
 
 
-def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, where: str) -> dict[str, Tensor]:
+def read_batch(
+    source: Source, entry: FileEntry, index: int, *, verify: bool, where: str
+) -> dict[str, Tensor]:
     """Record batch `index` of a shard file as read-only CPU tensors, by column name.
 
     Args:
@@ -120,7 +138,8 @@ def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, wh
         raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
     if verify and zlib.crc32(data, before.crc32) != entry.marks[index].crc32:
         raise DamagedCheckpointError(
-            f"{where}/{entry.path} is damaged between bytes {before.end} and {entry.marks[index].end}: the crc32 is not that of the "
+            f"{where}/{entry.path} is damaged between bytes {before.end} and "
+            f"{entry.marks[index].end}: the crc32 is not that of the "
             f"manifest. Restore an earlier checkpoint."
         )
     rows = len(entry.batch_range(index))
@@ -131,16 +150,24 @@ def read_batch(source: Source, entry: FileEntry, index: int, *, verify: bool, wh
             pa.ipc.read_message(reader)
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema_of(entry.columns))
         if batch.num_rows != rows:
-            raise DamagedCheckpointError(f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest says {rows}.")
-        return {column.name: _to_torch(batch.column(i), column, rows) for i, column in enumerate(entry.columns)}
+            raise DamagedCheckpointError(
+                f"{where}/{entry.path} has {batch.num_rows} rows in batch "
+                f"{index}, the manifest says {rows}."
+            )
+        return {
+            column.name: _to_torch(batch.column(i), column, rows)
+            for i, column in enumerate(entry.columns)
+        }
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DamagedCheckpointError(
-            f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier checkpoint."
+            f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier "
+            "checkpoint."
         ) from error
 
 
 def check_footer(source: Source, entry: FileEntry, where: str) -> None:
-    """Verify the bytes after the last record batch: the footer, by which other tools find the batches.
+    """Verify the bytes after the last record batch: the footer, by which other tools find the
+    batches.
 
     Restoring does not need the footer, but a file that only rayrec could read is damaged.
 
@@ -156,7 +183,8 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
         raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
     if zlib.crc32(data, before.crc32) != whole.crc32:
         raise DamagedCheckpointError(
-            f"{where}/{entry.path} is damaged between bytes {before.end} and {whole.end}, in its footer. Restore an earlier checkpoint."
+            f"{where}/{entry.path} is damaged between bytes {before.end} and {whole.end}, in its "
+            "footer. Restore an earlier checkpoint."
         )
 
 

@@ -1,8 +1,10 @@
 """A checkpoint's directory through `pyarrow.fs`: local disks, S3, GCS and HDFS by the same code.
 
-Durability: on a local disk every file and its directory are fsynced before the manifest, the manifest is written under another name,
-fsynced and renamed. On an object store an object becomes visible whole when its upload completes, so the manifest is a single put.
-Local files are memory-mapped; remote ones are read by ranges. Leaves out retries: `pyarrow.fs` does those for the clouds.
+Durability: on a local disk every file and its directory are fsynced before the manifest, the
+manifest is written under another name, fsynced and renamed. On an object store an object becomes
+visible whole when its upload completes, so the manifest is a single put. Local files are
+memory-mapped; remote ones are read by ranges. Leaves out retries: `pyarrow.fs` does those for the
+clouds.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _PARTIAL = f"{MANIFEST}.partial"
 
 
 class ChecksumSink:
-    """A file object that counts and checksums what passes through to an Arrow stream; no byte is copied."""
+    """A file object that counts and checksums what passes through to an Arrow stream; no byte is
+    copied.
+    """
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
@@ -98,7 +102,11 @@ class Store:
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         """Size in bytes of those files that exist."""
         infos = self.filesystem.get_file_info([self._file(path) for path in paths])
-        return {path: info.size for path, info in zip(paths, infos, strict=True) if info.type == fs.FileType.File}
+        return {
+            path: info.size
+            for path, info in zip(paths, infos, strict=True)
+            if info.type == fs.FileType.File
+        }
 
     def prepare(self) -> None:
         """Make the directory ready to be written: new, empty, or rid of an unfinished checkpoint.
@@ -107,11 +115,19 @@ class Store:
             CheckpointError: it holds a complete checkpoint, or files that no checkpoint has.
         """
         if self.has_manifest():
-            raise CheckpointError(f"{self.path} already holds a complete checkpoint; save to a new path, or delete it first.")
+            raise CheckpointError(
+                f"{self.path} already holds a complete checkpoint; save to a new path, or delete it first."
+            )
         entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
-        foreign = sorted(entry.base_name for entry in entries if entry.base_name not in (TABLES, DENSE, _PARTIAL, ""))
+        foreign = sorted(
+            entry.base_name
+            for entry in entries
+            if entry.base_name not in (TABLES, DENSE, _PARTIAL, "")
+        )
         if foreign:
-            raise CheckpointError(f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a new or empty directory.")
+            raise CheckpointError(
+                f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a new or empty directory."
+            )
         for entry in entries:
             if entry.type == fs.FileType.Directory:
                 self.filesystem.delete_dir(entry.path)
@@ -121,7 +137,9 @@ class Store:
 
     @contextmanager
     def write(self, path: str) -> Iterator[ChecksumSink]:
-        """Write one file; it is on disk when the block ends. What an error leaves behind is harmless without a manifest."""
+        """Write one file; it is on disk when the block ends. What an error leaves behind is
+        harmless without a manifest.
+        """
         target = self._file(path)
         self._make_directory(os.path.dirname(target))
         with self.filesystem.open_output_stream(target, compression=None) as stream:
@@ -129,7 +147,9 @@ class Store:
         self._sync(target, os.path.dirname(target))
 
     def publish(self, manifest: bytes) -> None:
-        """Write the manifest so that it appears whole or not at all; before this call the directory is not a checkpoint."""
+        """Write the manifest so that it appears whole or not at all; before this call the directory
+        is not a checkpoint.
+        """
         whole = self._file(MANIFEST)
         name = self._file(_PARTIAL) if self._has_directories else whole
         with self.filesystem.open_output_stream(name, compression=None) as stream:
@@ -163,11 +183,19 @@ class Store:
             CheckpointError: it is missing or cannot be read.
         """
         try:
-            file = pa.memory_map(self._file(path)) if self._local else self.filesystem.open_input_file(self._file(path))
+            file = (
+                pa.memory_map(self._file(path))
+                if self._local
+                else self.filesystem.open_input_file(self._file(path))
+            )
         except FileNotFoundError as error:
-            raise DamagedCheckpointError(f"{self.path} has no file {path}. {self._remedy(path)}") from error
+            raise DamagedCheckpointError(
+                f"{self.path} has no file {path}. {self._remedy(path)}"
+            ) from error
         except OSError as error:
-            raise CheckpointError(f"{self.path}/{path} cannot be read: {error}. {self._remedy(path)}") from error
+            raise CheckpointError(
+                f"{self.path}/{path} cannot be read: {error}. {self._remedy(path)}"
+            ) from error
         return Source(file, file.read_buffer() if self._local else None)
 
     def _file(self, path: str) -> str:

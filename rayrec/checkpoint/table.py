@@ -1,7 +1,8 @@
 """Read one table of a checkpoint as an Arrow table, for notebooks, serving and other tools.
 
-The files are plain Arrow IPC, so pyarrow alone reads them (docs/checkpoints.md shows how); `load_table` puts the rectangles together. It
-holds the whole table in memory: for one that does not fit, walk `read_manifest(path).files_by_table()`, one file at a time.
+The files are plain Arrow IPC, so pyarrow alone reads them (docs/checkpoints.md shows how);
+`load_table` puts the rectangles together. It holds the whole table in memory: for one that does not
+fit, walk `read_manifest(path).files_by_table()`, one file at a time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 
 
-def load_table(path: str, table: str, *, verify: bool = True, filesystem: fs.FileSystem | None = None) -> pa.Table:
-    """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one column per optimizer state.
+def load_table(
+    path: str, table: str, *, verify: bool = True, filesystem: fs.FileSystem | None = None
+) -> pa.Table:
+    """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one
+    column per optimizer state.
 
     bfloat16 becomes float32, since Arrow has none.
 
@@ -38,7 +42,9 @@ def load_table(path: str, table: str, *, verify: bool = True, filesystem: fs.Fil
     store = Store(path, filesystem)
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
     if manifest.table(table) is None:
-        raise CheckpointError(f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}.")
+        raise CheckpointError(
+            f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}."
+        )
     blocks = []
     for _, files in groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start):
         blocks.append(_row_block(store, list(files), verify))
@@ -48,14 +54,20 @@ def load_table(path: str, table: str, *, verify: bool = True, filesystem: fs.Fil
 def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
     """Join the column blocks of one row block."""
     parts = [_read(store, entry, verify) for entry in files]
-    columns: dict[str, pa.Array] = {"row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))}
+    columns: dict[str, pa.Array] = {
+        "row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))
+    }
     for i, column in enumerate(files[0].columns):
         arrays = [_widened(part.column(i).combine_chunks(), column.dtype) for part in parts]
         if len(arrays) == 1:
             columns[column.name] = arrays[0]
         elif column.width:
-            joined = np.concatenate([array.flatten().to_numpy().reshape(len(array), -1) for array in arrays], axis=1)
-            columns[column.name] = pa.FixedSizeListArray.from_arrays(joined.reshape(-1), joined.shape[1])
+            joined = np.concatenate(
+                [array.flatten().to_numpy().reshape(len(array), -1) for array in arrays], axis=1
+            )
+            columns[column.name] = pa.FixedSizeListArray.from_arrays(
+                joined.reshape(-1), joined.shape[1]
+            )
         else:
             widths = [len(entry.cols) for entry in files]
             mean = np.average([array.to_numpy() for array in arrays], axis=0, weights=widths)
@@ -78,20 +90,26 @@ def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:
     size = store.sizes([entry.path]).get(entry.path)
     if size != entry.num_bytes:  # a mapped file that is too short would end this process
         raise DamagedCheckpointError(
-            f"{store.path}/{entry.path} has {size or 0} bytes, not {entry.num_bytes}: it is truncated or "
+            f"{store.path}/{entry.path} has {size or 0} bytes, not {entry.num_bytes}: it is "
+            "truncated or "
             "gone. Restore an earlier checkpoint."
         )
     try:
         data = store.open(entry.path).read(0, entry.num_bytes)
         if verify and zlib.crc32(data) != entry.marks[-1].crc32:
             raise DamagedCheckpointError(
-                f"{store.path}/{entry.path} is damaged: its crc32 is not the manifest's. Restore an earlier checkpoint."
+                f"{store.path}/{entry.path} is damaged: its crc32 is not the manifest's. Restore "
+                "an earlier checkpoint."
             )
         return pa.ipc.open_file(data).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise DamagedCheckpointError(f"{store.path}/{entry.path} cannot be read: {error}. Restore an earlier checkpoint.") from error
+        raise DamagedCheckpointError(
+            f"{store.path}/{entry.path} cannot be read: {error}. Restore an earlier checkpoint."
+        ) from error
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Files say that no item is null; tables made here do not, so that blocks of both origins have one type."""
+    """Files say that no item is null; tables made here do not, so that blocks of both origins have
+    one type.
+    """
     return pa.list_(kind.value_type, kind.list_size) if pa.types.is_fixed_size_list(kind) else kind

@@ -1,1 +1,3 @@
-"""The `rayrec` command: work around a model that needs no cluster. Subcommands import what they need when they run."""
+"""The `rayrec` command: work around a model that needs no cluster. Subcommands import what they
+need when they run.
+"""

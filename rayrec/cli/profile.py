@@ -1,9 +1,10 @@
 """Pooling factors and skew from a sample of the data, so that nobody has to guess them.
 
-The pooling factor is the mean number of ids per row of each feature's column: 1 for a plain column, less where it has nulls. The skew is
-the exponent of the Zipf law under which a step's ids would be of as many different rows as they are. Real ids follow no such law from the
-first to the last, so it is fitted to as many rows as a step has, spread over the sample. Costs one read of the feature columns of the
-sample. Ids that are hashed later are counted before that.
+The pooling factor is the mean number of ids per row of each feature's column: 1 for a plain column,
+less where it has nulls. The skew is the exponent of the Zipf law under which a step's ids would be
+of as many different rows as they are. Real ids follow no such law from the first to the last, so it
+is fitted to as many rows as a step has, spread over the sample. Costs one read of the feature
+columns of the sample. Ids that are hashed later are counted before that.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Measured(NamedTuple):
     skew: float
 
 
-def measure(schema: SchemaTables, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS) -> dict[str, Measured]:
+def measure(
+    schema: SchemaTables, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
+) -> dict[str, Measured]:
     """Ids per bag and skew of each table.
 
     Args:
@@ -41,8 +44,8 @@ def measure(schema: SchemaTables, path: str | Path, step_rows: int, rows: int = 
         step_rows: of a step, all ranks together.
         rows: that are read at most.
     Returns:
-        Of a table with several features: the mean of their pooling factors, and the skew of all their ids together, as they meet in
-        its rows in a step.
+        Of a table with several features: the mean of their pooling factors, and the skew of all
+        their ids together, as they meet in its rows in a step.
     Raises:
         ConfigError: nothing can be read there, or a feature's column is missing.
     """
@@ -54,23 +57,43 @@ def measure(schema: SchemaTables, path: str | Path, step_rows: int, rows: int = 
     if sample.num_rows == 0:
         raise ConfigError(f"cannot profile {path}: it has no rows.")
     every = max(1, sample.num_rows // step_rows)
-    steps = [sample.take(pa.array(range(first, sample.num_rows, every))) for first in range(min(every, STEPS))]
+    steps = [
+        sample.take(pa.array(range(first, sample.num_rows, every)))
+        for first in range(min(every, STEPS))
+    ]
     found = {}
     for table in schema.tables:
         columns = [schema.columns[feature] for feature in table.feature_names]
         ids = [sum(len(_ids(step.column(column))) for column in columns) for step in steps]
-        seen = [len(set().union(*(pc.unique(_ids(step.column(column))).to_pylist() for column in columns))) for step in steps]
+        seen = [
+            len(
+                set().union(
+                    *(pc.unique(_ids(step.column(column))).to_pylist() for column in columns)
+                )
+            )
+            for step in steps
+        ]
         mean = fmean(len(_ids(sample.column(column))) / sample.num_rows for column in columns)
-        found[table.name] = Measured(max(mean, LEAST), fit_skew(table.num_embeddings, fmean(ids), fmean(seen)))
+        found[table.name] = Measured(
+            max(mean, LEAST), fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
+        )
     return found
 
 
 def _format(path: Path) -> str:
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+    )
     return "ipc" if files and files[0].suffix in ARROW_SUFFIXES else "parquet"
 
 
 def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """All ids of a column; a null is none, and a null list an empty bag."""
-    lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    lists = (
+        pa.types.is_list(column.type)
+        or pa.types.is_large_list(column.type)
+        or pa.types.is_fixed_size_list(column.type)
+    )
     return pc.drop_null(pc.list_flatten(column) if lists else column)

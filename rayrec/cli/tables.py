@@ -1,6 +1,8 @@
-"""The tables of a schema file, read without torch or pyarrow, so that a plan can be made on any machine.
+"""The tables of a schema file, read without torch or pyarrow, so that a plan can be made on any
+machine.
 
-`rayrec.data.FeatureSchema` is the full reader; a test holds this one against it. Here only what the planner needs is checked.
+`rayrec.data.FeatureSchema` is the full reader; a test holds this one against it. Here only what the
+planner needs is checked.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def load_tables(path: str | Path) -> SchemaTables:
     """Read the tables of a schema.
 
     Raises:
-        ConfigError: the file cannot be read, is no schema, or a table makes no sense; names the file and the table.
+        ConfigError: the file cannot be read, is no schema, or a table makes no sense; names the
+            file and the table.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -50,20 +53,31 @@ def load_tables(path: str | Path) -> SchemaTables:
     except PlanError as error:
         raise ConfigError(str(error)) from None
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from None
+        raise ConfigError(
+            f"{path}: {error}" if str(path) not in str(error) else str(error)
+        ) from None
     if not columns:
         raise ConfigError(f"{path} has no sparse features; name at least one in 'features'.")
     for table in tables:
         if not table.feature_names:
-            raise ConfigError(f"{path}: table {table.name!r} has no features; name at least one feature that looks it up.")
+            raise ConfigError(
+                f"{path}: table {table.name!r} has no features; name at least one "
+                "feature that looks it up."
+            )
         for feature in table.feature_names:
             if feature not in columns:
                 known = ", ".join(sorted(columns)) or "none"
-                raise ConfigError(f"{path}: table {table.name!r} names the unknown feature {feature!r}; the features are {known}.")
+                raise ConfigError(
+                    f"{path}: table {table.name!r} names the unknown feature "
+                    f"{feature!r}; the features are {known}."
+                )
     used = {feature for table in tables for feature in table.feature_names}
     for feature in columns:
         if feature not in used:
-            raise ConfigError(f"{path}: feature {feature!r} is in no table; add it to a table's 'features' or remove it.")
+            raise ConfigError(
+                f"{path}: feature {feature!r} is in no table; add it to a table's "
+                "'features' or remove it."
+            )
     return SchemaTables(tables, weighted, columns)
 
 
@@ -104,5 +118,8 @@ def _table(entry: Fields) -> EmbeddingBagConfig:
 def _word(entry: Fields, name: str, default: str, known: list[str]) -> str:
     value = (entry.text(name) if entry.has(name) else default).upper()
     if value not in known:
-        raise ConfigError(f"{entry.where}: {name} is {value.lower()!r}; use one of {', '.join(word.lower() for word in known)}.")
+        raise ConfigError(
+            f"{entry.where}: {name} is {value.lower()!r}; use one of "
+            f"{', '.join(word.lower() for word in known)}."
+        )
     return value

@@ -1,7 +1,7 @@
 """Which exchange a group of ranks uses: chosen from where the ranks are, or as the caller says.
 
-CPU ranks of one host share memory; where a job spans hosts, those of each host do, and a process group joins the hosts; GPU ranks, and
-ranks that cannot share memory, use the process group alone.
+CPU ranks of one host share memory; where a job spans hosts, those of each host do, and a process
+group joins the hosts; GPU ranks, and ranks that cannot share memory, use the process group alone.
 """
 
 from __future__ import annotations
@@ -29,30 +29,44 @@ class Transport(Enum):
 
 
 def exchange_for(
-    group: dist.ProcessGroup | None, device: torch.device, transport: Transport = Transport.AUTO, own: bool = False
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    transport: Transport = Transport.AUTO,
+    own: bool = False,
 ) -> Exchange:
-    """An exchange over the ranks of `group`; every rank of it calls, in the same order as other collectives.
+    """An exchange over the ranks of `group`; every rank of it calls, in the same order as other
+    collectives.
 
     Args:
-        group: the default group when None, which itself is never used for the exchange, but one with connections of its own.
+        group: the default group when None, which itself is never used for the exchange, but one
+            with connections of its own.
         device: where the tensors will lie.
-        transport: AUTO chooses as the module says; PROCESS_GROUP never shares memory; SHARED_MEMORY raises where AUTO would not share
-            memory among any ranks.
+        transport: AUTO chooses as the module says; PROCESS_GROUP never shares memory; SHARED_MEMORY
+            raises where AUTO would not share memory among any ranks.
         own: also make new connections for any other group.
     Raises:
         CommError: no process group exists, or SHARED_MEMORY is not possible.
     """
     if not dist.is_initialized():
-        raise CommError("no process group: call torch.distributed.init_process_group first, or train through rayrec.Driver.")
+        raise CommError(
+            "no process group: call torch.distributed.init_process_group first, or "
+            "train through rayrec.Driver."
+        )
     whole = _process_group_exchange(group, own)
     if transport is Transport.PROCESS_GROUP or device.type != "cpu" or whole.world_size == 1:
         if transport is Transport.SHARED_MEMORY and whole.world_size > 1:
-            raise CommError(f"transport 'shared_memory' is for CPU ranks, these are on {device.type}; use 'auto'.")
+            raise CommError(
+                "transport 'shared_memory' is for CPU ranks, these are on "
+                f"{device.type}; use 'auto'."
+            )
         return whole
     name = int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
     found = share_hosts(whole, name, timeout_s())
     if found is whole and transport is Transport.SHARED_MEMORY:
-        raise CommError("transport 'shared_memory': no two ranks share a host and can share memory there; use 'auto'.")
+        raise CommError(
+            "transport 'shared_memory': no two ranks share a host and can share memory "
+            "there; use 'auto'."
+        )
     return found
 
 
@@ -60,12 +74,16 @@ def _process_group_exchange(group: dist.ProcessGroup | None, own: bool) -> Proce
     if group is None or group is dist.group.WORLD:
         return ProcessGroupExchange(new_group())
     if own:
-        return ProcessGroupExchange(new_group(dist.get_process_group_ranks(group), members_only=True))
+        return ProcessGroupExchange(
+            new_group(dist.get_process_group_ranks(group), members_only=True)
+        )
     return ProcessGroupExchange(group)
 
 
 def host_identity() -> str:
-    """What two processes have in common exactly when they can share memory: the boot of the kernel, the process namespace, the user."""
+    """What two processes have in common exactly when they can share memory: the boot of the kernel,
+    the process namespace, the user.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/pid")
     kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename

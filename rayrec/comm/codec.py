@@ -1,8 +1,9 @@
 """Wire codecs: what pooled rows and their gradients look like between ranks.
 
-float16 and bfloat16 halve the bytes; int8 sends blocks of 128 values as bytes with a float32 scale and offset each (3.76x fewer bytes),
-by FBGEMM's row-wise quantization. Forward and backward are set apart, in TorchRec's terms (`QCommsConfig`). Sums and updates stay in
-float32 on either side. Rows of sequences take the same codec; ids, lengths and dense gradients are never coded.
+float16 and bfloat16 halve the bytes; int8 sends blocks of 128 values as bytes with a float32 scale
+and offset each (3.76x fewer bytes), by FBGEMM's row-wise quantization. Forward and backward are set
+apart, in TorchRec's terms (`QCommsConfig`). Sums and updates stay in float32 on either side. Rows
+of sequences take the same codec; ids, lengths and dense gradients are never coded.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Int8Codec:
         """See `Codec`."""
         if not values.numel():
             return values.new_empty(0, dtype=torch.uint8)
-        padded = [functional.pad(part, (0, -part.numel() % _BLOCK)) for part in values.split(list(sizes))]
+        padded = [
+            functional.pad(part, (0, -part.numel() % _BLOCK)) for part in values.split(list(sizes))
+        ]
         blocks = torch.cat(padded).view(-1, _BLOCK)
         return torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(blocks).reshape(-1)
 
@@ -93,9 +96,13 @@ class Int8Codec:
         """See `Codec`."""
         if not wire.numel():
             return wire.new_empty(0, dtype=torch.float32)
-        values = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(wire.view(-1, _BLOCK + _EXTRA)).reshape(-1)
+        values = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(
+            wire.view(-1, _BLOCK + _EXTRA)
+        ).reshape(-1)
         whole = [-(-size // _BLOCK) * _BLOCK for size in sizes]
-        return torch.cat([part[:size] for part, size in zip(values.split(whole), sizes, strict=True)])
+        return torch.cat(
+            [part[:size] for part, size in zip(values.split(whole), sizes, strict=True)]
+        )
 
 
 _CODECS: dict[CommType, Codec | None] = {
@@ -125,17 +132,28 @@ Sections = Sequence[Sequence[int]]
 
 
 def coded_all_to_all(
-    exchange: Exchange, codec: Codec | None, send: Tensor, send_sections: Sections, recv_sections: Sections
+    exchange: Exchange,
+    codec: Codec | None,
+    send: Tensor,
+    send_sections: Sections,
+    recv_sections: Sections,
 ) -> list[Tensor]:
-    """`Exchange.views` of float32 values, coded on the wire, waited for. A world of one rank codes nothing.
+    """`Exchange.views` of float32 values, coded on the wire, waited for. A world of one rank codes
+    nothing.
 
     Args:
-        send_sections, recv_sections: per rank, the sizes of the sections of its message; each is coded by itself.
+        send_sections, recv_sections: per rank, the sizes of the sections of its message; each is
+            coded by itself.
     """
     if codec is None or exchange.world_size == 1:
-        return exchange.views(send, [sum(s) for s in send_sections], [sum(s) for s in recv_sections]).wait()
+        return exchange.views(
+            send, [sum(s) for s in send_sections], [sum(s) for s in recv_sections]
+        ).wait()
     wire = codec.encode(send, [n for sections in send_sections for n in sections])
-    out, into = ([sum(codec.size(n) for n in sections) for sections in each] for each in (send_sections, recv_sections))
+    out, into = (
+        [sum(codec.size(n) for n in sections) for sections in each]
+        for each in (send_sections, recv_sections)
+    )
     received = exchange.all_to_all(wire, out, into).wait()
     values = codec.decode(received, [n for sections in recv_sections for n in sections])
     return list(values.split([sum(sections) for sections in recv_sections]))

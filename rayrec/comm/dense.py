@@ -1,11 +1,14 @@
-"""Dense gradients averaged through shared memory, as a communication hook of DistributedDataParallel.
+"""Dense gradients averaged through shared memory, as a communication hook of
+DistributedDataParallel.
 
-gloo's all_reduce moves about 1 GB/s between ranks of one host; here a bucket is published once when it is ready, and summed at the end of
-the backward pass, so that ranks do not wait for each other in the middle of it. Two ranks read each other's buckets; more first sum a part
-each and then read the sums. Sums are taken in rank order, so that all ranks hold the same bits.
+gloo's all_reduce moves about 1 GB/s between ranks of one host; here a bucket is published once when
+it is ready, and summed at the end of the backward pass, so that ranks do not wait for each other in
+the middle of it. Two ranks read each other's buckets; more first sum a part each and then read the
+sums. Sums are taken in rank order, so that all ranks hold the same bits.
 """
 
-from collections.abc import Callable  # no postponed annotations: DistributedDataParallel looks at those of the hook
+# no postponed annotations: DistributedDataParallel looks at those of the hook
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -20,7 +23,8 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
     """The hook: a future of the bucket's buffer, averaged over ranks.
 
     Args:
-        find_exchange: gives the exchange over shared memory, which nobody else uses, as it or with its waits counted.
+        find_exchange: gives the exchange over shared memory, which nobody else uses, as it or with
+            its waits counted.
         bucket: gradients that are ready.
     Raises:
         CommError: a peer is gone.
@@ -34,12 +38,15 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
         buffer.mul_(1.0 / exchange.world_size)
         future.set_result(buffer)
 
-    torch.autograd.Variable._execution_engine.queue_callback(end_of_backward)  # runs before DDP's own, which is queued later
+    # runs before DDP's own, which is queued later
+    torch.autograd.Variable._execution_engine.queue_callback(end_of_backward)
     return future
 
 
 def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-    """As `average_gradients`, with the wait inside; for a hook that is called where no callback follows."""
+    """As `average_gradients`, with the wait inside; for a hook that is called where no callback
+    follows.
+    """
     exchange, buffer = find_exchange(), bucket.buffer()
     start_sum(exchange, buffer)()
     future: Future[Tensor] = Future()
@@ -48,7 +55,9 @@ def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -
 
 
 class AverageStatic:
-    """`average_gradients` under static_graph: DDP calls the hooks of the first backward pass when its callbacks have begun."""
+    """`average_gradients` under static_graph: DDP calls the hooks of the first backward pass when
+    its callbacks have begun.
+    """
 
     def __init__(self) -> None:
         self._first = True
@@ -65,8 +74,14 @@ class AverageStatic:
 
 
 def start_sum(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
-    """Publish `buffer`, (N,) and equally long on all ranks; the call returned puts the sum over ranks in its place."""
-    return _start_whole(exchange, buffer) if exchange.world_size == 2 else _start_parts(exchange, buffer)
+    """Publish `buffer`, (N,) and equally long on all ranks; the call returned puts the sum over
+    ranks in its place.
+    """
+    return (
+        _start_whole(exchange, buffer)
+        if exchange.world_size == 2
+        else _start_parts(exchange, buffer)
+    )
 
 
 def _start_whole(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:

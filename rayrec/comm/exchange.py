@@ -1,8 +1,10 @@
 """The seam between the sharded runtime and the wire.
 
-`route` and `combine` speak to an `Exchange` and to nothing else, so that a simulated world, gloo, NCCL and shared memory run the same
-code. An exchange moves flat tensors of one dtype; it knows neither features nor tables. `Pending` is a launched collective: the only
-future type of the library. `FlatExchange` gives what follows from `all_to_all` alone; shared memory overrides it to save copies and waits.
+`route` and `combine` speak to an `Exchange` and to nothing else, so that a simulated world, gloo,
+NCCL and shared memory run the same code. An exchange moves flat tensors of one dtype; it knows
+neither features nor tables. `Pending` is a launched collective: the only future type of the
+library. `FlatExchange` gives what follows from `all_to_all` alone; shared memory overrides it to
+save copies and waits.
 """
 
 from __future__ import annotations
@@ -60,25 +62,40 @@ class Exchange(Protocol):
     world_size: int
     keeps_own: bool
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
-        """Send `send_splits[r]` elements to every rank r, in rank order, and receive `recv_splits[r]` from each.
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
+        """Send `send_splits[r]` elements to every rank r, in rank order, and receive
+        `recv_splits[r]` from each.
 
         Args:
-            send: (sum of send_splits,), contiguous; it must stay unchanged until the result has been waited for.
-            send_splits, recv_splits: elements per rank; what a rank sends to another is what that one receives.
+            send: (sum of send_splits,), contiguous; it must stay unchanged until the result has
+                been waited for.
+            send_splits, recv_splits: elements per rank; what a rank sends to another is what that
+                one receives.
         Returns:
-            Pending of (sum of recv_splits,), same dtype and device, in source order. With one rank it may be `send` itself.
+            Pending of (sum of recv_splits,), same dtype and device, in source order. With one rank
+            it may be `send` itself.
         Raises:
             CommError: from `wait()`.
         """
         ...
 
-    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
-        """As `all_to_all`, but a tensor per source. They are only valid until the next collective on this exchange is started."""
+    def views(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[list[Tensor]]:
+        """As `all_to_all`, but a tensor per source. They are only valid until the next collective
+        on this exchange is started.
+        """
         ...
 
     def headed(
-        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+        self,
+        headers: Sequence[Sequence[int]],
+        send: Tensor,
+        send_splits: Sequence[int],
+        head: int,
+        splits_of: SplitsOf,
     ) -> Pending[Headed]:
         """As `views` where a receiver learns the sizes from headers that are sent along.
 
@@ -92,32 +109,39 @@ class Exchange(Protocol):
         ...
 
     def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        """Send all of `send` to every rank; `sizes[r]` elements come from rank r, with the lifetime of `views`."""
+        """Send all of `send` to every rank; `sizes[r]` elements come from rank r, with the lifetime
+        of `views`.
+        """
         ...
 
     def buffer(self, size: int, like: Tensor) -> Tensor:
-        """(size,) uninitialized, of like's dtype and device, to be filled and sent by the next collective; views end here.
+        """(size,) uninitialized, of like's dtype and device, to be filled and sent by the next
+        collective; views end here.
 
         In shared memory it lies where the others read, which saves a copy.
         """
         ...
 
     def share(self, size: int) -> Tensor | None:
-        """(size,) bytes, zeros, that every rank reads and writes in place; None where ranks have no memory in common.
+        """(size,) bytes, zeros, that every rank reads and writes in place; None where ranks have no
+        memory in common.
 
-        All ranks call it together with one size. Who reads what another wrote must have met it since; see `meet`.
+        All ranks call it together with one size. Who reads what another wrote must have met it
+        since; see `meet`.
         """
         ...
 
     def meet(self) -> None:
-        """Wait until every rank has come here: what it wrote before into shared memory can be read, what it read can be overwritten.
+        """Wait until every rank has come here: what it wrote before into shared memory can be read,
+        what it read can be overwritten.
 
         Any collective whose result has been waited for does the same.
         """
         ...
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
-        """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call it together.
+        """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call
+        it together.
 
         Ranks of the result are positions in the group.
         """
@@ -132,16 +156,25 @@ class FlatExchange(ABC):
     keeps_own = False
 
     @abstractmethod
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
 
-    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+    def views(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[list[Tensor]]:
         """See `Exchange.views`."""
         pending = self.all_to_all(send, send_splits, recv_splits)
         return Pending(lambda: list(pending.wait().split(list(recv_splits))))
 
     def headed(
-        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+        self,
+        headers: Sequence[Sequence[int]],
+        send: Tensor,
+        send_splits: Sequence[int],
+        head: int,
+        splits_of: SplitsOf,
     ) -> Pending[Headed]:
         """See `Exchange.headed`; two collectives, of which this waits for the first: the host reads
         the headers.
@@ -149,7 +182,11 @@ class FlatExchange(ABC):
         flat = torch.tensor([value for header in headers for value in header], dtype=torch.int64)
         # a blocking copy would wait for all that a GPU has been given
         flat = flat.to(send.device, non_blocking=True)
-        values = self.all_to_all(flat, [len(header) for header in headers], [head] * self.world_size).wait().tolist()
+        values = (
+            self.all_to_all(flat, [len(header) for header in headers], [head] * self.world_size)
+            .wait()
+            .tolist()
+        )
         received = [values[i * head : (i + 1) * head] for i in range(self.world_size)]
         pending = self.views(send, send_splits, splits_of(received))
         return Pending(lambda: (received, pending.wait()))
@@ -178,7 +215,9 @@ class LocalExchange(FlatExchange):
     rank = 0
     world_size = 1
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         assert list(send_splits) == list(recv_splits) == [send.numel()]
         return Pending.ready(send)

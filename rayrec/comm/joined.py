@@ -1,7 +1,7 @@
 """Shared memory inside hosts and a process group between them, joined to one exchange.
 
-Messages to ranks of the own host stay in memory; the others travel together in one collective of the process group, which is under way
-while the own host's are read.
+Messages to ranks of the own host stay in memory; the others travel together in one collective of
+the process group, which is under way while the own host's are read.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from rayrec.comm.shared_memory import SharedMemoryExchange
 class JoinedExchange(FlatExchange):
     """The ranks of a process group, of which some share a host. Make it with `open`."""
 
-    def __init__(self, whole: ProcessGroupExchange, names: Sequence[int], local: SharedMemoryExchange) -> None:
+    def __init__(
+        self, whole: ProcessGroupExchange, names: Sequence[int], local: SharedMemoryExchange
+    ) -> None:
         self.rank, self.world_size = whole.rank, whole.world_size
         self._whole, self._local, self._name = whole, local, names[whole.rank]
         self._near = [r for r, name in enumerate(names) if name == self._name]
         self._far = [r for r in range(whole.world_size) if r not in self._near]
 
     @staticmethod
-    def open(whole: ProcessGroupExchange, names: Sequence[int], timeout_s: float) -> JoinedExchange | None:
-        """Join; None on all ranks where one cannot share memory with the others of its host. All ranks call it.
+    def open(
+        whole: ProcessGroupExchange, names: Sequence[int], timeout_s: float
+    ) -> JoinedExchange | None:
+        """Join; None on all ranks where one cannot share memory with the others of its host. All
+        ranks call it.
 
         Args:
             names: per rank what its host is called.
@@ -36,20 +41,34 @@ class JoinedExchange(FlatExchange):
         """
         members = Members(whole, [r for r, name in enumerate(names) if name == names[whole.rank]])
         local = SharedMemoryExchange.open(members, timeout_s)
-        fine = [int(part) for part in whole.all_gather(torch.tensor([int(local is not None)]), [1] * whole.world_size).wait()]
+        fine = [
+            int(part)
+            for part in whole.all_gather(
+                torch.tensor([int(local is not None)]), [1] * whole.world_size
+            ).wait()
+        ]
         return JoinedExchange(whole, names, local) if local is not None and all(fine) else None
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         pending = self.views(send, send_splits, recv_splits)
         return Pending(lambda: torch.cat(pending.wait()))
 
-    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+    def views(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[list[Tensor]]:
         """See `Exchange.views`."""
         parts = send.split(list(send_splits))
-        out, into = ([0 if r in self._near else n for r, n in enumerate(splits)] for splits in (send_splits, recv_splits))
+        out, into = (
+            [0 if r in self._near else n for r, n in enumerate(splits)]
+            for splits in (send_splits, recv_splits)
+        )
         outside = self._whole.all_to_all(torch.cat([parts[r] for r in self._far]), out, into)
-        near_out, near_in = ([splits[r] for r in self._near] for splits in (send_splits, recv_splits))
+        near_out, near_in = (
+            [splits[r] for r in self._near] for splits in (send_splits, recv_splits)
+        )
         inside = self._local.views(torch.cat([parts[r] for r in self._near]), near_out, near_in)
 
         def finish() -> list[Tensor]:
@@ -65,13 +84,16 @@ class JoinedExchange(FlatExchange):
 
 
 def share_hosts(whole: ProcessGroupExchange, name: int, timeout_s: float) -> Exchange:
-    """`whole`, with memory shared between its ranks of equal `name`; `whole` itself where that is impossible. All ranks call it.
+    """`whole`, with memory shared between its ranks of equal `name`; `whole` itself where that is
+    impossible. All ranks call it.
 
     Args:
         name: a number of this rank's host.
         timeout_s: bound on every wait.
     """
-    names = [int(part) for part in whole.all_gather(torch.tensor([name]), [1] * whole.world_size).wait()]
+    names = [
+        int(part) for part in whole.all_gather(torch.tensor([name]), [1] * whole.world_size).wait()
+    ]
     if len(set(names)) == whole.world_size:
         return whole
     if len(set(names)) == 1:

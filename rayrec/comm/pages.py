@@ -1,7 +1,9 @@
-"""Memory for tables on CPU, on huge pages where the kernel allows them: looking up random rows is bound by the translation of addresses.
+"""Memory for tables on CPU, on huge pages where the kernel allows them: looking up random rows is
+bound by the translation of addresses.
 
-Private memory gets them by madvise. Shared memory has none as long as the system's setting for it is "never", which is the default; but
-MADV_COLLAPSE (Linux 6.1) makes them all the same, where the address of the memory and its place in the file agree.
+Private memory gets them by madvise. Shared memory has none as long as the system's setting for it
+is "never", which is the default; but MADV_COLLAPSE (Linux 6.1) makes them all the same, where the
+address of the memory and its place in the file agree.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ _SHARED_FIXED, _PRIVATE_ANONYMOUS = 0x11, 0x22  # Linux, all architectures with 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
     _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    _libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
     _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -39,7 +48,8 @@ def private_memory(size: int) -> Tensor:
 
 
 def map_file(fd: int, size: int) -> Tensor:
-    """(size,) uint8: a file mapped so that it can have huge pages; unmapped with the tensor. Linux only.
+    """(size,) uint8: a file mapped so that it can have huge pages; unmapped with the tensor. Linux
+    only.
 
     Raises:
         OSError: the kernel refuses.
@@ -68,12 +78,15 @@ class _Mapping:
 
 
 def make_huge(memory: Tensor) -> None:
-    """Put the 2 MiB pages that begin inside of shared `memory` on huge pages, or leave them where the kernel cannot."""
+    """Put the 2 MiB pages that begin inside of shared `memory` on huge pages, or leave them where
+    the kernel cannot.
+    """
     if _libc is None:
         return
     first = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
     last = -(-(memory.data_ptr() + memory.numel() * memory.element_size()) // HUGE_PAGE) * HUGE_PAGE
     for page in range(first, last, HUGE_PAGE):
-        _ = ctypes.c_char.from_address(page).value  # a page of the file comes into being, else there is nothing to collapse
+        # a page of the file comes into being, else there is nothing to collapse
+        _ = ctypes.c_char.from_address(page).value
         if _libc.madvise(page, HUGE_PAGE, _COLLAPSE) and ctypes.get_errno() not in _BUSY:
             return

@@ -1,9 +1,10 @@
 """Process groups as exchanges: gloo between CPU ranks, NCCL between GPU ranks.
 
-The rendezvous is a TCPStore that rank 0 makes on a free port and whose address travels through the driver, so nothing depends on the
-environment and a later generation of the same ranks can meet again under a new prefix. After a peer dies, gloo's all_reduce lets ranks
-that are not its neighbours wait for the whole timeout; `shutdown_sockets` closes this process's own connections from a second thread,
-which makes every pending collective raise at once.
+The rendezvous is a TCPStore that rank 0 makes on a free port and whose address travels through the
+driver, so nothing depends on the environment and a later generation of the same ranks can meet
+again under a new prefix. After a peer dies, gloo's all_reduce lets ranks that are not its
+neighbours wait for the whole timeout; `shutdown_sockets` closes this process's own connections from
+a second thread, which makes every pending collective raise at once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from rayrec.errors import CommError
 DEFAULT_TIMEOUT_S = 300.0  # torch's own default is 30 minutes
 
 _timeout_s = DEFAULT_TIMEOUT_S  # of the current default group; later groups take it over
-_sockets: dict[int, int] = {}  # fd -> inode of the sockets that process groups of this process opened
+# fd -> inode of the sockets that process groups of this process opened
+_sockets: dict[int, int] = {}
 
 
 def create_store(host: str, timeout_s: float = 60.0) -> dist.TCPStore:
     """The rendezvous of a world, made by rank 0 on a free port of `host`; `store.port` says which."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return dist.TCPStore(
+        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
 
 
 def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStore:
@@ -41,15 +45,28 @@ def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStor
         CommError: nothing answers at `host:port` within `timeout_s` seconds.
     """
     try:
-        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
     except (dist.DistError, RuntimeError) as error:
         raise CommError(
-            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall is between. ({error})"
+            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall "
+            f"is between. ({error})"
         ) from error
 
 
 def init_process_group(
-    store: dist.Store, rank: int, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S, generation: int = 0
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    *,
+    backend: str = "gloo",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    generation: int = 0,
 ) -> dist.ProcessGroup:
     """Join the default process group of this process.
 
@@ -66,25 +83,38 @@ def init_process_group(
     before = _socket_fds()
     prefixed = dist.PrefixStore(f"rayrec/{generation}", store)
     try:
-        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(
+            backend,
+            store=prefixed,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
         group = dist.group.WORLD
         assert group is not None
         dist.barrier(group)  # opens the connections, so that they are known below
     except (dist.DistError, RuntimeError) as error:
-        raise CommError(f"rank {rank} of {world_size} could not join the {backend} process group: {_first_line(error)}") from error
+        raise CommError(
+            f"rank {rank} of {world_size} could not join the {backend} process group: "
+            f"{_first_line(error)}"
+        ) from error
     _remember_sockets(before)
     return group
 
 
 def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) -> dist.ProcessGroup:
-    """Another group with connections of its own, so that its collectives need no common order with the default group's.
+    """Another group with connections of its own, so that its collectives need no common order with
+    the default group's.
 
     Args:
-        ranks: of the default group; all when None. Every rank of the default group must call it, members or not.
+        ranks: of the default group; all when None. Every rank of the default group must call it,
+            members or not.
         members_only: only the members call it.
     """
     before = _socket_fds()
-    group = dist.new_group(ranks, timeout=timedelta(seconds=_timeout_s), use_local_synchronization=members_only)
+    group = dist.new_group(
+        ranks, timeout=timedelta(seconds=_timeout_s), use_local_synchronization=members_only
+    )
     if ranks is None or dist.get_rank() in ranks:
         dist.barrier(group)
     _remember_sockets(before)
@@ -94,9 +124,10 @@ def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) ->
 def destroy_process_group() -> None:
     """Leave all groups of this process, and what its ranks share; a no-op when there is none.
 
-    A model in a reference cycle goes first, while torch still holds its groups. The last reference to a gloo group waits for the group's
-    threads, which may need the GIL to let go of the tensors of the last collective: torch's own reference waits without the GIL, DDP's
-    reducer with it, and the process would stand still.
+    A model in a reference cycle goes first, while torch still holds its groups. The last reference
+    to a gloo group waits for the group's threads, which may need the GIL to let go of the tensors
+    of the last collective: torch's own reference waits without the GIL, DDP's reducer with it, and
+    the process would stand still.
     """
     close_all()
     _sockets.clear()
@@ -107,9 +138,11 @@ def destroy_process_group() -> None:
 
 
 def shutdown_sockets() -> int:
-    """Shut down this process's gloo connections, and what its ranks share, so that pending collectives raise at once.
+    """Shut down this process's gloo connections, and what its ranks share, so that pending
+    collectives raise at once.
 
-    Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns how many connections were open.
+    Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns
+    how many connections were open.
     """
     abort_all()
     closed = 0
@@ -157,17 +190,31 @@ class ProcessGroupExchange(FlatExchange):
     """An exchange over a torch process group.
 
     Args:
-        group: the group; its collectives must be issued in the same order on every rank, so nobody else should use it.
+        group: the group; its collectives must be issued in the same order on every rank, so nobody
+            else should use it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group, self.rank, self.world_size = (
+            group,
+            dist.get_rank(group),
+            dist.get_world_size(group),
+        )
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         received = send.new_empty(sum(recv_splits))
         work = self._guard(
-            lambda: dist.all_to_all_single(received, send, list(recv_splits), list(send_splits), group=self.group, async_op=True)
+            lambda: dist.all_to_all_single(
+                received,
+                send,
+                list(recv_splits),
+                list(send_splits),
+                group=self.group,
+                async_op=True,
+            )
         )
 
         def finish(keep: Tensor = send) -> Tensor:
@@ -192,7 +239,8 @@ class ProcessGroupExchange(FlatExchange):
             return call()  # type: ignore[return-value]
         except RuntimeError as error:
             raise CommError(
-                f"rank {self.rank} of {self.world_size}: all_to_all failed, most likely because another rank is gone: {_first_line(error)}"
+                f"rank {self.rank} of {self.world_size}: all_to_all failed, most likely because "
+                f"another rank is gone: {_first_line(error)}"
             ) from error
 
 

@@ -1,11 +1,15 @@
-"""Shared memory as an exchange: CPU ranks of one host read each other's messages where they were written.
+"""Shared memory as an exchange: CPU ranks of one host read each other's messages where they were
+written.
 
-Every rank owns an outbox and a page of words: how many collectives it has started, how many it has finished reading, and where in the
-outbox each rank's message lies. A collective is one copy into the outbox (none if `buffer` was filled), one store that publishes it,
-and one wait for the stores of the others, who then read in place. The outbox is double: collective k + 2 overwrites k, which every rank
-has read by the time it starts k + 1, so no second wait is needed. Outboxes grow to the largest message and are used again.
+Every rank owns an outbox and a page of words: how many collectives it has started, how many it has
+finished reading, and where in the outbox each rank's message lies. A collective is one copy into
+the outbox (none if `buffer` was filled), one store that publishes it, and one wait for the stores
+of the others, who then read in place. The outbox is double: collective k + 2 overwrites k, which
+every rank has read by the time it starts k + 1, so no second wait is needed. Outboxes grow to the
+largest message and are used again.
 
-A wait ends at once when a peer ends or leaves, when `abort_all` is called in this process, and at the latest after the timeout.
+A wait ends at once when a peer ends or leaves, when `abort_all` is called in this process, and at
+the latest after the timeout.
 """
 
 from __future__ import annotations
@@ -54,7 +58,8 @@ class SharedMemoryExchange(FlatExchange):
 
     @staticmethod
     def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
-        """Share memory between the ranks of `over`; None on all of them where one cannot. All ranks call it.
+        """Share memory between the ranks of `over`; None on all of them where one cannot. All ranks
+        call it.
 
         Args:
             timeout_s: bound on every wait.
@@ -62,18 +67,26 @@ class SharedMemoryExchange(FlatExchange):
         reason = unsupported()
         made = None if reason else SharedMemoryExchange(over, timeout_s)
         mine = [os.getpid(), made._page.fd, made._page.size] if made is not None else [0, -1, 0]
-        everyone = [part.tolist() for part in over.all_gather(torch.tensor(mine), [3] * over.world_size).wait()]
+        everyone = [
+            part.tolist()
+            for part in over.all_gather(torch.tensor(mine), [3] * over.world_size).wait()
+        ]
         if made is not None:
             made._peers = Peers.attach(made.rank, everyone, timeout_s)
         fine = made is not None and made._peers is not None
-        agreed = [int(part) for part in over.all_gather(torch.tensor([int(fine)]), [1] * over.world_size).wait()]
+        agreed = [
+            int(part)
+            for part in over.all_gather(torch.tensor([int(fine)]), [1] * over.world_size).wait()
+        ]
         if made is None or not all(agreed):
             return None
         made._page.close()  # all have attached
         _alive.add(made)
         return made
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         collective = self._start(send, send_splits, None)
 
@@ -84,13 +97,20 @@ class SharedMemoryExchange(FlatExchange):
 
         return Pending(finish)
 
-    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+    def views(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[list[Tensor]]:
         """See `Exchange.views`."""
         collective = self._start(send, send_splits, None)
         return Pending(lambda: collective.finish(recv_splits)[1])
 
     def headed(
-        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+        self,
+        headers: Sequence[Sequence[int]],
+        send: Tensor,
+        send_splits: Sequence[int],
+        head: int,
+        splits_of: SplitsOf,
     ) -> Pending[Headed]:
         """See `Exchange.headed`; one collective."""
         collective = self._start(send, send_splits, headers)
@@ -125,7 +145,10 @@ class SharedMemoryExchange(FlatExchange):
             memory = map_file(made, size) if self.rank == 0 else self.peers.map(0, fd, size)
             self.meet()  # all have mapped it
         except OSError as error:
-            raise CommError(f"rank {self.rank}: {error}. Give ranks more memory, or let rows travel with share_tables=False.") from error
+            raise CommError(
+                f"rank {self.rank}: {error}. Give ranks more memory, or let rows travel with "
+                "share_tables=False."
+            ) from error
         finally:
             if made >= 0:
                 os.close(made)
@@ -136,7 +159,10 @@ class SharedMemoryExchange(FlatExchange):
         mine = next(tuple(group) for group in groups if self.rank in group)
         part = SharedMemoryExchange.open(Members(self, mine), self.timeout_s)
         if part is None:
-            raise CommError(f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in the small one.")
+            raise CommError(
+                f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in the "
+                "small one."
+            )
         return part
 
     def abort(self) -> None:
@@ -144,7 +170,9 @@ class SharedMemoryExchange(FlatExchange):
         self.peers.abort()
 
     def close(self) -> None:
-        """Leave: peers that wait for this rank raise. Waits some seconds at most, for peers to map what was sent to them."""
+        """Leave: peers that wait for this rank raise. Waits some seconds at most, for peers to map
+        what was sent to them.
+        """
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
@@ -162,15 +190,22 @@ class SharedMemoryExchange(FlatExchange):
         assert self._peers is not None, "made by open"
         return self._peers
 
-    # -- one collective ------------------------------------------------------------------------------------------------------------
+    # -- one collective
+    # ------------------------------------------------------------------------------------------------------------
 
-    def _start(self, send: Tensor, splits: Sequence[int] | None, headers: Sequence[Sequence[int]] | None) -> _Collective:
+    def _start(
+        self, send: Tensor, splits: Sequence[int] | None, headers: Sequence[Sequence[int]] | None
+    ) -> _Collective:
         """Write and publish one message per rank; all of `send` to everyone when `splits` is None."""
-        assert send.is_contiguous() and send.device.type == "cpu", "shared memory moves contiguous CPU tensors"
+        assert send.is_contiguous() and send.device.type == "cpu", (
+            "shared memory moves contiguous CPU tensors"
+        )
         number, width = self.collectives + 1, send.element_size()
         total = send.numel() * width
         head_at = -(-total // 8) * 8
-        flat = array("q", (value for header in headers for value in header)) if headers else array("q")
+        flat = (
+            array("q", (value for header in headers for value in header)) if headers else array("q")
+        )
         outbox = self._prepare(number, head_at + 8 * len(flat))
         if send.data_ptr() != outbox.address:
             self._write(outbox, send, splits)
@@ -184,7 +219,9 @@ class SharedMemoryExchange(FlatExchange):
             table.extend((begin * width, (begin + count) * width, at, at + size))
             at += size
             begin += 0 if splits is None else count
-        assert splits is None or begin == send.numel(), f"rank {self.rank} sends {send.numel()} elements in splits {splits}"
+        assert splits is None or begin == send.numel(), (
+            f"rank {self.rank} sends {send.numel()} elements in splits {splits}"
+        )
         words = self._page.words
         words[self._layout.half(number)] = memoryview(table)
         self.collectives = number
@@ -217,7 +254,9 @@ class SharedMemoryExchange(FlatExchange):
         if outbox is None or outbox.size < size:
             if outbox is not None:
                 outbox.close()  # every peer that needed it has attached
-            self._outbox[half] = outbox = OwnSegment(max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
+            self._outbox[half] = outbox = OwnSegment(
+                max(_LEAST_BYTES, 1 << (size - 1).bit_length())
+            )
         return outbox
 
     def _free(self, number: int) -> None:
@@ -245,7 +284,9 @@ class SharedMemoryExchange(FlatExchange):
 class _Collective:
     """One collective of this rank, started."""
 
-    def __init__(self, exchange: SharedMemoryExchange, number: int, own: Tensor, header: list[int]) -> None:
+    def __init__(
+        self, exchange: SharedMemoryExchange, number: int, own: Tensor, header: list[int]
+    ) -> None:
         self.exchange, self.number, self._own, self._header = exchange, number, own, header
         self._arrived: list[tuple[list[int], Tensor]] | None = None
 
@@ -258,7 +299,12 @@ class _Collective:
                     self._arrived.append((self._header, self._own))
                     continue
                 outbox, (begin, end, head, tail) = self.exchange.peers.read(rank, self.number)
-                self._arrived.append((outbox.words[head // 8 : tail // 8].tolist(), outbox.bytes[begin:end].view(self._own.dtype)))
+                self._arrived.append(
+                    (
+                        outbox.words[head // 8 : tail // 8].tolist(),
+                        outbox.bytes[begin:end].view(self._own.dtype),
+                    )
+                )
             self.exchange.done(self)
         return self._arrived
 
@@ -274,7 +320,8 @@ class _Collective:
         for rank, (message, size) in enumerate(zip(messages, wanted, strict=True)):
             if message.numel() != size:
                 raise ShapeError(
-                    f"rank {self.exchange.rank} expected {size} elements from rank {rank}, which sent {message.numel()}: "
+                    f"rank {self.exchange.rank} expected {size} elements from rank {rank}, which "
+                    f"sent {message.numel()}: "
                     "the ranks do not share one plan."
                 )
         return headers, messages

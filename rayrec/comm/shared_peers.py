@@ -1,4 +1,5 @@
-"""The other ranks of a shared-memory exchange, as one of them sees them: their pages, their outboxes, and whether they live.
+"""The other ranks of a shared-memory exchange, as one of them sees them: their pages, their
+outboxes, and whether they live.
 
 A page holds words that only its owner writes; a peer waits until one of them has grown.
 """
@@ -16,7 +17,8 @@ from rayrec.comm.pages import map_file
 from rayrec.comm.shared_segment import PeerLife, Segment, futex_wait, futex_wake, opened
 from rayrec.errors import CommError
 
-# words of a page: collectives started, those of all ranks that its owner has mapped, those it has finished reading, whether it has left
+# words of a page: collectives started, those of all ranks that its owner has mapped, those it has
+# finished reading, whether it has left
 STARTED, MAPPED, READ, LEFT = range(4)
 _TABLES = 4
 _SPIN_S = 100e-6  # a sleeping wait costs about as much to wake up
@@ -25,7 +27,8 @@ _SLICE_S = 0.05
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where the words of a page lie: after the first four, per half of the outbox its fd and size, and 4 words for each of `ranks`.
+    """Where the words of a page lie: after the first four, per half of the outbox its fd and size,
+    and 4 words for each of `ranks`.
 
     Those are the first and last byte of the rank's message, and of its header.
     """
@@ -58,7 +61,8 @@ class Peers:
         self._others = [r for r in range(len(pids)) if r != rank]
         self._pages: dict[int, Segment] = {}
         self._lives: dict[int, PeerLife] = {}
-        self._outboxes: dict[tuple[int, int], tuple[int, int, Segment]] = {}  # (rank, half) -> fd, size, mapped
+        # (rank, half) -> fd, size, mapped
+        self._outboxes: dict[tuple[int, int], tuple[int, int, Segment]] = {}
         self._spin_s = _SPIN_S if self.world_size <= len(os.sched_getaffinity(0)) else 0.0
 
     @staticmethod
@@ -79,7 +83,9 @@ class Peers:
         return made
 
     def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
-        """The outbox of a peer and its table entry for this rank, once the peer has started collective `number`."""
+        """The outbox of a peer and its table entry for this rank, once the peer has started
+        collective `number`.
+        """
         self._await(rank, STARTED, number)
         table = self._pages[rank].words[self._layout.half(number)]
         fd, size = table[0], table[1]
@@ -108,7 +114,8 @@ class Peers:
         """Wait until a word of every peer's page is at least `least`.
 
         Raises:
-            CommError: a peer has ended or left, the wait was aborted, or it took longer than the timeout.
+            CommError: a peer has ended or left, the wait was aborted, or it took longer than the
+                timeout.
         """
         for rank in self._others:
             self._await(rank, index, least)
@@ -120,11 +127,18 @@ class Peers:
             futex_wake(page.address)
 
     def let_map(self, number: int, timeout_s: float) -> None:
-        """Wait until every peer has mapped the messages of collective `number`, has left, or has ended; some seconds at most."""
+        """Wait until every peer has mapped the messages of collective `number`, has left, or has
+        ended; some seconds at most.
+        """
         deadline = time.monotonic() + (0.0 if self.aborted else timeout_s)
         for rank in self._others:
             words = self._pages[rank].words
-            while words[MAPPED] < number and not words[LEFT] and not self._lives[rank].ended() and time.monotonic() < deadline:
+            while (
+                words[MAPPED] < number
+                and not words[LEFT]
+                and not self._lives[rank].ended()
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.0005)
 
     def _await(self, rank: int, index: int, least: int) -> None:
@@ -141,16 +155,25 @@ class Peers:
         deadline = start + self.timeout_s
         while True:
             seen = words[STARTED]
-            ended, left = self._lives[rank].ended(), words[LEFT]  # asked before the word, so that a last message is not missed
+            # asked before the word, so that a last message is not missed
+            ended, left = self._lives[rank].ended(), words[LEFT]
             if words[index] >= least:
                 return
             if self.aborted:
-                raise CommError(f"rank {self.rank} of {self.world_size}: the exchange was aborted while it waited for rank {rank}.")
+                raise CommError(
+                    f"rank {self.rank} of {self.world_size}: the exchange was aborted "
+                    f"while it waited for rank {rank}."
+                )
             if ended or left:
-                raise self._gone(rank, "its process has ended" if ended else "it has left the exchange")
+                raise self._gone(
+                    rank, "its process has ended" if ended else "it has left the exchange"
+                )
             if time.perf_counter() > deadline:
                 raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
             futex_wait(page.address, seen, _SLICE_S if index == STARTED else 0.002)
 
     def _gone(self, rank: int, why: str) -> CommError:
-        return CommError(f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is gone: {why}.")
+        return CommError(
+            f"rank {self.rank} of {self.world_size}: the exchange failed because rank "
+            f"{rank} is gone: {why}."
+        )

@@ -1,11 +1,14 @@
 """What ranks of one host share: memory without a name, a word to wait on, and the life of a peer.
 
-Memory is a memfd, which a peer opens through /proc/PID/fd. So nothing lies in /dev/shm, neither its size nor that of a container limits it,
-and the kernel frees it with the last process that maps it, whatever ended that process. Waiting spins briefly and then sleeps on a futex.
-A peer's life is watched by a pidfd, so that a process that ends is noticed at once and its id is never mistaken for another's.
+Memory is a memfd, which a peer opens through /proc/PID/fd. So nothing lies in /dev/shm, neither its
+size nor that of a container limits it, and the kernel frees it with the last process that maps it,
+whatever ended that process. Waiting spins briefly and then sleeps on a futex. A peer's life is
+watched by a pidfd, so that a process that ends is noticed at once and its id is never mistaken for
+another's.
 
-Linux on x86-64 only: `supported` says why it does not work elsewhere. The order in which stores become visible is what that processor
-guarantees for plain stores, and Python has no weaker one to offer.
+Linux on x86-64 only: `supported` says why it does not work elsewhere. The order in which stores
+become visible is what that processor guarantees for plain stores, and Python has no weaker one to
+offer.
 """
 
 from __future__ import annotations
@@ -113,10 +116,20 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def futex_wait(address: int, seen: int, timeout_s: float) -> None:
-    """Sleep until `futex_wake` on the 32-bit word at `address`, unless it differs from the low half of `seen`; may wake for nothing."""
+    """Sleep until `futex_wake` on the 32-bit word at `address`, unless it differs from the low half
+    of `seen`; may wake for nothing.
+    """
     assert _libc is not None
     spec = _TimeSpec(int(timeout_s), int(timeout_s % 1 * 1e9))
-    _libc.syscall(_FUTEX, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(seen & 0xFFFFFFFF), ctypes.byref(spec), None, 0)
+    _libc.syscall(
+        _FUTEX,
+        ctypes.c_void_p(address),
+        _WAIT,
+        ctypes.c_uint32(seen & 0xFFFFFFFF),
+        ctypes.byref(spec),
+        None,
+        0,
+    )
 
 
 def futex_wake(address: int) -> None:

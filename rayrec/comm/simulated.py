@@ -1,7 +1,9 @@
-"""All ranks of a world as threads of one process, so that hundreds of random worlds are tested in seconds.
+"""All ranks of a world as threads of one process, so that hundreds of random worlds are tested in
+seconds.
 
-The runtime's code is the real one; only the exchange differs: a mailbox between threads, with a barrier before and after. A rank that
-raises breaks the barrier, so that the others end at once instead of waiting. Costs one copy per message; not a way to train.
+The runtime's code is the real one; only the exchange differs: a mailbox between threads, with a
+barrier before and after. A rank that raises breaks the barrier, so that the others end at once
+instead of waiting. Costs one copy per message; not a way to train.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class SimulatedWorld:
                 for world in (self, *self.parts.values()):
                     world.barrier.abort()
 
-        threads = [threading.Thread(target=body, args=(rank,), name=f"simulated-rank-{rank}") for rank in range(self.world_size)]
+        threads = [
+            threading.Thread(target=body, args=(rank,), name=f"simulated-rank-{rank}")
+            for rank in range(self.world_size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -62,7 +67,9 @@ class SimulatedWorld:
         self.mailbox.clear()
         self.parts.clear()
         if errors:
-            rank, error = next(((r, e) for r, e in errors if not isinstance(e, CommError)), errors[0])
+            rank, error = next(
+                ((r, e) for r, e in errors if not isinstance(e, CommError)), errors[0]
+            )
             error.add_note(f"on simulated rank {rank} of {self.world_size}")
             raise error
         return [results[rank] for rank in range(self.world_size)]
@@ -72,22 +79,31 @@ class SimulatedWorld:
         try:
             self.barrier.wait(self.timeout_s)
         except threading.BrokenBarrierError:
-            raise CommError("a simulated rank failed or did not reach the collective; see the error of that rank.") from None
+            raise CommError(
+                "a simulated rank failed or did not reach the collective; see the error of that "
+                "rank."
+            ) from None
 
 
 class _SimulatedExchange(FlatExchange):
     def __init__(self, world: SimulatedWorld, rank: int) -> None:
         self.world, self.rank, self.world_size = world, rank, world.world_size
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
-        assert sum(send_splits) == send.numel(), f"rank {self.rank} sends {send.numel()} elements in splits {send_splits}"
+        assert sum(send_splits) == send.numel(), (
+            f"rank {self.rank} sends {send.numel()} elements in splits {send_splits}"
+        )
         for dest, part in enumerate(send.detach().split(list(send_splits))):
             self.world.mailbox[self.rank, dest] = part
         self.world.meet()
         parts = [self.world.mailbox[source, self.rank] for source in range(self.world_size)]
         got = [part.numel() for part in parts]
-        assert got == list(recv_splits), f"rank {self.rank} was promised {list(recv_splits)} elements and got {got}"
+        assert got == list(recv_splits), (
+            f"rank {self.rank} was promised {list(recv_splits)} elements and got {got}"
+        )
         received = torch.cat(parts)
         self.world.meet()
         with self.world.lock:
@@ -112,5 +128,7 @@ class _SimulatedExchange(FlatExchange):
         """See `Exchange.split`."""
         (mine,) = [tuple(group) for group in groups if self.rank in group]
         with self.world.lock:
-            part = self.world.parts.setdefault(mine, SimulatedWorld(len(mine), self.world.timeout_s))
+            part = self.world.parts.setdefault(
+                mine, SimulatedWorld(len(mine), self.world.timeout_s)
+            )
         return _SimulatedExchange(part, mine.index(self.rank))

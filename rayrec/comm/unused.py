@@ -103,7 +103,9 @@ class _NotWithout:
 
 
 def _spare_hooks(parameters: Sequence[Tensor]) -> None:
-    """Spare the hooks of `Tensor.register_hook` missing gradients, which torch hands to them as None."""
+    """Spare the hooks of `Tensor.register_hook` missing gradients, which torch hands to them as
+    None.
+    """
     for p in parameters:
         hooks = p._backward_hooks or {}  # torch reads this dict in the backward pass
         for key, hook in hooks.items():
@@ -135,7 +137,11 @@ def mark_unused(bucket: GradBucket) -> list[Tensor]:
         return []  # DDP lets no sparse gradient be missing
     firsts = _firsts(tuple(p.numel() for p in parameters), buffer.device)
     buffer.index_copy_(0, firsts, buffer.index_select(0, firsts) + 0.0)
-    unused = [(p, grad) for p, grad in zip(parameters, bucket.gradients(), strict=True) if p.grad is None and p.numel()]
+    unused = [
+        (p, grad)
+        for p, grad in zip(parameters, bucket.gradients(), strict=True)
+        if p.grad is None and p.numel()
+    ]
     for _, grad in unused:
         grad.fill_(-0.0)
     return [p for p, _ in unused]

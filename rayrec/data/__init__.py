@@ -1,4 +1,6 @@
-"""Arrow data to batches: schema, conversion, world-independent order, files, loader, synthetic data with planted truth."""
+"""Arrow data to batches: schema, conversion, world-independent order, files, loader, synthetic data
+with planted truth.
+"""
 
 from rayrec.data.batch import Batch
 from rayrec.data.convert import check_columns, to_batch

@@ -1,7 +1,8 @@
 """`Batch`: one rank's rows of one global batch, as the tensors a model takes.
 
-Plain data; moving it to a device is its only behaviour. A rank may hold no rows (B = 0) in a short last batch, and ranks may differ by
-one row, so losses are weighted by `rows / global_rows`, never by the number of ranks.
+Plain data; moving it to a device is its only behaviour. A rank may hold no rows (B = 0) in a short
+last batch, and ranks may differ by one row, so losses are weighted by `rows / global_rows`, never
+by the number of ranks.
 """
 
 from __future__ import annotations
@@ -42,14 +43,18 @@ class Batch:
         """The batch on another device; asynchronous only from pinned memory."""
         return Batch(
             dense_features=self.dense_features.to(device, non_blocking=non_blocking),
-            sparse_features=self.sparse_features.to(torch.device(device), non_blocking=non_blocking),
+            sparse_features=self.sparse_features.to(
+                torch.device(device), non_blocking=non_blocking
+            ),
             labels=self.labels.to(device, non_blocking=non_blocking),
             global_rows=self.global_rows,
             origin=self.origin,
         )
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory (needs CUDA), from which copies to the device are asynchronous."""
+        """A copy in page-locked memory (needs CUDA), from which copies to the device are
+        asynchronous.
+        """
         return Batch(
             dense_features=self.dense_features.pin_memory(),
             sparse_features=self.sparse_features.pin_memory(),

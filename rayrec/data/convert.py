@@ -1,8 +1,10 @@
-"""Record batches to a `Batch`: gather the parts of each feature's bags, copied once, and check every id on the way.
+"""Record batches to a `Batch`: gather the parts of each feature's bags, copied once, and check
+every id on the way.
 
-A batch is assembled from parts, row ranges of `Columns` (views of Arrow memory): one copy writes all ids key-major, one subtraction
-per part and feature the lengths. Ids are checked where they land: viewed as unsigned, a negative id is huge, so
-one maximum per feature finds both ends of the range. Only a bad id pays for finding its row and file.
+A batch is assembled from parts, row ranges of `Columns` (views of Arrow memory): one copy writes
+all ids key-major, one subtraction per part and feature the lengths. Ids are checked where they
+land: viewed as unsigned, a negative id is huge, so one maximum per feature finds both ends of the
+range. Only a bad id pays for finding its row and file.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def to_batch(
         source, first_row: name of the data and number of its first row, for messages.
         binary_labels: refuse labels other than 0 and 1.
     Raises:
-        InputError: names feature, column, row, `source` and value of the first bad entry, and the remedy.
+        InputError: names feature, column, row, `source` and value of the first bad entry, and the
+            remedy.
     """
     parts, row = [], first_row
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
@@ -59,7 +62,9 @@ def to_batch(
     return assemble(parts, schema, global_rows=data.num_rows)
 
 
-def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin_memory: bool = False) -> Batch:
+def assemble(
+    parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin_memory: bool = False
+) -> Batch:
     """Join parts into one batch, rows in the order of the parts.
 
     Args:
@@ -67,7 +72,8 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
         global_rows: rows of the global batch over all ranks.
         pin_memory: write into page-locked memory (needs CUDA).
     Raises:
-        InputError: an id is negative or not below `num_embeddings` of a table that its feature looks up.
+        InputError: an id is negative or not below `num_embeddings` of a table that its feature
+            looks up.
     Cost: one copy of the ids and one pass of checks.
     """
     rows = sum([stop - start for _, start, stop in parts])
@@ -76,14 +82,30 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
         for f, bags in enumerate(columns.bags):
             counts[f] += bags.count(start, stop)
     ids = sum(counts)
-    values, lengths = _new(ids, np.int64, pin_memory), _new(len(schema.features) * rows, np.int32, pin_memory)
+    values, lengths = (
+        _new(ids, np.int64, pin_memory),
+        _new(len(schema.features) * rows, np.int32, pin_memory),
+    )
     weights = _new(ids, np.float32, pin_memory).fill_(1.0) if schema.is_weighted else None
-    dense, labels = _new((rows, len(schema.dense)), np.float32, pin_memory), _new(rows, np.float32, pin_memory)
-    _write_bags(parts, schema, values.numpy(), None if weights is None else weights.numpy(), lengths.numpy())
+    dense, labels = (
+        _new((rows, len(schema.dense)), np.float32, pin_memory),
+        _new(rows, np.float32, pin_memory),
+    )
+    _write_bags(
+        parts, schema, values.numpy(), None if weights is None else weights.numpy(), lengths.numpy()
+    )
     if parts:
-        np.concatenate([columns.dense[start:stop] for columns, start, stop in parts], out=dense.numpy())
-        np.concatenate([columns.labels[start:stop] for columns, start, stop in parts], out=labels.numpy())
-    origins = [columns.origin.slice(start, stop) for columns, start, stop in parts if columns.origin is not None]
+        np.concatenate(
+            [columns.dense[start:stop] for columns, start, stop in parts], out=dense.numpy()
+        )
+        np.concatenate(
+            [columns.labels[start:stop] for columns, start, stop in parts], out=labels.numpy()
+        )
+    origins = [
+        columns.origin.slice(start, stop)
+        for columns, start, stop in parts
+        if columns.origin is not None
+    ]
     return Batch(
         dense_features=dense,
         sparse_features=KeyedJaggedTensor(
@@ -101,14 +123,20 @@ def assemble(parts: Sequence[Part], schema: FeatureSchema, global_rows: int, pin
 
 
 def _new(shape: int | tuple[int, int], dtype: type[np.generic], pin_memory: bool) -> Tensor:
-    """Memory for a part of a batch, not initialized. What earlier batches have freed is used again: by malloc, which serves numpy with
-    fewer page faults than torch, and page-locked by torch, which also waits for copies to the device that are under way."""
+    """Memory for a part of a batch, not initialized. What earlier batches have freed is used again:
+    by malloc, which serves numpy with fewer page faults than torch, and page-locked by torch, which
+    also waits for copies to the device that are under way.
+    """
     tensor = torch.from_numpy(np.empty(shape, dtype))
     return torch.empty_like(tensor, pin_memory=True) if pin_memory else tensor
 
 
 def _write_bags(
-    parts: Sequence[Part], schema: FeatureSchema, values: NDArray[np.int64], weights: NDArray[np.float32] | None, lengths: NDArray[np.int32]
+    parts: Sequence[Part],
+    schema: FeatureSchema,
+    values: NDArray[np.int64],
+    weights: NDArray[np.float32] | None,
+    lengths: NDArray[np.int32],
 ) -> None:
     """Copy ids and weights key-major, subtract offsets, and check every id while it is in cache."""
     limits, unsigned = schema.limits(), values.view(np.uint64)
@@ -122,16 +150,22 @@ def _write_bags(
             else:
                 low, high = bags.offsets.item(start), bags.offsets.item(stop)
                 np.subtract(
-                    bags.offsets[start + 1 : stop + 1], bags.offsets[start:stop], lengths[row : row + stop - start], casting="unsafe"
+                    bags.offsets[start + 1 : stop + 1],
+                    bags.offsets[start:stop],
+                    lengths[row : row + stop - start],
+                    casting="unsafe",
                 )
             begin, end = end, end + high - low
             row += stop - start
-            np.positive(bags.values[low:high], values[begin:end])  # a plain copy, by vector loads: a fifth faster than memmove
+            # a plain copy, by vector loads: a fifth faster than memmove
+            np.positive(bags.values[low:high], values[begin:end])
             if weights is not None and bags.weights is not None:
                 weights[begin:end] = bags.weights[low:high]
         if first < end and np.maximum.reduce(unsigned[first:end]) >= limits[feature.name]:
             rows = sum(stop - start for _, start, stop in parts)
-            _raise_bad_id(values[first:end], lengths[row - rows : row], limits[feature.name], f, parts, schema)
+            _raise_bad_id(
+                values[first:end], lengths[row - rows : row], limits[feature.name], f, parts, schema
+            )
         first = end
 
 
@@ -145,12 +179,18 @@ def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
         if arrow.get_field_index(name) < 0:
             raise InputError(missing(name, arrow, source))
     problems = [number_problem(arrow.field(schema.label).type, schema.label, "label")]
-    problems += [number_problem(arrow.field(c.column).type, c.column, "dense") for c in schema.dense]
+    problems += [
+        number_problem(arrow.field(c.column).type, c.column, "dense") for c in schema.dense
+    ]
     problems += [id_problem(arrow.field(f.column).type, f) for f in schema.features]
     for feature in schema.features:
         if feature.weights is not None:
             kind = arrow.field(feature.weights).type
-            problems.append(number_problem(kind.value_type if is_list(kind) else kind, feature.weights, "weights"))
+            problems.append(
+                number_problem(
+                    kind.value_type if is_list(kind) else kind, feature.weights, "weights"
+                )
+            )
     for problem in problems:
         if problem is not None:
             raise InputError(f"{source}: {problem}")
@@ -161,18 +201,29 @@ def _row_name(base: int, source: str, row: int) -> str:
 
 
 def _raise_bad_id(
-    values: NDArray[np.int64], lengths: NDArray[np.int32], limit: int, index: int, parts: Sequence[Part], schema: FeatureSchema
+    values: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    limit: int,
+    index: int,
+    parts: Sequence[Part],
+    schema: FeatureSchema,
 ) -> None:
     """Find the row of the first bad id of one feature and say all about it."""
     at = int(np.flatnonzero(values.view(np.uint64) >= limit)[0])
     row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
     feature = schema.features[index]
-    table = next(t.name for t in schema.tables if feature.name in t.feature_names and t.num_embeddings == limit)
+    table = next(
+        t.name
+        for t in schema.tables
+        if feature.name in t.feature_names and t.num_embeddings == limit
+    )
     for columns, start, stop in parts:
         if row < stop - start:
             raise InputError(
-                f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in {columns.where(start + row)}; table "
-                f"{table!r} takes ids in [0, {limit}). Raise num_embeddings, map the ids, or set hash_buckets on the feature."
+                f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in "
+                f"{columns.where(start + row)}; table "
+                f"{table!r} takes ids in [0, {limit}). Raise num_embeddings, map the ids, or set "
+                "hash_buckets on the feature."
             )
         row -= stop - start
     raise AssertionError("a bad id lies in one of the parts")

@@ -1,8 +1,10 @@
-"""The folder that a conversion writes: train/, eval/ and schema.json appear together when all is written.
+"""The folder that a conversion writes: train/, eval/ and schema.json appear together when all is
+written.
 
-A conversion writes into a hidden folder beside its result and moves the parts into place at the end.
-A conversion that fails leaves what was there before, and no folder of its own. Files of an earlier conversion would be read
-together with the new ones, so they are an error, or are replaced where the user says so.
+A conversion writes into a hidden folder beside its result and moves the parts into place at the
+end. A conversion that fails leaves what was there before, and no folder of its own. Files of an
+earlier conversion would be read together with the new ones, so they are an error, or are replaced
+where the user says so.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
     there = [name for name in PARTS if _holds_data(target / name)]
     if there and not overwrite:
         raise ConfigError(
-            f"{target} already holds {' and '.join(there)}, which would be read together with the new data. "
+            f"{target} already holds {' and '.join(there)}, which would be read together with the "
+            "new data. "
             "Name a new folder, or say overwrite=True (--overwrite) to replace them."
         )
     made = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
@@ -42,7 +45,9 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         partial = Path(tempfile.mkdtemp(dir=target, prefix=".converting-"))
     except OSError as error:
         _remove_empty(made)
-        raise ConfigError(f"cannot write to {target}: {error.strerror}. Name a folder that can be written to.") from None
+        raise ConfigError(
+            f"cannot write to {target}: {error.strerror}. Name a folder that can be written to."
+        ) from None
     try:
         yield partial
         for name in PARTS:

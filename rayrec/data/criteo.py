@@ -1,10 +1,12 @@
 """Criteo click logs (label, I1-13, C1-26 as text) to Parquet and a schema, streamed block by block.
 
-Reads tab-separated files without a header (the Kaggle and Terabyte layout) and comma-separated ones with a header, where an Id column
-may come first. Counts become log(1 + x), negatives and missing 0. The 8 hex digits of a category become a 32-bit number, hashed into
-buckets (`hashing.hash_integers`); text that is not hex is refused; a missing category is an empty bag. A row goes to eval/ when the
-hash of (seed, its number) falls below the fraction: the split does not depend on the order or size of blocks.
-Cost: about 1 s per million values on one core, most of it in pyarrow's CSV reader; memory is a few blocks.
+Reads tab-separated files without a header (the Kaggle and Terabyte layout) and comma-separated ones
+with a header, where an Id column may come first. Counts become log(1 + x), negatives and missing 0.
+The 8 hex digits of a category become a 32-bit number, hashed into buckets
+(`hashing.hash_integers`); text that is not hex is refused; a missing category is an empty bag. A
+row goes to eval/ when the hash of (seed, its number) falls below the fraction: the split does not
+depend on the order or size of blocks. Cost: about 1 s per million values on one core, most of it in
+pyarrow's CSV reader; memory is a few blocks.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ def convert_criteo(
         eval_fraction: expected share of rows that go to eval/, by seed and row number.
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
-        InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number or no hex; names file and value. Or
-            every row is held out.
+        InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number
+            or no hex; names file and value. Or every row is held out.
         ConfigError: a number out of range, or `out` holds data already.
     """
     seed_number("seed", seed)
@@ -70,10 +72,14 @@ def convert_criteo(
         rows_train, rows_eval = _split(sources, folder, num_buckets, eval_fraction, seed)
         schema.save(folder / "schema.json")
     target = Path(out)
-    return Converted(target / "train", target / "eval", target / "schema.json", rows_train, rows_eval)
+    return Converted(
+        target / "train", target / "eval", target / "schema.json", rows_train, rows_eval
+    )
 
 
-def _split(sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_fraction: float, seed: int) -> tuple[int, int]:
+def _split(
+    sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_fraction: float, seed: int
+) -> tuple[int, int]:
     """Write train/ and eval/ below `folder`; the rows of each."""
     train, evaluation = _Writer(folder / "train"), _Writer(folder / "eval")
     threshold = np.uint64(int(eval_fraction * 2**64))
@@ -92,21 +98,34 @@ def _split(sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_f
     if row == 0:
         raise InputError(f"no rows in {[str(s) for s in sources]}; give files in Criteo's layout.")
     if train.rows == 0:
-        raise InputError(f"all {row} rows were held out by eval_fraction={eval_fraction}, so there is no row to train on. Lower it.")
+        raise InputError(
+            f"all {row} rows were held out by eval_fraction={eval_fraction}, so there "
+            "is no row to train on. Lower it."
+        )
     return train.rows, evaluation.rows
 
 
 def criteo_schema(num_buckets: int, dim: int) -> FeatureSchema:
     """13 dense columns, 26 features of one id each, one table per feature."""
     tables = tuple(
-        EmbeddingBagConfig(num_embeddings=num_buckets, embedding_dim=dim, name=f"t_{name}", feature_names=[name]) for name in CATEGORIES
+        EmbeddingBagConfig(
+            num_embeddings=num_buckets, embedding_dim=dim, name=f"t_{name}", feature_names=[name]
+        )
+        for name in CATEGORIES
     )
     dense = tuple(DenseColumn(column=name) for name in DENSE)
-    return FeatureSchema(label="label", dense=dense, features=tuple(Feature(name=n, column=n) for n in CATEGORIES), tables=tables)
+    return FeatureSchema(
+        label="label",
+        dense=dense,
+        features=tuple(Feature(name=n, column=n) for n in CATEGORIES),
+        tables=tables,
+    )
 
 
 class _Writer:
-    """Parquet files of equal row groups, whatever the size of the blocks; 16 groups a file; no file for no rows."""
+    """Parquet files of equal row groups, whatever the size of the blocks; 16 groups a file; no file
+    for no rows.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +155,9 @@ class _Writer:
         if self._groups % 16 == 0:
             if self._file is not None:
                 self._file.close()
-            self._file = pq.ParquetWriter(self.folder / f"part-{self._groups // 16:05}.parquet", table.schema)
+            self._file = pq.ParquetWriter(
+                self.folder / f"part-{self._groups // 16:05}.parquet", table.schema
+            )
         assert self._file is not None
         self._file.write_table(table, row_group_size=_GROUP)
         self._groups += 1
@@ -151,16 +172,24 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
         types = {n: pa.string() if n in CATEGORIES or n == "Id" else pa.float64() for n in names}
         reader = pacsv.open_csv(
             path,
-            read_options=pacsv.ReadOptions(column_names=names, skip_rows=skip, use_threads=False, block_size=8 << 20),
+            read_options=pacsv.ReadOptions(
+                column_names=names, skip_rows=skip, use_threads=False, block_size=8 << 20
+            ),
             parse_options=pacsv.ParseOptions(delimiter=delimiter),
             convert_options=pacsv.ConvertOptions(
-                column_types=types, include_columns=list(_COLUMNS), strings_can_be_null=True, null_values=[""]
+                column_types=types,
+                include_columns=list(_COLUMNS),
+                strings_can_be_null=True,
+                null_values=[""],
             ),
         )
         for batch in reader:
             yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException, csv.Error) as error:
-        raise InputError(f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. Check the file and its delimiter.") from error
+        raise InputError(
+            f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. "
+            "Check the file and its delimiter."
+        ) from error
 
 
 def _layout(first: str, path: Path) -> tuple[list[str], str, int]:
@@ -168,7 +197,10 @@ def _layout(first: str, path: Path) -> tuple[list[str], str, int]:
     delimiter = "\t" if "\t" in first else ","
     fields = next(csv.reader([first], delimiter=delimiter), [])
     if len(fields) not in (40, 41):
-        raise InputError(f"{path} has {len(fields)} columns; Criteo's layout is label, I1-I13, C1-C26, with an optional Id before them.")
+        raise InputError(
+            f"{path} has {len(fields)} columns; Criteo's layout is label, I1-I13, "
+            "C1-C26, with an optional Id before them."
+        )
     names = [*(["Id"] if len(fields) == 41 else []), *_COLUMNS]
     header = [f.strip().lower() for f in fields] == [n.lower() for n in names]
     if not header and "label" in (f.strip().lower() for f in fields):
@@ -181,19 +213,27 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
     values = label.to_numpy(zero_copy_only=False)
     if label.null_count or not np.isin(values, (0.0, 1.0)).all():
         row = int(np.flatnonzero(~np.isin(values, (0.0, 1.0)))[0])
-        raise InputError(f"{path} holds the label {label[row].as_py()}; labels are 0 or 1. Check the column layout.")
+        raise InputError(
+            f"{path} holds the label {label[row].as_py()}; labels are 0 or 1. Check "
+            "the column layout."
+        )
     columns: dict[str, pa.Array] = {"label": pa.array(values.astype(np.int8))}
     for name in DENSE:
         counts = block[name].combine_chunks().fill_null(0.0).to_numpy(zero_copy_only=False)
         if not np.isfinite(counts).all():
             value = counts[~np.isfinite(counts)][0]
-            raise InputError(f"column {name} of {path} holds {value}, which is no count. Leave the field empty where it is unknown.")
+            raise InputError(
+                f"column {name} of {path} holds {value}, which is no count. Leave the "
+                "field empty where it is unknown."
+            )
         columns[name] = pa.array(np.log1p(np.maximum(counts, 0.0)).astype(np.float32))
     for name in CATEGORIES:
         text = block[name].combine_chunks()
         ids = np.zeros(len(text), np.int64)
         known = text.is_valid().to_numpy(zero_copy_only=False)
-        ids[known] = hash_integers(parse_hex(text.drop_null(), f"column {name} of {path}"), num_buckets)
+        ids[known] = hash_integers(
+            parse_hex(text.drop_null(), f"column {name} of {path}"), num_buckets
+        )
         columns[name] = pa.array(ids.astype(np.int32), mask=~known)
     return pa.table(columns)
 
@@ -218,5 +258,8 @@ def parse_hex(text: pa.StringArray, where: str) -> NDArray[np.int64]:
         bad[rows] |= digit > 15
         out[rows] = (out[rows] << 4) | digit
     if bad.any():
-        raise InputError(f"{where} holds {text[int(np.flatnonzero(bad)[0])].as_py()!r}, which is not a hex category of 1 to 15 digits.")
+        raise InputError(
+            f"{where} holds {text[int(np.flatnonzero(bad)[0])].as_py()!r}, which is "
+            "not a hex category of 1 to 15 digits."
+        )
     return out

@@ -1,8 +1,9 @@
 """Data sets of files: `ParquetDataset` and `ArrowDataset`, one directory, file or URI of each kind.
 
-Construction lists the files through pyarrow.fs, reads only their metadata and checks every file's columns against the schema; from
-then on the number of rows, the order of samples and the number of batches are known without reading data. Chunks are Parquet row
-groups or IPC record batches (`readers`). A data set is plain data: picklable, with no open file.
+Construction lists the files through pyarrow.fs, reads only their metadata and checks every file's
+columns against the schema; from then on the number of rows, the order of samples and the number of
+batches are known without reading data. Chunks are Parquet row groups or IPC record batches
+(`readers`). A data set is plain data: picklable, with no open file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row group or record batch: chunk `index` of a file, whose first row is row `first_row` of that file."""
+    """One row group or record batch: chunk `index` of a file, whose first row is row `first_row` of
+    that file.
+    """
 
     file: DataFile
     index: int
@@ -46,18 +49,23 @@ class Chunk:
 
 
 class FileDataset:
-    """Rows of files under one path, in an order that does not depend on the number of ranks. Use `ParquetDataset` or `ArrowDataset`.
+    """Rows of files under one path, in an order that does not depend on the number of ranks. Use
+    `ParquetDataset` or `ArrowDataset`.
 
     Args:
-        path: a directory (searched through, names starting with '.' or '_' left out), one file, or a URI of either (s3://, gs://).
+        path: a directory (searched through, names starting with '.' or '_' left out), one file, or
+            a URI of either (s3://, gs://).
         schema: what the columns mean; every file must have them.
-        num_streams: S of `order`: part of the data's meaning, and how many ranks can read without reading the same rows.
+        num_streams: S of `order`: part of the data's meaning, and how many ranks can read without
+            reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
-        filesystem: a pyarrow file system that `path` lies in; None takes the local one or the URI's.
-        threads: decode the columns of a chunk side by side, on Arrow's threads: of use where the ranks leave cores of the host idle. False
-            leaves all to the loader's one thread.
+        filesystem: a pyarrow file system that `path` lies in; None takes the local one or the
+            URI's.
+        threads: decode the columns of a chunk side by side, on Arrow's threads: of use where the
+            ranks leave cores of the host idle. False leaves all to the loader's one thread.
     Raises:
-        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names the file and the remedy.
+        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names
+            the file and the remedy.
         ConfigError: a size is not positive.
     """
 
@@ -75,12 +83,19 @@ class FileDataset:
         filesystem: pafs.FileSystem | None = None,
         threads: bool = False,
     ) -> None:
-        self.path, self.schema, self.num_streams, self.shuffle_rows, self.threads = str(path), schema, num_streams, shuffle_rows, threads
+        self.path, self.schema, self.num_streams, self.shuffle_rows, self.threads = (
+            str(path),
+            schema,
+            num_streams,
+            shuffle_rows,
+            threads,
+        )
         self.filesystem, self._root = _resolve(self.path, filesystem)
         self.files = tuple(self._inspect(info) for info in self._list())
         if self.num_rows == 0:
             raise InputError(
-                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. Check the path or write the data."
+                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. Check "
+                "the path or write the data."
             )
         self.order()  # checks num_streams and shuffle_rows
 
@@ -103,14 +118,19 @@ class FileDataset:
                 first += rows
         return tuple(out)
 
-    def order(self, seed: int = 0, epoch: int = 0, shuffle: bool = True, ordered: bool = False) -> SampleOrder:
+    def order(
+        self, seed: int = 0, epoch: int = 0, shuffle: bool = True, ordered: bool = False
+    ) -> SampleOrder:
         """The order of one epoch's samples; `ordered` takes the rows as they lie in the files.
 
         Raises:
             ConfigError: ordered rows cannot be shuffled.
         """
         if ordered and shuffle:
-            raise ConfigError("ordered=True gives rows in file order, which contradicts shuffle=True; say shuffle=False.")
+            raise ConfigError(
+                "ordered=True gives rows in file order, which contradicts "
+                "shuffle=True; say shuffle=False."
+            )
         return SampleOrder(
             chunk_rows=tuple(n for f in self.files for n in f.chunk_rows),
             num_streams=1 if ordered else self.num_streams,
@@ -139,11 +159,17 @@ class FileDataset:
                     raise InputError(missing(column, self.open(file).schema, f"file {file.path!r}"))
 
     def fingerprint(self) -> str:
-        """A short hash of what the order of samples depends on: file names below the path, sizes, rows, num_streams, shuffle_rows.
+        """A short hash of what the order of samples depends on: file names below the path, sizes,
+        rows, num_streams, shuffle_rows.
 
-        Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where the directory lies does not matter.
+        Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where
+        the directory lies does not matter.
         """
-        base = self._root if any(f.path != self._root for f in self.files) else posixpath.dirname(self._root)
+        base = (
+            self._root
+            if any(f.path != self._root for f in self.files)
+            else posixpath.dirname(self._root)
+        )
         names = [posixpath.relpath(f.path, base or ".") for f in self.files]
         facts = [[n, f.size, list(f.chunk_rows)] for n, f in zip(names, self.files, strict=True)]
         text = json.dumps([self.KIND, self.num_streams, self.shuffle_rows, facts])
@@ -170,16 +196,20 @@ class FileDataset:
         """An iterator over one rank's parts of the global batches of one epoch.
 
         Args:
-            rank, num_ranks: which part; the global batches are the same sets of rows for every `num_ranks`.
+            rank, num_ranks: which part; the global batches are the same sets of rows for every
+                `num_ranks`.
             start_batch: the first global batch to yield; found directly.
             prefetch: batches decoded ahead in a background thread.
             pin_memory: put batches in page-locked memory (needs CUDA).
-            ordered: global batch t holds the next rows in file order, and rank 0 the first of them; needs shuffle=False.
-            with_rows: batches say which file and row each of their rows comes from (`Batch.origin`).
+            ordered: global batch t holds the next rows in file order, and rank 0 the first of them;
+                needs shuffle=False.
+            with_rows: batches say which file and row each of their rows comes from
+                (`Batch.origin`).
             keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
             binary_labels: refuse labels other than 0 and 1.
         Raises:
-            ConfigError: a rank outside the world, or a size or cursor out of range, or options that contradict each other.
+            ConfigError: a rank outside the world, or a size or cursor out of range, or options that
+                contradict each other.
             InputError: a file has no such column to keep.
         """
         if not 0 <= rank < num_ranks:
@@ -187,7 +217,8 @@ class FileDataset:
         batches = self.num_batches(global_batch_size, drop_last)
         if not 0 <= start_batch <= batches:
             raise ConfigError(
-                f"start_batch={start_batch}, but an epoch of {self.path!r} has {batches} batches of {global_batch_size} rows."
+                f"start_batch={start_batch}, but an epoch of {self.path!r} has {batches} batches "
+                f"of {global_batch_size} rows."
             )
         if prefetch < 1:
             raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
@@ -222,7 +253,10 @@ class FileDataset:
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
         cause = str(error).strip().split("\n")[0]
-        return InputError(f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or of another format; write it again.")
+        return InputError(
+            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or "
+            "of another format; write it again."
+        )
 
     def _list(self) -> list[pafs.FileInfo]:
         try:
@@ -232,12 +266,19 @@ class FileDataset:
             found = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
         except OSError as error:
             raise InputError(f"no data at {self.path!r}: {error}. Check the path.") from error
-        below = [(i, i.path[len(self._root) :].strip("/")) for i in found if i.type == pafs.FileType.File]
+        below = [
+            (i, i.path[len(self._root) :].strip("/")) for i in found if i.type == pafs.FileType.File
+        ]
         hidden = [any(part.startswith((".", "_")) for part in name.split("/")) for _, name in below]
-        files = [i for (i, name), skip in zip(below, hidden, strict=True) if not skip and name.endswith(self.SUFFIXES)]
+        files = [
+            i
+            for (i, name), skip in zip(below, hidden, strict=True)
+            if not skip and name.endswith(self.SUFFIXES)
+        ]
         if not files:
             raise InputError(
-                f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} ({', '.join(self.SUFFIXES)}). "
+                f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} "
+                f"({', '.join(self.SUFFIXES)}). "
                 "Check the path, or use the data set class of its format."
             )
         return sorted(files, key=lambda i: i.path)
@@ -269,5 +310,7 @@ def _resolve(path: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSy
         try:
             return pafs.FileSystem.from_uri(path.rstrip("/"))
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"cannot open {path!r}: {error}. Give a local path or a URI that pyarrow.fs knows.") from error
+            raise InputError(
+                f"cannot open {path!r}: {error}. Give a local path or a URI that pyarrow.fs knows."
+            ) from error
     return pafs.LocalFileSystem(), posixpath.abspath(path)

@@ -1,7 +1,8 @@
-"""MovieLens-100k as GroupLens publishes it: u.data, u.user and u.item, read into the columns that `movielens` converts.
+"""MovieLens-100k as GroupLens publishes it: u.data, u.user and u.item, read into the columns that
+`movielens` converts.
 
-u.data is tab separated, the others are separated by '|'; none has a header, and u.item is Latin-1. An
-item has a release date such as 01-Jan-1995, of which the year is kept, and one 0 or 1 per genre.
+u.data is tab separated, the others are separated by '|'; none has a header, and u.item is Latin-1.
+An item has a release date such as 01-Jan-1995, of which the year is kept, and one 0 or 1 per genre.
 Format: the README that lies beside the files.
 """
 
@@ -16,8 +17,29 @@ import pyarrow.csv as pacsv
 from rayrec.errors import InputError
 
 GENRES = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
-    *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
+    *(
+        "unknown",
+        "Action",
+        "Adventure",
+        "Animation",
+        "Children's",
+        "Comedy",
+        "Crime",
+        "Documentary",
+        "Drama",
+    ),
+    *(
+        "Fantasy",
+        "Film-Noir",
+        "Horror",
+        "Musical",
+        "Mystery",
+        "Romance",
+        "Sci-Fi",
+        "Thriller",
+        "War",
+        "Western",
+    ),
 )
 RATINGS = ("user_id", "item_id", "rating", "timestamp")
 USERS = ("user_id", "age", "gender", "occupation", "zip_code")
@@ -43,7 +65,8 @@ def read_users(path: Path) -> pa.Table:
 
 
 def read_items(path: Path) -> pa.Table:
-    """Text columns item_id, release_year and class (names of genres with a space between them) of u.item.
+    """Text columns item_id, release_year and class (names of genres with a space between them) of
+    u.item.
 
     Raises:
         InputError: the file cannot be read or has another layout.
@@ -54,7 +77,9 @@ def read_items(path: Path) -> pa.Table:
     for genre in GENRES:
         for row, flag in enumerate(table[genre].to_pylist()):
             if flag not in ("0", "1"):
-                raise InputError(f"{path}: row {row} holds {flag!r} for genre {genre}; it must be 0 or 1.")
+                raise InputError(
+                    f"{path}: row {row} holds {flag!r} for genre {genre}; it must be 0 or 1."
+                )
             if flag == "1":
                 words[row].append(genre)
     return pa.table(
@@ -72,10 +97,13 @@ def _read(path: Path, names: tuple[str, ...], delimiter: str) -> pa.Table:
             path,
             read_options=pacsv.ReadOptions(column_names=list(names), encoding="latin-1"),
             parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=False),
-            convert_options=pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+            ),
         )
     except (OSError, pa.ArrowException) as error:
         raise InputError(
-            f"cannot read {path} as GroupLens' {path.name} with {len(names)} columns: {str(error).splitlines()[0]}. "
+            f"cannot read {path} as GroupLens' {path.name} with {len(names)} columns: "
+            f"{str(error).splitlines()[0]}. "
             "Point at the folder of the ml-100k files."
         ) from error

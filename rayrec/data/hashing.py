@@ -1,11 +1,15 @@
-"""Stable 64-bit hashes of ids and strings, vectorised over Arrow's buffers: the same bytes give the same bucket on every machine.
+"""Stable 64-bit hashes of ids and strings, vectorised over Arrow's buffers: the same bytes give the
+same bucket on every machine.
 
 DEFINITION. mix(x) is the output function of splitmix64, modulo 2**64:
-    x += 0x9E3779B97F4A7C15; x = (x ^ x>>30) * 0xBF58476D1CE4E5B9; x = (x ^ x>>27) * 0x94D049BB133111EB; return x ^ x>>31
-An integer i (two's complement, 64 bit) hashes to mix(i). A string of n bytes (UTF-8 for text) hashes to h after h = mix(n) and
-h = mix(h ^ w) for each of its little-endian 8-byte words w, the last padded with zeros. The bucket is the hash modulo the buckets.
-Cost: one pass per 8 bytes of the longest string over the strings that are that long, and one padded copy of the bytes.
-The same mix makes the seeds and permutations of `order`. numpy's generators promise no fixed streams; this definition does.
+    x += 0x9E3779B97F4A7C15; x = (x ^ x>>30) * 0xBF58476D1CE4E5B9; x = (x ^ x>>27) *
+    0x94D049BB133111EB; return x ^ x>>31
+An integer i (two's complement, 64 bit) hashes to mix(i). A string of n bytes (UTF-8 for text)
+hashes to h after h = mix(n) and h = mix(h ^ w) for each of its little-endian 8-byte words w, the
+last padded with zeros. The bucket is the hash modulo the buckets. Cost: one pass per 8 bytes of the
+longest string over the strings that are that long, and one padded copy of the bytes. The same mix
+makes the seeds and permutations of `order`. numpy's generators promise no fixed streams; this
+definition does.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ def mix_int(*parts: int) -> int:
 
 
 def random_bits(key: int, start: int, stop: int) -> U64:
-    """Elements [start, stop) of the splitmix64 stream of `key`: any part equals that part of the whole."""
+    """Elements [start, stop) of the splitmix64 stream of `key`: any part equals that part of the
+    whole.
+    """
     counter = np.arange(start, stop, dtype=np.uint64)
     counter *= np.uint64(_GOLDEN)
     counter += np.uint64(key & _MASK)
@@ -51,7 +57,9 @@ def random_bits(key: int, start: int, stop: int) -> U64:
 
 
 def permutation(key: int, n: int) -> NDArray[np.int64]:
-    """A permutation of range(n) that is a pure function of (key, n): the stable order of n random 64-bit numbers."""
+    """A permutation of range(n) that is a pure function of (key, n): the stable order of n random
+    64-bit numbers.
+    """
     return np.argsort(random_bits(key, 0, n), kind="stable").astype(np.int64, copy=False)
 
 
@@ -80,9 +88,11 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
     if not lengths.size or not lengths.max():
         return h
     low, high = int(offsets[0]), int(offsets[-1])
-    padded = np.zeros(high - low + 8, np.uint8)  # 8 more bytes: the last word of the last string may reach past its end
+    # 8 more bytes: the last word of the last string may reach past its end
+    padded = np.zeros(high - low + 8, np.uint8)
     padded[: high - low] = data[low:high]
-    words: U64 = np.ndarray((high - low + 1,), np.dtype("<u8"), buffer=padded, strides=(1,))  # the word that starts at each byte
+    # the word that starts at each byte
+    words: U64 = np.ndarray((high - low + 1,), np.dtype("<u8"), buffer=padded, strides=(1,))
     starts -= low
     rows: NDArray[np.int64] | None = np.flatnonzero(lengths) if lengths.min() == 0 else None
     done = 0
@@ -92,7 +102,11 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
         word = words[at + done]
         short = left < 8
         if short.any():
-            word &= np.where(short, (np.uint64(1) << (left.clip(0, 7).view(np.uint64) * np.uint64(8))) - np.uint64(1), np.uint64(_MASK))
+            word &= np.where(
+                short,
+                (np.uint64(1) << (left.clip(0, 7).view(np.uint64) * np.uint64(8))) - np.uint64(1),
+                np.uint64(_MASK),
+            )
         if rows is None:
             h = mix(h ^ word)
         else:

@@ -1,9 +1,10 @@
 """`BatchLoader`: one rank's batches, decoded ahead by one background thread.
 
-The thread walks the batches of `order`, keeps one decoded and shuffled block per stream that the rank reads, and puts finished
-batches into a bounded queue; decoding releases the GIL. Errors reach the consumer with their own type, after the batches before
-them. The thread holds no reference to the loader, so closing or dropping the loader ends it. Memory: prefetch + 1 batches, one
-block per stream, and the row groups that those streams stand in (streams in one row group share it).
+The thread walks the batches of `order`, keeps one decoded and shuffled block per stream that the
+rank reads, and puts finished batches into a bounded queue; decoding releases the GIL. Errors reach
+the consumer with their own type, after the batches before them. The thread holds no reference to
+the loader, so closing or dropping the loader ends it. Memory: prefetch + 1 batches, one block per
+stream, and the row groups that those streams stand in (streams in one row group share it).
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class BatchLoader(Iterator[Batch]):
             reading=reading,
         )
         args = (made, self._queue, self._stop)
-        self._thread = threading.Thread(target=_produce, args=args, name="rayrec-loader", daemon=True)
+        self._thread = threading.Thread(
+            target=_produce, args=args, name="rayrec-loader", daemon=True
+        )
         self._close = weakref.finalize(self, _end, self._thread, self._queue, self._stop)
         self._thread.start()
 
@@ -109,7 +112,9 @@ class BatchLoader(Iterator[Batch]):
         self.close()
 
 
-def _produce(made: Iterator[Batch], out: queue.Queue[Batch | BaseException | None], stop: threading.Event) -> None:
+def _produce(
+    made: Iterator[Batch], out: queue.Queue[Batch | BaseException | None], stop: threading.Event
+) -> None:
     last: BaseException | None = None
     try:
         for batch in made:
@@ -121,7 +126,9 @@ def _produce(made: Iterator[Batch], out: queue.Queue[Batch | BaseException | Non
     out.put(last)
 
 
-def _end(thread: threading.Thread, out: queue.Queue[Batch | BaseException | None], stop: threading.Event) -> None:
+def _end(
+    thread: threading.Thread, out: queue.Queue[Batch | BaseException | None], stop: threading.Event
+) -> None:
     stop.set()
     while thread.is_alive() and thread is not threading.current_thread():
         try:
@@ -152,7 +159,9 @@ def read_batches(
             if s not in streams:
                 streams[s] = _Stream(s, order, chunks)
             parts += streams[s].take(start, stop)
-        yield assemble(parts, dataset.schema, order.batch_rows(t, global_batch_size), reading.pin_memory)
+        yield assemble(
+            parts, dataset.schema, order.batch_rows(t, global_batch_size), reading.pin_memory
+        )
 
 
 class _Stream:
@@ -184,31 +193,43 @@ class _Stream:
                 rows = rows.take(pa.array(places))
             where = partial(_where, self.chunks.chunks, ranges, places)
             reading = self.chunks.reading
-            self.columns = read_columns(rows, self.chunks.dataset.schema, where, reading.binary_labels)
+            self.columns = read_columns(
+                rows, self.chunks.dataset.schema, where, reading.binary_labels
+            )
             if reading.with_rows:
                 kept = rows.select(list(reading.keep_columns)) if reading.keep_columns else None
                 numbers = self.chunks.file_numbers
-                self.columns.origin = origin_of_block(self.chunks.chunks, numbers, ranges, places, kept)
+                self.columns.origin = origin_of_block(
+                    self.chunks.chunks, numbers, ranges, places, kept
+                )
             self.block = block
         return self.columns
 
 
 def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One record batch of all rows; files may differ in the order of columns and in the width of numbers."""
+    """One record batch of all rows; files may differ in the order of columns and in the width of
+    numbers.
+    """
     first = pieces[0].schema
     if len(pieces) == 1:
         return pieces[0]
     if all(piece.schema.equals(first) for piece in pieces):
         return pa.concat_batches(pieces)
     try:
-        table = pa.concat_tables([pa.Table.from_batches([piece]) for piece in pieces], promote_options="permissive")
+        table = pa.concat_tables(
+            [pa.Table.from_batches([piece]) for piece in pieces], promote_options="permissive"
+        )
     except pa.ArrowException as error:
         cause = str(error).strip().split("\n")[0]
-        raise InputError(f"columns differ in type between files: {cause}. Write all files with the same types.") from error
+        raise InputError(
+            f"columns differ in type between files: {cause}. Write all files with the same types."
+        ) from error
     return table.combine_chunks().to_batches()[0]
 
 
-def _where(chunks: tuple[Chunk, ...], ranges: list[ChunkRange], places: NDArray[np.int64] | None, row: int) -> str:
+def _where(
+    chunks: tuple[Chunk, ...], ranges: list[ChunkRange], places: NDArray[np.int64] | None, row: int
+) -> str:
     """Row of a shuffled block -> row of a file, in words."""
     at = row if places is None or not len(places) else int(places[row])
     for chunk, start, stop in ranges:
@@ -219,13 +240,17 @@ def _where(chunks: tuple[Chunk, ...], ranges: list[ChunkRange], places: NDArray[
 
 
 class _ChunkSource:
-    """Open files and decoded chunks, shared by the streams of one loader and kept only while a stream holds them."""
+    """Open files and decoded chunks, shared by the streams of one loader and kept only while a
+    stream holds them.
+    """
 
     def __init__(self, dataset: FileDataset, reading: Reading) -> None:
         self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
         self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
         self.file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
-        self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = weakref.WeakValueDictionary()
+        self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = (
+            weakref.WeakValueDictionary()
+        )
         self._readers: weakref.WeakValueDictionary[str, FileReader] = weakref.WeakValueDictionary()
 
     def reader(self, chunk: Chunk) -> FileReader:
@@ -242,7 +267,9 @@ class _ChunkSource:
 
 
 class _ChunkCursor:
-    """Reads forward through chunks: holds the current one, or an iterator of its pieces when it is large."""
+    """Reads forward through chunks: holds the current one, or an iterator of its pieces when it is
+    large.
+    """
 
     def __init__(self, source: _ChunkSource) -> None:
         self.source = source
@@ -264,7 +291,10 @@ class _ChunkCursor:
             if part.chunk != self.index or part.start < self.first:
                 self.reader, self.index, self.first = self.source.reader(chunk), part.chunk, 0
                 if chunk.rows > STREAM_ROWS:
-                    self.pieces, self.piece = self.reader.pieces(chunk.index, self.source.columns), None
+                    self.pieces, self.piece = (
+                        self.reader.pieces(chunk.index, self.source.columns),
+                        None,
+                    )
                 else:
                     self.pieces, self.piece = iter(()), self.source.decoded(part.chunk, self.reader)
             start = part.start
@@ -273,7 +303,9 @@ class _ChunkCursor:
                     self.first += 0 if self.piece is None else self.piece.num_rows
                     self.piece = next(self.pieces)
                     continue
-                rows = self.piece.slice(start - self.first, min(part.stop, self.first + self.piece.num_rows) - start)
+                rows = self.piece.slice(
+                    start - self.first, min(part.stop, self.first + self.piece.num_rows) - start
+                )
                 out += rows.to_batches() if isinstance(rows, pa.Table) else [rows]
                 start += rows.num_rows
         except (pa.ArrowException, OSError, StopIteration) as error:

@@ -1,10 +1,11 @@
 """MovieLens-100k to Parquet and a schema: will this user rate this film 4 or 5?
 
-Two forms of it are read: the files of GroupLens (u.data, u.user, u.item; see `grouplens`), and tab-separated files with a header of
-name:type (ml-100k.inter, .user, .item).
-Users and items become ids by their place in the sorted file, so do genres, occupations, the first two characters of the zip code, age
-buckets and release years: side information that is known before any rating. The timestamp and title are left out. A random tenth of
-the ratings is held out by seed, exactly, whatever else changes. Everything fits in memory: 100,000 ratings.
+Two forms of it are read: the files of GroupLens (u.data, u.user, u.item; see `grouplens`), and
+tab-separated files with a header of name:type (ml-100k.inter, .user, .item). Users and items become
+ids by their place in the sorted file, so do genres, occupations, the first two characters of the
+zip code, age buckets and release years: side information that is known before any rating. The
+timestamp and title are left out. A random tenth of the ratings is held out by seed, exactly,
+whatever else changes. Everything fits in memory: 100,000 ratings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from rayrec.data.schema import Converted, Feature, FeatureSchema
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
-_BOUND = 0.01  # small initial values: a DLRM reaches AUC 0.786 on the held-out tenth, against 0.777 from the tables' default bounds
+# small initial values: a DLRM reaches AUC 0.786 on the held-out tenth, against 0.777 from the
+# tables' default bounds
+_BOUND = 0.01
 _AGE_BUCKETS = (18, 25, 35, 45, 50, 56)  # the first bucket is under 18
 
 
@@ -43,7 +46,8 @@ def convert_movielens(
     """Convert a folder with MovieLens-100k.
 
     Args:
-        source: the folder, with u.data, u.user and u.item, or with ml-100k.inter, ml-100k.user and ml-100k.item.
+        source: the folder, with u.data, u.user and u.item, or with ml-100k.inter, ml-100k.user and
+            ml-100k.item.
         out: gets train/, eval/ and schema.json.
         dim: width of every table.
         seed: which ratings are held out, and the order of rows.
@@ -51,7 +55,8 @@ def convert_movielens(
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file or column is missing, or a rating names an unknown user or item.
-        ConfigError: the fraction leaves nothing to train on or to evaluate, or `out` holds data already.
+        ConfigError: the fraction leaves nothing to train on or to evaluate, or `out` holds data
+            already.
     """
     seed_number("seed", seed)
     if not 0 < eval_fraction < 1:
@@ -62,7 +67,10 @@ def convert_movielens(
     item = _place(ratings["item_id"], items["item_id"], paths[0], "item_id")
     ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", paths[1]), side="right")
     genders, occupations = _Vocabulary.of(users["gender"]), _Vocabulary.of(users["occupation"])
-    zips, years = _Vocabulary.of(pc.utf8_slice_codeunits(users["zip_code"], 0, 2)), _Vocabulary.of(items["release_year"])
+    zips, years = (
+        _Vocabulary.of(pc.utf8_slice_codeunits(users["zip_code"], 0, 2)),
+        _Vocabulary.of(items["release_year"]),
+    )
     words = pc.split_pattern(items["class"].fill_null(""), " ").combine_chunks()
     genres = _Vocabulary.of(words.flatten())
     lists = pa.ListArray.from_arrays(words.offsets, pa.array(genres.ids))
@@ -79,25 +87,41 @@ def convert_movielens(
             "year": pa.array(years.ids[item]),
         }
     )
-    sizes = {"user": len(users), "item": len(items), "genres": genres.size, "age": len(_AGE_BUCKETS) + 1, "gender": genders.size}
+    sizes = {
+        "user": len(users),
+        "item": len(items),
+        "genres": genres.size,
+        "age": len(_AGE_BUCKETS) + 1,
+        "gender": genders.size,
+    }
     sizes |= {"occupation": occupations.size, "zip": zips.size, "year": years.size}
     rows = table.num_rows
     held_out = round(rows * eval_fraction)
     if not 0 < held_out < rows:
-        raise ConfigError(f"eval_fraction={eval_fraction} of {rows} ratings in {paths[0]} holds out {held_out}; choose another.")
+        raise ConfigError(
+            f"eval_fraction={eval_fraction} of {rows} ratings in {paths[0]} holds "
+            f"out {held_out}; choose another."
+        )
     order = permutation(mix_int(seed), rows)
     parts = {"eval": order[:held_out], "train": order[held_out:]}
     with new_data_set(out, overwrite) as folder:
         for name, places in parts.items():
             (folder / name).mkdir()
-            pq.write_table(table.take(pa.array(places)), folder / name / "part-00000.parquet", row_group_size=16_384)
+            pq.write_table(
+                table.take(pa.array(places)),
+                folder / name / "part-00000.parquet",
+                row_group_size=16_384,
+            )
         movielens_schema(sizes, dim).save(folder / "schema.json")
     target = Path(out)
-    return Converted(target / "train", target / "eval", target / "schema.json", rows - held_out, held_out)
+    return Converted(
+        target / "train", target / "eval", target / "schema.json", rows - held_out, held_out
+    )
 
 
 def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Table, pa.Table]]:
-    """Paths of the ratings and the users, and text tables of ratings, users and items, in either form.
+    """Paths of the ratings and the users, and text tables of ratings, users and items, in either
+    form.
 
     Raises:
         InputError: the folder holds neither form, or a file cannot be read.
@@ -107,7 +131,8 @@ def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Tabl
         return paths[:2], (read_ratings(paths[0]), read_users(paths[1]), read_items(paths[2]))
     if not os.path.exists(root / "ml-100k.inter"):
         raise InputError(
-            f"{root} holds neither u.data nor ml-100k.inter. Point at the folder of MovieLens-100k: u.data, u.user and u.item as "
+            f"{root} holds neither u.data nor ml-100k.inter. Point at the folder of "
+            "MovieLens-100k: u.data, u.user and u.item as "
             "GroupLens publishes them, or ml-100k.inter, ml-100k.user and ml-100k.item."
         )
     paths = root / "ml-100k.inter", root / "ml-100k.user", root / "ml-100k.item"
@@ -130,7 +155,11 @@ def movielens_schema(sizes: dict[str, int], dim: int) -> FeatureSchema:
         )
         for name, size in sizes.items()
     ]
-    return FeatureSchema(label="label", features=tuple(Feature(name=n, column=n) for n in sizes), tables=tuple(tables))
+    return FeatureSchema(
+        label="label",
+        features=tuple(Feature(name=n, column=n) for n in sizes),
+        tables=tuple(tables),
+    )
 
 
 class _Vocabulary(NamedTuple):
@@ -141,7 +170,9 @@ class _Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, column: pa.Array | pa.ChunkedArray) -> _Vocabulary:
-        words, ids = np.unique(column.fill_null("").to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+        words, ids = np.unique(
+            column.fill_null("").to_numpy(zero_copy_only=False).astype(str), return_inverse=True
+        )
         return cls(ids.astype(np.int64), len(words))
 
 
@@ -157,7 +188,10 @@ def _read(path: Path, columns: tuple[str, ...]) -> pa.Table:
             convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}. Point at the folder of the ml-100k files.") from error
+        raise InputError(
+            f"cannot read {path}: {str(error).splitlines()[0]}. Point at the folder "
+            "of the ml-100k files."
+        ) from error
     table = table.rename_columns([name.split(":")[0] for name in names])
     for name in columns:
         if name not in table.column_names:
@@ -170,7 +204,10 @@ def _numbers(table: pa.Table, column: str, path: Path) -> np.ndarray:
     plain = pc.match_substring_regex(table[column], r"^-?\d{1,15}(\.\d*)?$").to_numpy()
     if not plain.all():
         row = int(np.flatnonzero(~plain)[0])
-        raise InputError(f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row {row}, which is no number.")
+        raise InputError(
+            f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row "
+            f"{row}, which is no number."
+        )
     return table[column].cast(pa.float64()).to_numpy()
 
 
@@ -183,9 +220,15 @@ def _place(values: pa.ChunkedArray, keys: pa.ChunkedArray, path: Path, column: s
     counts = pc.value_counts(keys)
     twice = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twice):
-        raise InputError(f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, which {path} is joined with.")
+        raise InputError(
+            f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, "
+            f"which {path} is joined with."
+        )
     places = pc.index_in(values, value_set=keys.combine_chunks())
     if places.null_count:
         row = int(np.flatnonzero(places.is_null().to_numpy())[0])
-        raise InputError(f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not in the list of them.")
+        raise InputError(
+            f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not "
+            "in the list of them."
+        )
     return places.to_numpy().astype(np.int64)

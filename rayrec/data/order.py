@@ -1,12 +1,15 @@
-"""The order of samples: which rows form global batch t, and which of them belong to a rank, for any number of ranks.
+"""The order of samples: which rows form global batch t, and which of them belong to a rank, for any
+number of ranks.
 
-DEFINITION. A data set is a list of chunks (Parquet row groups, Arrow record batches), permuted by (seed, epoch) when shuffling.
-Laid end to end they hold N rows, cut contiguously into S streams; stream s has (N + S - 1 - s) // S rows. Inside a stream, rows are
-shuffled within consecutive blocks of `shuffle_rows` by a permutation of (seed, epoch, stream, block). Global position k is row k // S
-of stream k % S. Global batch t holds positions [t*G, min((t + 1)*G, N)). Sorted by (stream, index), its n positions are cut evenly:
-rank r of W takes [r*n // W, (r + 1)*n // W). So batch t is the same set of rows for every W; a rank reads nearly only N / W rows
-(use at least as many streams as ranks); the number of batches follows from metadata, so ranks agree on the end without talking;
-and any batch is found directly. Costs nothing per row but the block permutations.
+DEFINITION. A data set is a list of chunks (Parquet row groups, Arrow record batches), permuted by
+(seed, epoch) when shuffling. Laid end to end they hold N rows, cut contiguously into S streams;
+stream s has (N + S - 1 - s) // S rows. Inside a stream, rows are shuffled within consecutive blocks
+of `shuffle_rows` by a permutation of (seed, epoch, stream, block). Global position k is row k // S
+of stream k % S. Global batch t holds positions [t*G, min((t + 1)*G, N)). Sorted by (stream, index),
+its n positions are cut evenly: rank r of W takes [r*n // W, (r + 1)*n // W). So batch t is the same
+set of rows for every W; a rank reads nearly only N / W rows (use at least as many streams as
+ranks); the number of batches follows from metadata, so ranks agree on the end without talking; and
+any batch is found directly. Costs nothing per row but the block permutations.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from numpy.typing import NDArray
 from rayrec.data.hashing import mix_int, permutation
 from rayrec.errors import ConfigError
 
-_CHUNKS, _BLOCK = 1, 2  # what a derived seed is for, so that the two uses never share a random stream
+# what a derived seed is for, so that the two uses never share a random stream
+_CHUNKS, _BLOCK = 1, 2
 
 
 class StreamRange(NamedTuple):
@@ -35,7 +39,9 @@ class StreamRange(NamedTuple):
 
 
 class ChunkRange(NamedTuple):
-    """Rows [start, stop) of chunk number `chunk` (its index in the data set, not in the shuffled order)."""
+    """Rows [start, stop) of chunk number `chunk` (its index in the data set, not in the shuffled
+    order).
+    """
 
     chunk: int
     start: int
@@ -71,9 +77,15 @@ class SampleOrder:
         if self.epoch < 0:
             raise ConfigError(f"epoch={self.epoch}; epochs count from 0.")
         n = len(self.chunk_rows)
-        order = permutation(mix_int(_CHUNKS, self.seed, self.epoch), n).tolist() if self.shuffle else list(range(n))
+        order = (
+            permutation(mix_int(_CHUNKS, self.seed, self.epoch), n).tolist()
+            if self.shuffle
+            else list(range(n))
+        )
         object.__setattr__(self, "chunk_order", tuple(order))
-        object.__setattr__(self, "_chunk_starts", tuple(accumulate((self.chunk_rows[c] for c in order), initial=0)))
+        object.__setattr__(
+            self, "_chunk_starts", tuple(accumulate((self.chunk_rows[c] for c in order), initial=0))
+        )
 
     @property
     def num_rows(self) -> int:
@@ -98,10 +110,14 @@ class SampleOrder:
         return min(self.shuffle_rows, self.stream_rows(stream) - block * self.shuffle_rows)
 
     def block_permutation(self, stream: int, block: int) -> NDArray[np.int64] | None:
-        """(rows of the block,) which row of the block in file order comes i-th; None when not shuffling."""
+        """(rows of the block,) which row of the block in file order comes i-th; None when not
+        shuffling.
+        """
         if not self.shuffle:
             return None
-        return permutation(mix_int(_BLOCK, self.seed, self.epoch, stream, block), self.block_rows(stream, block))
+        return permutation(
+            mix_int(_BLOCK, self.seed, self.epoch, stream, block), self.block_rows(stream, block)
+        )
 
     def block_chunks(self, stream: int, block: int) -> Iterator[ChunkRange]:
         """The parts of chunks that hold one block, in order."""
@@ -122,8 +138,12 @@ class SampleOrder:
         """Rows of global batch `batch`, over all ranks."""
         return max(0, min(global_batch_size, self.num_rows - batch * global_batch_size))
 
-    def rank_ranges(self, batch: int, global_batch_size: int, rank: int, num_ranks: int) -> list[StreamRange]:
-        """The rows of a global batch that one rank takes, by stream; empty where the batch has fewer rows than ranks."""
+    def rank_ranges(
+        self, batch: int, global_batch_size: int, rank: int, num_ranks: int
+    ) -> list[StreamRange]:
+        """The rows of a global batch that one rank takes, by stream; empty where the batch has
+        fewer rows than ranks.
+        """
         first, n = batch * global_batch_size, self.batch_rows(batch, global_batch_size)
         low, high = rank * n // num_ranks, (rank + 1) * n // num_ranks
         out, seen = [], 0

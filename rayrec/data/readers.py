@@ -1,8 +1,11 @@
-"""Open files and their chunks: Parquet row groups and Arrow IPC record batches, only the columns asked for.
+"""Open files and their chunks: Parquet row groups and Arrow IPC record batches, only the columns
+asked for.
 
-A local IPC file is memory-mapped, so an uncompressed batch costs nothing until its rows are read. A Parquet row group is decoded whole,
-or in pieces when it has more than `STREAM_ROWS` rows: memory stays bounded, but seeking into it decodes what comes before. With `threads`
-the columns of a chunk are decoded by Arrow's threads. IPC *streams* are refused, because they have no index of their batches.
+A local IPC file is memory-mapped, so an uncompressed batch costs nothing until its rows are read. A
+Parquet row group is decoded whole, or in pieces when it has more than `STREAM_ROWS` rows: memory
+stays bounded, but seeking into it decodes what comes before. With `threads` the columns of a chunk
+are decoded by Arrow's threads. IPC *streams* are refused, because they have no index of their
+batches.
 """
 
 from __future__ import annotations
@@ -39,20 +42,30 @@ class ParquetReader:
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
         local = isinstance(filesystem, pafs.LocalFileSystem)
         self._threads = threads
-        self._file = pq.ParquetFile(path if local else filesystem.open_input_file(path), memory_map=local, pre_buffer=not local)
+        self._file = pq.ParquetFile(
+            path if local else filesystem.open_input_file(path),
+            memory_map=local,
+            pre_buffer=not local,
+        )
         self.schema: pa.Schema = self._file.schema_arrow
         self.metadata: pq.FileMetaData = self._file.metadata
-        self.chunk_rows = tuple(self.metadata.row_group(g).num_rows for g in range(self.metadata.num_row_groups))
+        self.chunk_rows = tuple(
+            self.metadata.row_group(g).num_rows for g in range(self.metadata.num_row_groups)
+        )
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
         return self._file.read_row_group(chunk, columns=columns, use_threads=self._threads)
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        yield from self._file.iter_batches(self.PIECE_ROWS, row_groups=[chunk], columns=columns, use_threads=self._threads)
+        yield from self._file.iter_batches(
+            self.PIECE_ROWS, row_groups=[chunk], columns=columns, use_threads=self._threads
+        )
 
 
 class ArrowReader:
-    """An Arrow IPC (Feather v2) file; chunks are its record batches, views of the file where it is local and uncompressed."""
+    """An Arrow IPC (Feather v2) file; chunks are its record batches, views of the file where it is
+    local and uncompressed.
+    """
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
         local = isinstance(filesystem, pafs.LocalFileSystem)
@@ -61,7 +74,8 @@ class ArrowReader:
         self._whole = ipc.open_file(self._source)
         self.schema: pa.Schema = self._whole.schema
         self._projected: dict[tuple[int, ...], ipc.RecordBatchFileReader] = {}
-        # Arrow copies the columns of a projection even out of a mapped file, so there whole batches are read, which costs nothing
+        # Arrow copies the columns of a projection even out of a mapped file, so there whole batches
+        # are read, which costs nothing
         self._mapped = local and self._lies_in_map()
         self.chunk_rows = self._count_rows()
 
@@ -87,11 +101,21 @@ class ArrowReader:
         self._source.seek(0)
         mapped = self._source.read_buffer()
         buffers = [
-            buffer for column in self._whole.get_batch(0).columns for buffer in column.buffers() if buffer is not None and buffer.size
+            buffer
+            for column in self._whole.get_batch(0).columns
+            for buffer in column.buffers()
+            if buffer is not None and buffer.size
         ]
-        return all(mapped.address <= buffer.address < mapped.address + mapped.size for buffer in buffers)
+        return all(
+            mapped.address <= buffer.address < mapped.address + mapped.size for buffer in buffers
+        )
 
     def _count_rows(self) -> tuple[int, ...]:
-        """Rows of each record batch. The footer does not say, so one narrow column is read: nothing when mapped."""
+        """Rows of each record batch. The footer does not say, so one narrow column is read: nothing
+        when mapped.
+        """
         narrow = [i for i, field in enumerate(self.schema) if pa.types.is_primitive(field.type)]
-        return tuple(self._read(i, (narrow or [0])[:1]).num_rows for i in range(self._whole.num_record_batches))
+        return tuple(
+            self._read(i, (narrow or [0])[:1]).num_rows
+            for i in range(self._whole.num_record_batches)
+        )

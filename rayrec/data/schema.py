@@ -1,9 +1,10 @@
 """What the columns of a data set mean: `FeatureSchema`, plain data with a JSON form.
 
-A schema names the label column, the dense columns, the sparse features (one column of ids or of lists of ids each) and the tables
-they look up. It is the only place where columns and tables meet: `convert` reads it to make batches, and a model takes its
-`embedding_bag_configs()`. Everything is checked at construction, so a schema that exists is coherent; whether a file fits it is
-checked by `convert.check_columns`.
+A schema names the label column, the dense columns, the sparse features (one column of ids or of
+lists of ids each) and the tables they look up. It is the only place where columns and tables meet:
+`convert` reads it to make batches, and a model takes its `embedding_bag_configs()`. Everything is
+checked at construction, so a schema that exists is coherent; whether a file fits it is checked by
+`convert.check_columns`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class DenseColumn:
         if not self.column:
             raise ConfigError("a dense column has no name; give it 'column'.")
         if not math.isfinite(self.fill):
-            raise ConfigError(f"dense column {self.column!r} has fill={self.fill}; it must be finite.")
+            raise ConfigError(
+                f"dense column {self.column!r} has fill={self.fill}; it must be finite."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +45,8 @@ class Feature:
     Attributes:
         name: key of the feature in the batch; unique.
         column: column of integers, strings or lists of them.
-        hash_buckets: None takes integers as they are; a number hashes integers, strings or bytes into [0, hash_buckets).
+        hash_buckets: None takes integers as they are; a number hashes integers, strings or bytes
+            into [0, hash_buckets).
         weights: column of per-id weights of the same shape as `column`, or None for weight 1.
     """
 
@@ -82,34 +86,57 @@ class FeatureSchema:
         used: set[str] = set()
         for table in self.tables:
             if not table.name:
-                raise ConfigError(f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give it a 'name'.")
+                raise ConfigError(
+                    f"a table of {table.num_embeddings} x {table.embedding_dim} has "
+                    "no name; give it a 'name'."
+                )
             if not table.feature_names:
-                raise ConfigError(f"table {table.name!r} has no features; name at least one feature that looks it up.")
+                raise ConfigError(
+                    f"table {table.name!r} has no features; name at least one "
+                    "feature that looks it up."
+                )
             for name in table.feature_names:
                 if name not in by_name:
-                    raise ConfigError(f"table {table.name!r} names the unknown feature {name!r}; the features are {sorted(by_name)}.")
+                    raise ConfigError(
+                        f"table {table.name!r} names the unknown feature {name!r}; "
+                        f"the features are {sorted(by_name)}."
+                    )
                 buckets = by_name[name].hash_buckets
                 if buckets is not None and buckets > table.num_embeddings:
                     raise ConfigError(
-                        f"feature {name!r} hashes into {buckets} buckets but table {table.name!r} has num_embeddings="
+                        f"feature {name!r} hashes into {buckets} buckets but table {table.name!r} "
+                        "has num_embeddings="
                         f"{table.num_embeddings}. Lower hash_buckets or raise num_embeddings."
                     )
             used.update(table.feature_names)
         for feature in self.features:
             if feature.name not in used:
-                raise ConfigError(f"feature {feature.name!r} is in no table; add it to a table's 'features' or remove it.")
+                raise ConfigError(
+                    f"feature {feature.name!r} is in no table; add it to a table's "
+                    "'features' or remove it."
+                )
             if not feature.column:
                 raise ConfigError(f"feature {feature.name!r} has no column; give it 'column'.")
             if feature.hash_buckets is not None and feature.hash_buckets < 1:
-                raise ConfigError(f"feature {feature.name!r} has hash_buckets={feature.hash_buckets}; it needs at least 1.")
+                raise ConfigError(
+                    f"feature {feature.name!r} has "
+                    f"hash_buckets={feature.hash_buckets}; it needs at least 1."
+                )
             if self.label in (feature.column, feature.weights):
-                raise ConfigError(f"feature {feature.name!r} reads the label column {self.label!r}: the label would leak into the model.")
+                raise ConfigError(
+                    f"feature {feature.name!r} reads the label column "
+                    f"{self.label!r}: the label would leak into the model."
+                )
         if self.label in {c.column for c in self.dense}:
-            raise ConfigError(f"dense column {self.label!r} is the label: it would leak into the model.")
+            raise ConfigError(
+                f"dense column {self.label!r} is the label: it would leak into the model."
+            )
 
     @property
     def is_weighted(self) -> bool:
-        """Whether any feature has weights; then every bag of a batch carries weights, 1 where a feature has none."""
+        """Whether any feature has weights; then every bag of a batch carries weights, 1 where a
+        feature has none.
+        """
         return any(f.weights is not None for f in self.features)
 
     def feature_names(self) -> tuple[str, ...]:
@@ -119,7 +146,16 @@ class FeatureSchema:
     def columns(self) -> tuple[str, ...]:
         """The columns to read, each once: label, dense, features, weights."""
         weights = [f.weights for f in self.features if f.weights is not None]
-        return tuple(dict.fromkeys([self.label, *(c.column for c in self.dense), *(f.column for f in self.features), *weights]))
+        return tuple(
+            dict.fromkeys(
+                [
+                    self.label,
+                    *(c.column for c in self.dense),
+                    *(f.column for f in self.features),
+                    *weights,
+                ]
+            )
+        )
 
     def limits(self) -> dict[str, int]:
         """Per feature, the rows of the smallest table it looks up: its ids must lie in [0, limit)."""
@@ -140,23 +176,39 @@ class FeatureSchema:
             ConfigError: a table has an `init_fn`, which is no JSON.
         """
         features = [
-            {k: v for k, v in _fields(f, "name", "column", "hash_buckets", "weights").items() if v is not None} for f in self.features
+            {
+                k: v
+                for k, v in _fields(f, "name", "column", "hash_buckets", "weights").items()
+                if v is not None
+            }
+            for f in self.features
         ]
         tables = []
         for t in self.tables:
             if t.init_fn is not None:
-                raise ConfigError(f"table {t.name!r} has an init_fn, which a schema cannot hold; set it on the configs of the model.")
-            entry: dict[str, Any] = {"name": t.name, "num_embeddings": t.num_embeddings, "embedding_dim": t.embedding_dim}
+                raise ConfigError(
+                    f"table {t.name!r} has an init_fn, which a schema cannot hold; "
+                    "set it on the configs of the model."
+                )
+            entry: dict[str, Any] = {
+                "name": t.name,
+                "num_embeddings": t.num_embeddings,
+                "embedding_dim": t.embedding_dim,
+            }
             entry |= {"pooling": t.pooling.value.lower(), "features": list(t.feature_names)}
             if t.data_type is not DataType.FP32:
                 entry["data_type"] = t.data_type.value.lower()
             bounds = {"weight_init_min": t.weight_init_min, "weight_init_max": t.weight_init_max}
             entry |= {k: v for k, v in bounds.items() if v is not None}
             tables.append(entry)
-        dense = [c.column if c.fill == 0.0 else {"column": c.column, "fill": c.fill} for c in self.dense]
+        dense = [
+            c.column if c.fill == 0.0 else {"column": c.column, "fill": c.fill} for c in self.dense
+        ]
         sections = [f'"label": {json.dumps(self.label)}', f'"dense": {json.dumps(dense)}']
         for name, entries in (("features", features), ("tables", tables)):
-            sections.append(f'"{name}": [\n    ' + ",\n    ".join(json.dumps(e) for e in entries) + "\n  ]")
+            sections.append(
+                f'"{name}": [\n    ' + ",\n    ".join(json.dumps(e) for e in entries) + "\n  ]"
+            )
         return "{\n  " + ",\n  ".join(sections) + "\n}\n"
 
     @classmethod
@@ -164,13 +216,21 @@ class FeatureSchema:
         """Parse and check a schema.
 
         Raises:
-            ConfigError: the text is not JSON, has an unknown or missing field, a value of the wrong type, or contradicts itself.
+            ConfigError: the text is not JSON, has an unknown or missing field, a value of the wrong
+                type, or contradicts itself.
         """
         try:
             raw = parse_object(text, source).data
         except PlanError as error:
-            raise ConfigError(f"{error} Write an object with label, dense, features, tables.") from None
-        top = _take(raw, source, required={"label": str, "features": list, "tables": list}, optional={"dense": list})
+            raise ConfigError(
+                f"{error} Write an object with label, dense, features, tables."
+            ) from None
+        top = _take(
+            raw,
+            source,
+            required={"label": str, "features": list, "tables": list},
+            optional={"dense": list},
+        )
         try:
             return cls._from_fields(top, source)
         except ConfigError as error:  # what contradicts itself does not know where it was written
@@ -183,15 +243,30 @@ class FeatureSchema:
         for i, entry in enumerate(top.get("dense", [])):
             if isinstance(entry, str):
                 entry = {"column": entry}
-            got = _take(entry, f"dense[{i}] of {source}", required={"column": str}, optional={"fill": (int, float)})
+            got = _take(
+                entry,
+                f"dense[{i}] of {source}",
+                required={"column": str},
+                optional={"fill": (int, float)},
+            )
             dense.append(DenseColumn(column=got["column"], fill=float(got.get("fill", 0.0))))
         features = []
         for i, entry in enumerate(top["features"]):
             where = _where("features", i, entry, source)
-            got = _take(entry, where, required={"name": str, "column": str}, optional={"hash_buckets": int, "weights": str})
+            got = _take(
+                entry,
+                where,
+                required={"name": str, "column": str},
+                optional={"hash_buckets": int, "weights": str},
+            )
             features.append(Feature(**got))
-        tables = [_table(entry, _where("tables", i, entry, source)) for i, entry in enumerate(top["tables"])]
-        return cls(label=top["label"], dense=tuple(dense), features=tuple(features), tables=tuple(tables))
+        tables = [
+            _table(entry, _where("tables", i, entry, source))
+            for i, entry in enumerate(top["tables"])
+        ]
+        return cls(
+            label=top["label"], dense=tuple(dense), features=tuple(features), tables=tuple(tables)
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the schema as JSON to a local file."""
@@ -207,7 +282,9 @@ class FeatureSchema:
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the schema {path}: {error}. Give the path of a schema.json.") from error
+            raise ConfigError(
+                f"cannot read the schema {path}: {error}. Give the path of a schema.json."
+            ) from error
         return cls.from_json(text, source=str(path))
 
 
@@ -224,10 +301,17 @@ class Converted(NamedTuple):
 def _table(entry: object, where: str) -> EmbeddingBagConfig:
     required = {"name": str, "num_embeddings": int, "embedding_dim": int, "features": list}
     number = (int, float)
-    optional = {"pooling": str, "data_type": str, "weight_init_min": number, "weight_init_max": number}
+    optional = {
+        "pooling": str,
+        "data_type": str,
+        "weight_init_min": number,
+        "weight_init_max": number,
+    }
     got = _take(entry, where, required=required, optional=optional)
     if not all(isinstance(f, str) for f in got["features"]):
-        raise ConfigError(f"'features' of {where} must be a list of feature names, not {got['features']!r}.")
+        raise ConfigError(
+            f"'features' of {where} must be a list of feature names, not {got['features']!r}."
+        )
     return EmbeddingBagConfig(
         num_embeddings=got["num_embeddings"],
         embedding_dim=got["embedding_dim"],
@@ -249,30 +333,47 @@ def _choice(enum: Any, text: str, where: str) -> Any:
     try:
         return enum(text.upper())
     except ValueError:
-        raise ConfigError(f"{where} is {text!r}; use one of {[e.value.lower() for e in enum]}.") from None
+        raise ConfigError(
+            f"{where} is {text!r}; use one of {[e.value.lower() for e in enum]}."
+        ) from None
 
 
-_WORDS: dict[Any, str] = {str: "a string", int: "a whole number", (int, float): "a number", list: "a list"}
+_WORDS: dict[Any, str] = {
+    str: "a string",
+    int: "a whole number",
+    (int, float): "a number",
+    list: "a list",
+}
 
 
-def _take(entry: object, where: str, *, required: Mapping[str, Any], optional: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a JSON object, after checking that all required ones and no unknown ones are there, with the right types."""
+def _take(
+    entry: object, where: str, *, required: Mapping[str, Any], optional: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of a JSON object, after checking that all required ones and no unknown ones are
+    there, with the right types.
+    """
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where} must be a JSON object, not {type(entry).__name__}.")
     known = {**required, **optional}
     for name in required:
         if name not in entry:
-            raise ConfigError(f"{where} has no field {name!r}; add it. Its fields are {sorted(known)}.")
+            raise ConfigError(
+                f"{where} has no field {name!r}; add it. Its fields are {sorted(known)}."
+            )
     for name, value in entry.items():
         if name not in known:
-            raise ConfigError(f"{where} has the unknown field {name!r}; the fields are {sorted(known)}.")
+            raise ConfigError(
+                f"{where} has the unknown field {name!r}; the fields are {sorted(known)}."
+            )
         if value is None and name in optional:
             continue
         fits = isinstance(value, known[name]) and not isinstance(value, bool)
         if fits and known[name] == (int, float):
             fits = abs(value) <= sys.float_info.max  # 1e999 reads as infinity
         if not fits:
-            raise ConfigError(f"field {name!r} of {where} is {value!r}; it must be {_WORDS[known[name]]}.")
+            raise ConfigError(
+                f"field {name!r} of {where} is {value!r}; it must be {_WORDS[known[name]]}."
+            )
     return {k: v for k, v in entry.items() if v is not None}
 
 

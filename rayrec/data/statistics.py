@@ -1,10 +1,10 @@
 """Bad values found before training, by the statistics that Parquet files keep of every row group.
 
-A writer stores the least and the largest value and the number of nulls of each column of a row group.
-Where they say that an id lies outside of its table, that a label is missing or is neither 0 nor 1, or
-that a dense value is beyond float32, that row group is read and converted as training would, which raises the error that names the row.
-Nothing else is read, so this costs the files' metadata. Values that statistics do not tell of, such as
-NaN, are found by the rank that reads them.
+A writer stores the least and the largest value and the number of nulls of each column of a row
+group. Where they say that an id lies outside of its table, that a label is missing or is neither 0
+nor 1, or that a dense value is beyond float32, that row group is read and converted as training
+would, which raises the error that names the row. Nothing else is read, so this costs the files'
+metadata. Values that statistics do not tell of, such as NaN, are found by the rank that reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def check_statistics(data: FileDataset) -> None:
     Args:
         data: what to train on or to score; only Parquet files keep statistics.
     Raises:
-        InputError: names feature, column, row, file and value of the first bad entry, and the remedy.
+        InputError: names feature, column, row, file and value of the first bad entry, and the
+            remedy.
     """
     looked_at = 0
     for file in data.files:
@@ -59,7 +60,9 @@ def _is_bad(column: Any, schema: FeatureSchema) -> bool:
     name = column.path_in_schema.split(".")[0]  # a list's values lie below the column's name
     if name == schema.label:
         missing = statistics.has_null_count and statistics.null_count > 0
-        return missing or (statistics.has_min_max and not (0 <= statistics.min <= statistics.max <= 1))
+        return missing or (
+            statistics.has_min_max and not (0 <= statistics.min <= statistics.max <= 1)
+        )
     if any(name == dense.column for dense in schema.dense):
         if not statistics.has_min_max or not isinstance(statistics.min, int | float):
             return False

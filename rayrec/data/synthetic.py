@@ -1,11 +1,14 @@
-"""Click data with planted truth: every row's click probability is known, so the best possible scores are too.
+"""Click data with planted truth: every row's click probability is known, so the best possible
+scores are too.
 
-The rows look like Criteo's: skewed ids (Zipf) over columns of its cardinalities scaled and capped, list columns, dense columns. Each
-row's logit is b + signal * z, and z joins four standardized terms by their shares of variance: one effect per id ("main"), an inner
-product of user and item factors ("low_rank"), a free table over two small columns ("cross"), a smooth function of the dense columns
-("dense"). Rows are drawn in chunks, each a pure function of (config, part, chunk), and written as they come: memory is one chunk.
-`truth.json` states the scores of the true probabilities on the evaluation rows; `shuffle_labels` breaks the tie between rows and
-labels, after which any model that scores other than chance has seen the future.
+The rows look like Criteo's: skewed ids (Zipf) over columns of its cardinalities scaled and capped,
+list columns, dense columns. Each row's logit is b + signal * z, and z joins four standardized terms
+by their shares of variance: one effect per id ("main"), an inner product of user and item factors
+("low_rank"), a free table over two small columns ("cross"), a smooth function of the dense columns
+("dense"). Rows are drawn in chunks, each a pure function of (config, part, chunk), and written as
+they come: memory is one chunk. `truth.json` states the scores of the true probabilities on the
+evaluation rows; `shuffle_labels` breaks the tie between rows and labels, after which any model that
+scores other than chance has seen the future.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class SyntheticConfig:
         num_features: sparse columns, the last `num_lists` of them lists of 0 to 4 ids; at least 4.
         num_dense: dense columns.
         dim: width of every table in the schema.
-        cap: most ids of a column; Criteo's cardinalities, repeated for more than 26 columns, are cut to it.
+        cap: most ids of a column; Criteo's cardinalities, repeated for more than 26 columns, are
+            cut to it.
         signal: standard deviation of the true logits; 1.65 makes a Bayes AUC near 0.84.
         base_rate: share of clicks.
         low_rank, cross, dense: shares of the logit's variance; the main effects have the rest.
@@ -73,16 +77,32 @@ class SyntheticConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"rows_train": 1, "rows_eval": 2, "num_features": 4, "num_lists": 0, "num_dense": 0, "dim": 4, "cap": 10}
+        least = {
+            "rows_train": 1,
+            "rows_eval": 2,
+            "num_features": 4,
+            "num_lists": 0,
+            "num_dense": 0,
+            "dim": 4,
+            "cap": 10,
+        }
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least {low}.")
         if self.num_lists > self.num_features - 4:
-            raise ConfigError(f"num_lists={self.num_lists} of num_features={self.num_features}; four columns must hold single ids.")
+            raise ConfigError(
+                f"num_lists={self.num_lists} of num_features={self.num_features}; "
+                "four columns must hold single ids."
+            )
         if not 0 < self.base_rate < 1:
             raise ConfigError(f"base_rate={self.base_rate}; it must lie between 0 and 1.")
-        if min(self.low_rank, self.cross, self.dense) < 0 or self.low_rank + self.cross + self.dense > 1:
-            raise ConfigError("the shares low_rank, cross and dense must not be negative and sum to at most 1.")
+        if (
+            min(self.low_rank, self.cross, self.dense) < 0
+            or self.low_rank + self.cross + self.dense > 1
+        ):
+            raise ConfigError(
+                "the shares low_rank, cross and dense must not be negative and sum to at most 1."
+            )
 
 
 class SyntheticPaths(NamedTuple):
@@ -95,7 +115,9 @@ class SyntheticPaths(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """One column of one chunk: row i holds values[offsets[i]:offsets[i + 1]], or values[i] when `offsets` is None."""
+    """One column of one chunk: row i holds values[offsets[i]:offsets[i + 1]], or values[i] when
+    `offsets` is None.
+    """
 
     values: NDArray[np.int64]
     offsets: NDArray[np.int32] | None
@@ -120,12 +142,19 @@ class Planted:
         singles = n - config.num_lists
         by_size = sorted(range(singles), key=lambda f: (-_CRITEO[f % 26], f))
         self.user, self.item = by_size[:2]
-        self.small = tuple(sorted(by_size[2:], key=lambda f: abs(math.log(self.cardinalities[f] / 20)))[:2])
+        self.small = tuple(
+            sorted(by_size[2:], key=lambda f: abs(math.log(self.cardinalities[f] / 20)))[:2]
+        )
         rng = np.random.Generator(np.random.Philox(mix_int(config.seed, 1)))
-        self._popular = [permutation(mix_int(config.seed, 2, f), size) for f, size in enumerate(self.cardinalities)]
+        self._popular = [
+            permutation(mix_int(config.seed, 2, f), size)
+            for f, size in enumerate(self.cardinalities)
+        ]
         self._cdf = [_zipf_cdf(size, rng.uniform(1.05, 1.2)) for size in self.cardinalities]
         self._effects = [rng.standard_normal(size) * size**-0.3 for size in self.cardinalities]
-        self._factors = [rng.standard_normal((self.cardinalities[f], 2)) for f in (self.user, self.item)]
+        self._factors = [
+            rng.standard_normal((self.cardinalities[f], 2)) for f in (self.user, self.item)
+        ]
         self._cross = rng.standard_normal([self.cardinalities[f] for f in self.small])
         self._linear, self._curved = rng.standard_normal((2, config.num_dense))
         self._means, self._stds, self.bias = np.zeros(4), np.ones(4), 0.0
@@ -154,7 +183,9 @@ class Planted:
             offsets = None
             n = rows
             if f >= self.config.num_features - self.config.num_lists:
-                offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 5, rows))]).astype(np.int32)
+                offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 5, rows))]).astype(
+                    np.int32
+                )
                 n = int(offsets[-1])
             ids.append(Ids(popular[np.searchsorted(cdf, rng.random(n), side="right")], offsets))
         return dense, ids
@@ -164,15 +195,30 @@ class Planted:
         main = np.zeros(len(dense))
         for effects, column in zip(self._effects, ids, strict=True):
             main += _bag_means(effects[column.values], column.offsets)
-        user, item = self._factors[0][ids[self.user].values], self._factors[1][ids[self.item].values]
+        user, item = (
+            self._factors[0][ids[self.user].values],
+            self._factors[1][ids[self.item].values],
+        )
         cross = self._cross[ids[self.small[0]].values, ids[self.small[1]].values]
-        smooth = _times(dense, self._linear) + 0.5 * _times(np.tanh(dense.astype(np.float64)) ** 2, self._curved)
+        smooth = _times(dense, self._linear) + 0.5 * _times(
+            np.tanh(dense.astype(np.float64)) ** 2, self._curved
+        )
         return np.stack([main, (user * item).sum(1), cross, smooth])
 
     def _z(self, dense: NDArray[np.float32], ids: list[Ids]) -> F64:
         c = self.config
-        share = np.array([1 - c.low_rank - c.cross - c.dense, c.low_rank, c.cross, c.dense if c.num_dense else 0.0])
-        return _times(((self._terms(dense, ids) - self._means[:, None]) / self._stds[:, None]).T, np.sqrt(share))
+        share = np.array(
+            [
+                1 - c.low_rank - c.cross - c.dense,
+                c.low_rank,
+                c.cross,
+                c.dense if c.num_dense else 0.0,
+            ]
+        )
+        return _times(
+            ((self._terms(dense, ids) - self._means[:, None]) / self._stds[:, None]).T,
+            np.sqrt(share),
+        )
 
     def schema(self) -> FeatureSchema:
         """Schema of the written columns: one table per column; lists are mean-pooled."""
@@ -189,15 +235,22 @@ class Planted:
             for f, (name, size) in enumerate(zip(names, self.cardinalities, strict=True))
         )
         dense = tuple(DenseColumn(column=f"d_{i}") for i in range(self.config.num_dense))
-        return FeatureSchema(label="label", dense=dense, features=tuple(Feature(name=n, column=n) for n in names), tables=tables)
+        return FeatureSchema(
+            label="label",
+            dense=dense,
+            features=tuple(Feature(name=n, column=n) for n in names),
+            tables=tables,
+        )
 
 
 def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None) -> SyntheticPaths:
-    """Write train/, eval/, schema.json and truth.json below a local directory; equal configs write equal rows.
+    """Write train/, eval/, schema.json and truth.json below a local directory; equal configs write
+    equal rows.
 
     Raises:
         ConfigError: the disk has no room for so many rows.
-    Cost: about 3 s and 100 MB of Parquet per million rows of the default columns; memory of a few chunks of 65,536 rows.
+    Cost: about 3 s and 100 MB of Parquet per million rows of the default columns; memory of a few
+    chunks of 65,536 rows.
     """
     config, root = config or SyntheticConfig(), Path(directory)
     check_room(root, config)
@@ -206,7 +259,10 @@ def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None
     schema = planted.schema()
     for _ in _write_part(planted, paths.train, _TRAIN, config.rows_train):
         pass
-    scored = [(rows.logits, rows.labels) for rows in _write_part(planted, paths.eval, _EVAL, config.rows_eval)]
+    scored = [
+        (rows.logits, rows.labels)
+        for rows in _write_part(planted, paths.eval, _EVAL, config.rows_eval)
+    ]
     logits, labels = np.concatenate([s[0] for s in scored]), np.concatenate([s[1] for s in scored])
     schema.save(paths.schema)
     truth = bayes_scores(logits, labels, config.shuffle_labels) | {"config": asdict(config)}
@@ -235,16 +291,24 @@ def check_room(directory: str | Path, config: SyntheticConfig) -> None:
         )
 
 
-def bayes_scores(logits: F64, labels: NDArray[np.int8], shuffled: bool = False) -> dict[str, float | int | bool]:
-    """The fields of truth.json: exact scores of the true logits on these labels; of chance when the labels were shuffled."""
+def bayes_scores(
+    logits: F64, labels: NDArray[np.int8], shuffled: bool = False
+) -> dict[str, float | int | bool]:
+    """The fields of truth.json: exact scores of the true logits on these labels; of chance when the
+    labels were shuffled.
+    """
     rate = float(labels.mean())
-    entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate)) if 0 < rate < 1 else math.nan
+    entropy = (
+        -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate)) if 0 < rate < 1 else math.nan
+    )
     order = np.argsort(logits, kind="stable")
     ranks = np.empty(len(logits))
     ranks[order] = np.arange(1, len(logits) + 1)  # true logits are continuous: no ties to share
     clicks = int(labels.sum())
     pairs = clicks * (len(labels) - clicks)
-    auc = (float(ranks[labels == 1].sum()) - clicks * (clicks + 1) / 2) / pairs if pairs else math.nan
+    auc = (
+        (float(ranks[labels == 1].sum()) - clicks * (clicks + 1) / 2) / pairs if pairs else math.nan
+    )
     logloss = float(np.mean(np.logaddexp(0, np.where(labels == 1, -logits, logits))))
     if shuffled:
         auc, logloss = 0.5, entropy
@@ -258,7 +322,9 @@ def bayes_scores(logits: F64, labels: NDArray[np.int8], shuffled: bool = False) 
     }
 
 
-def _write_part(planted: Planted, folder: Path, part: int, rows: int, chunks_per_file: int = 4) -> Iterator[Rows]:
+def _write_part(
+    planted: Planted, folder: Path, part: int, rows: int, chunks_per_file: int = 4
+) -> Iterator[Rows]:
     folder.mkdir(parents=True, exist_ok=True)
     writer = None
     try:
@@ -268,12 +334,18 @@ def _write_part(planted: Planted, folder: Path, part: int, rows: int, chunks_per
             columns |= {f"d_{i}": pa.array(chunk.dense[:, i]) for i in range(chunk.dense.shape[1])}
             for f, (values, offsets) in enumerate(chunk.ids):
                 array = pa.array(values.astype(np.int32))
-                columns[f"cat_{f}"] = array if offsets is None else pa.ListArray.from_arrays(pa.array(offsets), array)
+                columns[f"cat_{f}"] = (
+                    array if offsets is None else pa.ListArray.from_arrays(pa.array(offsets), array)
+                )
             table = pa.table(columns)
             if index % chunks_per_file == 0:
                 if writer is not None:
                     writer.close()
-                writer = pq.ParquetWriter(folder / f"part-{index // chunks_per_file:05}.parquet", table.schema, compression="snappy")
+                writer = pq.ParquetWriter(
+                    folder / f"part-{index // chunks_per_file:05}.parquet",
+                    table.schema,
+                    compression="snappy",
+                )
             assert writer is not None
             writer.write_table(table, row_group_size=CHUNK)
             yield chunk
@@ -293,7 +365,8 @@ def _zipf_cdf(size: int, exponent: float) -> F64:
 def _times(matrix: NDArray[np.floating[Any]], vector: F64) -> F64:
     """(n, k) times (k,) on this thread alone.
 
-    OpenBLAS, behind `@`, stops its threads when any thread forks, as Ray's start does; a product under way then never ends.
+    OpenBLAS, behind `@`, stops its threads when any thread forks, as Ray's start does; a product
+    under way then never ends.
     """
     found: F64 = np.einsum("nk,k->n", matrix, vector)
     return found
@@ -312,5 +385,9 @@ def _bias(logits: F64, base_rate: float) -> float:
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.mean(1 / (1 + np.exp(-logits - middle))) < base_rate else (low, middle)
+        low, high = (
+            (middle, high)
+            if np.mean(1 / (1 + np.exp(-logits - middle))) < base_rate
+            else (low, middle)
+        )
     return (low + high) / 2

@@ -2,7 +2,11 @@
 
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
-from rayrec.distributed.fused_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection, fuse_embedding_optimizer
+from rayrec.distributed.fused_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+    fuse_embedding_optimizer,
+)
 from rayrec.distributed.interop import load_table, unsharded_state_dict
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.sharding import find_collections, shard_embeddings, table_configs

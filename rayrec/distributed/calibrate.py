@@ -1,11 +1,15 @@
-"""Measure this cluster: every rank runs a few real sharded steps and exchanges, and the cost model's constants are fitted to them.
+"""Measure this cluster: every rank runs a few real sharded steps and exchanges, and the cost
+model's constants are fitted to them.
 
-    topology = calibrate(exchange, topology, device)        # the same call on every rank; the same answer on every rank
+    topology = calibrate(exchange, topology, device)        # the same call on every rank; the same
+    answer on every rank
 
-The steps are random: tables of all sizes and widths, some or many ids per bag, every sharding kind, so that no two constants always occur
-together. Waiting for other ranks is taken out by the step's own timer; latency and bandwidth of the exchange are measured apart, inside
-the host and across. Takes about ten seconds, and the memory of one of the random models at a time. Rates hold for the optimizer and the
-element type that were measured (row-wise Adagrad, float32), and for as many threads and ranks per host as took part.
+The steps are random: tables of all sizes and widths, some or many ids per bag, every sharding kind,
+so that no two constants always occur together. Waiting for other ranks is taken out by the step's
+own timer; latency and bandwidth of the exchange are measured apart, inside the host and across.
+Takes about ten seconds, and the memory of one of the random models at a time. Rates hold for the
+optimizer and the element type that were measured (row-wise Adagrad, float32), and for as many
+threads and ranks per host as took part.
 """
 
 from __future__ import annotations
@@ -55,11 +59,17 @@ class Design:
     @property
     def constraints(self) -> dict[str, ParameterConstraints]:
         """What the planner is told."""
-        return {t.name: ParameterConstraints(pooling_factor=p) for t, p in zip(self.tables, self.pooling, strict=True)}
+        return {
+            t.name: ParameterConstraints(pooling_factor=p)
+            for t, p in zip(self.tables, self.pooling, strict=True)
+        }
 
     def plan(self, topology: Topology) -> ShardingPlan:
         """The plan, for the ranks of `topology`."""
-        placements = {t.name: TablePlacement(layout) for t, layout in zip(self.tables, self.layouts, strict=True)}
+        placements = {
+            t.name: TablePlacement(layout)
+            for t, layout in zip(self.tables, self.layouts, strict=True)
+        }
         return ShardingPlan(world_size=topology.world_size, tables=placements, hosts=topology.hosts)
 
 
@@ -68,7 +78,9 @@ def random_design(seed: int, world_size: int) -> Design:
     rng = random.Random(seed)
     count, batch = round(2 ** rng.uniform(1, 5.7)), 2 ** rng.randint(7, 11)
     mean_dim, mean_pooling = 2 ** rng.uniform(3, 7), 2 ** rng.uniform(0, 4.5)
-    kinds = rng.choice((("tw",), ("rw",), ("cw",), ("dp", "tw"), ("tw", "rw", "cw"), ("tw", "rw", "cw", "dp")))
+    kinds = rng.choice(
+        (("tw",), ("rw",), ("cw",), ("dp", "tw"), ("tw", "rw", "cw"), ("tw", "rw", "cw", "dp"))
+    )
     make: dict[str, Callable[[EmbeddingBagConfig, Sequence[int]], Layout]]
     make = {"rw": row_wise, "cw": column_wise, "dp": data_parallel}
     tables, pooling, layouts = [], [], list[Layout]()
@@ -83,7 +95,11 @@ def random_design(seed: int, world_size: int) -> Design:
             layouts.append(table_wise(table, rng.randrange(world_size)))
         else:
             layouts.append(make[kind](table, ranks))
-    heavy = max(batch * sum(pooling) / MOST_IDS, batch * sum(t.embedding_dim for t in tables) / MOST_VALUES, 1.0)
+    heavy = max(
+        batch * sum(pooling) / MOST_IDS,
+        batch * sum(t.embedding_dim for t in tables) / MOST_VALUES,
+        1.0,
+    )
     return Design(tuple(tables), tuple(pooling), tuple(layouts), max(16, round(batch / heavy)))
 
 
@@ -91,7 +107,10 @@ def random_batch(design: Design, seed: int, device: torch.device) -> KeyedJagged
     """A local batch with the design's mean lengths, which vary, and uniform ids."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [_lengths(pooling, design.batch_size, generator) for pooling in design.pooling]
-    ids = [torch.randint(t.num_embeddings, (int(n.sum()),), generator=generator) for t, n in zip(design.tables, lengths, strict=True)]
+    ids = [
+        torch.randint(t.num_embeddings, (int(n.sum()),), generator=generator)
+        for t, n in zip(design.tables, lengths, strict=True)
+    ]
     keys = [t.feature_names[0] for t in design.tables]
     return KeyedJaggedTensor(keys, torch.cat(ids).to(device), lengths=torch.cat(lengths).to(device))
 
@@ -107,7 +126,9 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
     """What the cost model counts on every rank; `share_tables` where it reads rows in place."""
     costs = CostModel(topology)
     ranks = [StepAmounts()] * topology.world_size
-    works = table_works(design.tables, design.constraints, design.batch_size, topology, share_tables=share_tables)
+    works = table_works(
+        design.tables, design.constraints, design.batch_size, topology, share_tables=share_tables
+    )
     for work, layout in zip(works, design.layouts, strict=True):
         home, owners = costs.layout_home_amounts(work, layout), costs.amounts(work, layout)
         ranks = [r.plus(home).plus(owners.get(i, StepAmounts())) for i, r in enumerate(ranks)]
@@ -117,18 +138,24 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
 def measure_step(
     design: Design, exchange: Exchange, topology: Topology, device: torch.device, share_tables: bool
 ) -> tuple[list[float], bool]:
-    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile of some steps; and whether rows were
-    read in place, which is only where `share_tables` asks for it.
+    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile
+    of some steps; and whether rows were read in place, which is only where `share_tables` asks for
+    it.
 
-    Of a rank that works in one thread, the seconds that this thread worked; then others may use the machine meanwhile.
+    Of a rank that works in one thread, the seconds that this thread worked; then others may use the
+    machine meanwhile.
     """
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
     options = EngineOptions(share_tables=share_tables)
-    module, engine = shard_embeddings(collection, design.plan(topology), exchange, RowWiseAdagrad(), device, 0, options)
+    module, engine = shard_embeddings(
+        collection, design.plan(topology), exchange, RowWiseAdagrad(), device, 0, options
+    )
     clock = thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
     timer = engine.timer = StepTimer(clock)
     batches = [random_batch(design, 1000 * i + exchange.rank, device) for i in range(3)]
-    gradient = torch.ones(design.batch_size, sum(t.embedding_dim for t in design.tables), device=device)
+    gradient = torch.ones(
+        design.batch_size, sum(t.embedding_dim for t in design.tables), device=device
+    )
     found = []
     for i in range(WARMUP + STEPS):
         timer.reset()
@@ -139,7 +166,9 @@ def measure_step(
         took, parts = clock() - start, timer.read()
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
         found.append([*worked, took - sum(part.waited for part in parts.values())])
-    return [quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)], engine.shares_tables
+    return [
+        quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)
+    ], engine.shares_tables
 
 
 def calibrate(
@@ -165,18 +194,29 @@ def calibrate(
     samples = []
     for seed in range(designs):
         design = random_design(seed, exchange.world_size)
-        say(f"random plan {seed + 1} of {designs}: {len(design.tables)} tables, {design.batch_size} rows per rank")
-        seconds, shared = measure_step(design, exchange, topology, device, share_tables=seed % 2 == 0)
+        say(
+            f"random plan {seed + 1} of {designs}: {len(design.tables)} tables, "
+            f"{design.batch_size} rows per rank"
+        )
+        seconds, shared = measure_step(
+            design, exchange, topology, device, share_tables=seed % 2 == 0
+        )
         everyone = _share(exchange, seconds, device)
         amounts = plan_amounts(design, topology, shared)
-        samples += [Sample(a, tuple(values[:-1]), values[-1]) for a, values in zip(amounts, everyone, strict=True)]
+        samples += [
+            Sample(a, tuple(values[:-1]), values[-1])
+            for a, values in zip(amounts, everyone, strict=True)
+        ]
     return fit(topology, links, samples)
 
 
 def _share(exchange: Exchange, values: Sequence[float], device: torch.device) -> list[list[float]]:
     """Every rank's values, on every rank."""
     mine = torch.tensor(values, dtype=torch.float64, device=device)
-    return [part.tolist() for part in exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()]
+    return [
+        part.tolist()
+        for part in exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()
+    ]
 
 
 def _measure_links(exchange: Exchange, topology: Topology, device: torch.device) -> Links:
@@ -186,8 +226,15 @@ def _measure_links(exchange: Exchange, topology: Topology, device: torch.device)
     small, _ = LINK_BYTES
     latency = max(_seconds(exchange, peers, small // 4, device) for peers in (near, far))
     ever_near, ever_far = any(len(h) > 1 for h in topology.hosts), len(topology.hosts) > 1
-    slopes = [_slope(exchange, peers, device) if ever else None for peers, ever in ((near, ever_near), (far, ever_far))]
-    return Links(_random_row_bandwidth(exchange, device), latency if exchange.world_size > 1 else 0.0, *slopes)
+    slopes = [
+        _slope(exchange, peers, device) if ever else None
+        for peers, ever in ((near, ever_near), (far, ever_far))
+    ]
+    return Links(
+        _random_row_bandwidth(exchange, device),
+        latency if exchange.world_size > 1 else 0.0,
+        *slopes,
+    )
 
 
 def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> float:
@@ -198,7 +245,9 @@ def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> fl
 
 
 def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch.device) -> float:
-    """Median seconds of an exchange of `count` float32 with each peer, from the moment it is packed; as the quickest rank saw it."""
+    """Median seconds of an exchange of `count` float32 with each peer, from the moment it is
+    packed; as the quickest rank saw it.
+    """
     like = torch.zeros(1, device=device)
     splits = [count if rank in peers else 0 for rank in range(exchange.world_size)]
     found = []

@@ -1,7 +1,9 @@
-"""The sharded counterparts of `EmbeddingBagCollection` and `EmbeddingCollection`: same forward, same configs, same names.
+"""The sharded counterparts of `EmbeddingBagCollection` and `EmbeddingCollection`: same forward,
+same configs, same names.
 
-They hold no rows: those are the engine's. Mean pooling divides here, by the lengths of the bags at home, because a row block sees only
-part of a bag. A variable batch is expanded here to the full batch, by its inverse indices.
+They hold no rows: those are the engine's. Mean pooling divides here, by the lengths of the bags at
+home, because a row block sees only part of a bag. A variable batch is expanded here to the full
+batch, by its inverse indices.
 """
 
 from __future__ import annotations
@@ -12,13 +14,20 @@ from torch import Tensor, nn
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.state import TableShards
 from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, expand_inverse, get_embedding_names_by_table
+from rayrec.modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    expand_inverse,
+    get_embedding_names_by_table,
+)
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
 def _layouts(engine: ShardedEmbeddings, configs: list[BaseEmbeddingConfig]) -> str:
     plan = engine.plan
-    return "\n".join(f"{c.name}: {c.num_embeddings} x {c.embedding_dim}, {plan.kind(c.name)}" for c in configs)
+    return "\n".join(
+        f"{c.name}: {c.num_embeddings} x {c.embedding_dim}, {plan.kind(c.name)}" for c in configs
+    )
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
@@ -30,11 +39,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         unsharded: the module it replaces; its rows are not read here.
     """
 
-    def __init__(self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingBagCollection) -> None:
+    def __init__(
+        self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingBagCollection
+    ) -> None:
         super().__init__()
         self._engine, self._index = engine, index
         self._configs, self._weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
-        self._names = [name for names in get_embedding_names_by_table(self._configs) for name in names]
+        self._names = [
+            name for names in get_embedding_names_by_table(self._configs) for name in names
+        ]
         uses = [(config, feature) for config in self._configs for feature in config.feature_names]
         self._features = [feature for _, feature in uses]
         self._dims = [config.embedding_dim for config, _ in uses]
@@ -42,19 +55,24 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._mean = torch.tensor(mean, device=engine.device).unsqueeze(1) if any(mean) else None
         self._mean_uses = [i for i, is_mean in enumerate(mean) if is_mean]
         self._orders: dict[tuple[str, ...], Tensor] = {}
-        self._use_of_column = torch.tensor([i for i, d in enumerate(self._dims) for _ in range(d)], device=engine.device)
-        self.embedding_bags = nn.ModuleDict({config.name: TableShards(engine, config) for config in self._configs})
+        self._use_of_column = torch.tensor(
+            [i for i, d in enumerate(self._dims) for _ in range(d)], device=engine.device
+        )
+        self.embedding_bags = nn.ModuleDict(
+            {config.name: TableShards(engine, config) for config in self._configs}
+        )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag.
 
         Args:
-            features: holds at least the keys of the tables' features; B bags each, or a variable batch with inverse indices. B may
-                differ between ranks.
+            features: holds at least the keys of the tables' features; B bags each, or a variable
+                batch with inverse indices. B may differ between ranks.
         Returns:
             KeyedTensor of (B, sum D) float32: tables in order, the features of each in order.
         Raises:
-            InputError: a feature is missing, an id is out of range (names key, row, value), or weights are missing.
+            InputError: a feature is missing, an id is out of range (names key, row, value), or
+                weights are missing.
             CommError: another rank is gone.
         """
         outputs = self._engine.forward(self._index, features)
@@ -83,7 +101,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def _expand(self, features: KeyedJaggedTensor, outputs: list[Tensor]) -> Tensor:
         for i in self._mean_uses:
-            outputs[i] = outputs[i] / features[self._features[i]].lengths().clamp(min=1).unsqueeze(1)
+            outputs[i] = outputs[i] / features[self._features[i]].lengths().clamp(min=1).unsqueeze(
+                1
+            )
         return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -113,12 +133,16 @@ class ShardedEmbeddingCollection(nn.Module):
         unsharded: the module it replaces; its rows are not read here.
     """
 
-    def __init__(self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingCollection) -> None:
+    def __init__(
+        self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingCollection
+    ) -> None:
         super().__init__()
         self._engine, self._index = engine, index
         self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
         self._names = get_embedding_names_by_table(self._configs)
-        self.embeddings = nn.ModuleDict({config.name: TableShards(engine, config) for config in self._configs})
+        self.embeddings = nn.ModuleDict(
+            {config.name: TableShards(engine, config) for config in self._configs}
+        )
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id.
@@ -126,7 +150,8 @@ class ShardedEmbeddingCollection(nn.Module):
         Args:
             features: holds at least the keys of the tables' features.
         Returns:
-            Output name -> bags of (N, D) float32 rows, with the lengths of the feature; weights are the ids when need_indices.
+            Output name -> bags of (N, D) float32 rows, with the lengths of the feature; weights are
+            the ids when need_indices.
         Raises:
             InputError: a feature is missing, or an id is out of range (names key, row, value).
             CommError: another rank is gone.
@@ -138,7 +163,11 @@ class ShardedEmbeddingCollection(nn.Module):
         for config, names in zip(self._configs, self._names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 bags = features[feature]
-                outputs[name] = JaggedTensor(next(rows), bags.values() if self._need_indices else None, lengths=bags.lengths())
+                outputs[name] = JaggedTensor(
+                    next(rows),
+                    bags.values() if self._need_indices else None,
+                    lengths=bags.lengths(),
+                )
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

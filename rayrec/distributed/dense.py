@@ -57,7 +57,10 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
     names = dict(module.named_parameters())
     lost = [name for name in options.get("params_to_ignore", ()) if name not in names]
     if lost:
-        raise ConfigError(f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no such dense parameter.")
+        raise ConfigError(
+            f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no "
+            "such dense parameter."
+        )
     hook = options.get("comm_hook")
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
         raise ConfigError(f"ddp_options['comm_hook'] must be a pair (state, hook), got {hook!r}.")
@@ -91,19 +94,25 @@ class DenseReplicas:
         ignored = list(options.get("params_to_ignore", ()))
         if ignored:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
-        self._parameters = [p for name, p in module.named_parameters() if p.requires_grad and name not in ignored]
+        self._parameters = [
+            p for name, p in module.named_parameters() if p.requires_grad and name not in ignored
+        ]
         given = {name: value for name, value in options.items() if name in _DDP}
         keywords: dict[str, Any] = {"gradient_as_bucket_view": True, **given}
         if "broadcast_buffers" not in given:
             keywords.setdefault("forward_sync_buffers", False)
         devices = [device] if device.type == "cuda" else None
         try:
-            self._ddp = DistributedDataParallel(module, device_ids=devices, process_group=process_group, **keywords)
+            self._ddp = DistributedDataParallel(
+                module, device_ids=devices, process_group=process_group, **keywords
+            )
         except (TypeError, ValueError) as error:
             raise ConfigError(f"ddp_options {dict(options)}: {error}") from error
         # else DDP does the same at a higher price, or was told that nothing ever changes
         self._reaches_all = not (given.get("find_unused_parameters") or given.get("static_graph"))
-        state, hook = options.get("comm_hook") or self._hook(device, process_group, transport, watch, bool(given.get("static_graph")))
+        state, hook = options.get("comm_hook") or self._hook(
+            device, process_group, transport, watch, bool(given.get("static_graph"))
+        )
         self._ddp.register_comm_hook(state, with_unused(hook) if self._reaches_all else hook)
 
     def _hook(
@@ -117,7 +126,9 @@ class DenseReplicas:
         if device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
             exchange = exchange_for(process_group, device, transport, own=True)
             if isinstance(exchange, SharedMemoryExchange):
-                return partial(watch, exchange), AverageStatic().hook if static else average_gradients
+                return partial(
+                    watch, exchange
+                ), AverageStatic().hook if static else average_gradients
         return process_group, allreduce_hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,8 @@ class EngineOptions:
         check_ids: check every id against its tables before it is sent; costs one pass over the ids.
         codecs: what pooled rows and gradients look like on the wire.
         dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
-        share_tables: ranks that share memory read each other's rows in place, where they can; see `in_place`.
+        share_tables: ranks that share memory read each other's rows in place, where they can; see
+            `in_place`.
     """
 
     check_ids: bool = True

@@ -49,7 +49,8 @@ class FusedCollection(nn.Module):
         probe = fn(torch.empty(0, device=self.device))
         if probe.device != self.device:
             raise ConfigError(
-                f"the rows of a {type(self).__name__} on {self.device} cannot move to {probe.device}; "
+                f"the rows of a {type(self).__name__} on {self.device} cannot move to "
+                f"{probe.device}; "
                 f"make it there: device={probe.device.type!r}."
             )
         return super()._apply(fn, recurse)

@@ -2,8 +2,8 @@
 
 They need neither sharding nor a process group, and make no gradient of table size.
 `FusedEmbeddingBagCollection` and `FusedEmbeddingCollection` have TorchRec's names and arguments,
-and the state_dict of the collections that they stand for. They are the sharded runtime with a world of
-one rank, so kernels, optimizers and what they cost are the same (docs/optimizers.md). Their rows
+and the state_dict of the collections that they stand for. They are the sharded runtime with a world
+of one rank, so kernels, optimizers and what they cost are the same (docs/optimizers.md). Their rows
 are not among `parameters()`.
 
 In a job of several processes each has tables of its own, which nobody keeps equal: there,
@@ -69,7 +69,9 @@ class FusedEmbeddingBagCollection(FusedCollection):
         optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingBagCollection(tables, is_weighted, device="meta")
         on = torch.device("cpu" if device is None else device)
-        inner, engine = (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
+        inner, engine = (
+            (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
+        )
         held = (inner or plain).embedding_bags
         super().__init__(held, "embedding_bags", optimizer_type, optimizer_kwargs or {}, optimizer)
         self._configs, self._weighted = plain.embedding_bag_configs(), plain.is_weighted()
@@ -115,7 +117,9 @@ class FusedEmbeddingCollection(FusedCollection):
         optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingCollection(tables, device="meta", need_indices=need_indices)
         on = torch.device("cpu" if device is None else device)
-        inner, engine = (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
+        inner, engine = (
+            (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
+        )
         held = (inner or plain).embeddings
         super().__init__(held, "embeddings", optimizer_type, optimizer_kwargs or {}, optimizer)
         self._configs, self._need_indices = plain.embedding_configs(), plain.need_indices()
@@ -148,11 +152,15 @@ class FusedEmbeddingCollection(FusedCollection):
         return self._need_indices
 
 
-def _alone(plain: Any, optimizer: Any, device: torch.device, location: Storage | None) -> tuple[Any, Any]:
+def _alone(
+    plain: Any, optimizer: Any, device: torch.device, location: Storage | None
+) -> tuple[Any, Any]:
     """A collection on a world of this one process, and its engine."""
     sequence = isinstance(plain, EmbeddingCollection)
     tables = plain.embedding_configs() if sequence else plain.embedding_bag_configs()
-    placements = {table.name: TablePlacement(table_wise(table, 0), location or Storage()) for table in tables}
+    placements = {
+        table.name: TablePlacement(table_wise(table, 0), location or Storage()) for table in tables
+    }
     plan = ShardingPlan(world_size=1, tables=placements)
     by_name = dict.fromkeys(placements, optimizer)  # counts more than a mark on a parameter
     return shard_embeddings(plain, plan, LocalExchange(), by_name, device, torch.initial_seed())
@@ -181,9 +189,13 @@ def fuse_embedding_optimizer(
     def fused(plain: nn.Module) -> nn.Module | None:
         if isinstance(plain, EmbeddingBagCollection):
             tables = plain.embedding_bag_configs()
-            return FusedEmbeddingBagCollection(tables, optimizer_type, optimizer_kwargs, source=plain, **where)
+            return FusedEmbeddingBagCollection(
+                tables, optimizer_type, optimizer_kwargs, source=plain, **where
+            )
         if isinstance(plain, EmbeddingCollection):
-            return FusedEmbeddingCollection(plain.embedding_configs(), optimizer_type, optimizer_kwargs, source=plain, **where)
+            return FusedEmbeddingCollection(
+                plain.embedding_configs(), optimizer_type, optimizer_kwargs, source=plain, **where
+            )
         return None
 
     replaced = {child: new for child in model.modules() if (new := fused(child)) is not None}

@@ -1,7 +1,9 @@
-"""Rows in and out of a sharded model: pretrained tables from tensors and Arrow files, and a plain torch state_dict of the whole.
+"""Rows in and out of a sharded model: pretrained tables from tensors and Arrow files, and a plain
+torch state_dict of the whole.
 
-Every rank calls these; each reads or gives only its own rectangles. A whole table exists in memory only where the user asks for one:
-in the tensor passed in, or on rank 0 for the export, table by table.
+Every rank calls these; each reads or gives only its own rectangles. A whole table exists in memory
+only where the user asks for one: in the tensor passed in, or on rank 0 for the export, table by
+table.
 """
 
 from __future__ import annotations
@@ -23,26 +25,35 @@ from rayrec.errors import InputError, ShapeError
 
 
 @torch.no_grad()
-def load_table(model: DistributedModelParallel, name: str, source: Tensor | str | os.PathLike[str]) -> int:
-    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays as it is.
+def load_table(
+    model: DistributedModelParallel, name: str, source: Tensor | str | os.PathLike[str]
+) -> int:
+    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays as it
+    is.
 
     Args:
         name: the table.
-        source: a (num_embeddings, embedding_dim) tensor, or a Parquet, Arrow IPC or Feather file with a column `weight` of
-            embedding_dim values per row (fixed-size list or list of floats) and, if it does not hold all rows in order, a column `row`.
+        source: a (num_embeddings, embedding_dim) tensor, or a Parquet, Arrow IPC or Feather file
+            with a column `weight` of embedding_dim values per row (fixed-size list or list of
+            floats) and, if it does not hold all rows in order, a column `row`.
     Returns:
         Rows that this rank wrote at least one column of.
     Raises:
-        InputError: no such table; a file without the column, of another width, or with rows that the table does not have.
+        InputError: no such table; a file without the column, of another width, or with rows that
+            the table does not have.
         ShapeError: a tensor of another shape.
     """
     states = [state for state in model.shard_states() if state.shard.table == name]
     if name not in model.plan.tables:
-        raise InputError(f"the model has no table {name!r}; it has {', '.join(sorted(model.plan.tables)[:20])}.")
+        raise InputError(
+            f"the model has no table {name!r}; it has {', '.join(sorted(model.plan.tables)[:20])}."
+        )
     rows, width = model.plan.tables[name].layout.shape
     if isinstance(source, Tensor):
         if tuple(source.shape) != (rows, width):
-            raise ShapeError(f"table {name!r} is {rows} x {width}; the tensor is {tuple(source.shape)}.")
+            raise ShapeError(
+                f"table {name!r} is {rows} x {width}; the tensor is {tuple(source.shape)}."
+            )
         return sum(_copy_all(state, source) for state in states)
     return _load_file(states, name, rows, width, os.fspath(source))
 
@@ -57,16 +68,22 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
     first = written = 0
     for batch in _batches(path):
         if "weight" not in batch.schema.names:
-            raise InputError(f"{path} has columns {batch.schema.names}; the rows of table {name!r} are read from a column 'weight'.")
+            raise InputError(
+                f"{path} has columns {batch.schema.names}; the rows of table {name!r} "
+                "are read from a column 'weight'."
+            )
         column = batch.column("weight")
         values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
         if values.numel() != len(batch) * width:
             raise InputError(
-                f"{path}: column 'weight' holds {values.numel()} values in {len(batch)} rows; table {name!r} has {width} columns."
+                f"{path}: column 'weight' holds {values.numel()} values in {len(batch)} rows; "
+                f"table {name!r} has {width} columns."
             )
         matrix = values.view(len(batch), width)
         if "row" in batch.schema.names:
-            index = torch.from_numpy(batch.column("row").to_numpy(zero_copy_only=False).astype("int64"))
+            index = torch.from_numpy(
+                batch.column("row").to_numpy(zero_copy_only=False).astype("int64")
+            )
         else:
             index = torch.arange(first, first + len(batch))
         first += len(batch)
@@ -76,7 +93,9 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
         for state in states:
             shard = state.shard
             inside = (index >= shard.rows.start) & (index < shard.rows.stop)
-            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(state.weight.device, state.weight.dtype)
+            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(
+                state.weight.device, state.weight.dtype
+            )
             state.weight[index[inside].to(state.weight.device) - shard.rows.start] = part
             written += int(inside.sum())
     return written
@@ -89,19 +108,27 @@ def _batches(path: str) -> list[pa.RecordBatch]:
         with pa.memory_map(path) as source:
             return pa.ipc.open_file(source).read_all().to_batches()
     except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path} cannot be read as Parquet (.parquet) or as an Arrow IPC file: {error}") from error
+        raise InputError(
+            f"{path} cannot be read as Parquet (.parquet) or as an Arrow IPC file: {error}"
+        ) from error
 
 
 def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | None:
-    """The state_dict of the unsharded module with whole tensors on the CPU: on rank 0; None elsewhere. Every rank must call it.
+    """The state_dict of the unsharded module with whole tensors on the CPU: on rank 0; None
+    elsewhere. Every rank must call it.
 
-    `torch.save` of the result loads into the unsharded module, and `DistributedModelParallel.load_state_dict` takes it back.
+    `torch.save` of the result loads into the unsharded module, and
+    `DistributedModelParallel.load_state_dict` takes it back.
 
     Raises:
         CommError: a peer is gone.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    tables = {prefix + ".weight": child for prefix, child in model.module.named_modules() if isinstance(child, TableShards)}
+    tables = {
+        prefix + ".weight": child
+        for prefix, child in model.module.named_modules()
+        if isinstance(child, TableShards)
+    }
     result: dict[str, Any] = {}
     for key, value in model.state_dict().items():
         if key not in tables:

@@ -1,11 +1,14 @@
-"""2D parallelism: tables are sharded inside groups of ranks, and the groups are replicas of each other.
+"""2D parallelism: tables are sharded inside groups of ranks, and the groups are replicas of each
+other.
 
-With W ranks and groups of S, ranks 0 .. S - 1 are the first group; the same plan for S ranks holds in every group, and the ids of a rank
-never leave its group. With k = 1 replicas exchange ids and gradients instead (`peers`) and train exactly as one world of W ranks. With a
-larger k they drift apart as their groups see other rows, and every k steps the rows and optimizer state of equal shards are averaged over
-the groups. The dense part is averaged over all ranks in every step, as ever.
+With W ranks and groups of S, ranks 0 .. S - 1 are the first group; the same plan for S ranks holds
+in every group, and the ids of a rank never leave its group. With k = 1 replicas exchange ids and
+gradients instead (`peers`) and train exactly as one world of W ranks. With a larger k they drift
+apart as their groups see other rows, and every k steps the rows and optimizer state of equal shards
+are averaged over the groups. The dense part is averaged over all ranks in every step, as ever.
 
-Source: the 2D sparse parallelism of TorchRec (Zhang et al. 2025), whose DMPCollection averages weights and optimizer state alike.
+Source: the 2D sparse parallelism of TorchRec (Zhang et al. 2025), whose DMPCollection averages
+weights and optimizer state alike.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class Replicas:
 
     Args:
         group_size: S, ranks of one sharding group.
-        sync_every: k; 1 keeps replicas exactly equal, more is the number of steps between two averages.
+        sync_every: k; 1 keeps replicas exactly equal, more is the number of steps between two
+            averages.
     Raises:
         ConfigError: the world is no multiple of S, or there is only one group.
     """
@@ -38,11 +42,14 @@ class Replicas:
         world, rank = dist.get_world_size(), dist.get_rank()
         if group_size < 1 or world % group_size or world == group_size:
             raise ConfigError(
-                f"sharding_group_size={group_size} does not part {world} ranks into two or more equal groups; "
+                f"sharding_group_size={group_size} does not part {world} ranks into two or more "
+                "equal groups; "
                 f"choose a proper divisor of {world}, or leave it out."
             )
         if sync_every < 1:
-            raise ConfigError(f"sync_every={sync_every}; tables must be averaged every 1 or more steps.")
+            raise ConfigError(
+                f"sync_every={sync_every}; tables must be averaged every 1 or more steps."
+            )
         self.sync_every, self.num_replicas, self._steps = sync_every, world // group_size, 0
         groups = [list(range(first, first + group_size)) for first in range(0, world, group_size)]
         made = [new_group(ranks) for ranks in groups]

@@ -1,8 +1,10 @@
-"""Moving tables to another plan between two steps: only rectangles whose owner changes cross the wire, optimizer state with them.
+"""Moving tables to another plan between two steps: only rectangles whose owner changes cross the
+wire, optimizer state with them.
 
-Old and new layouts are two sets of rectangles; what stays on its rank is copied in place, the rest goes by one all_to_all per table, so
-the extra memory is the new shards and one table's moving rows. A replicated table needs no wire: every rank has it. Row-wise state
-follows the rules of `checkpoint.place`.
+Old and new layouts are two sets of rectangles; what stays on its rank is copied in place, the rest
+goes by one all_to_all per table, so the extra memory is the new shards and one table's moving rows.
+A replicated table needs no wire: every rank has it. Row-wise state follows the rules of
+`checkpoint.place`.
 """
 
 # rows and state travel as float32, which holds float16 and bfloat16 exactly
@@ -71,17 +73,24 @@ class Moving:
     @staticmethod
     def of(table: str, old: ShardingPlan, new: ShardingPlan, optimizer: SparseOptimizer) -> Moving:
         """A table with its optimizer's state, from one plan to another."""
-        columns = {WEIGHT: False} | {name: per == "row" for name, per in optimizer.state_widths.items()}
+        columns = {WEIGHT: False} | {
+            name: per == "row" for name, per in optimizer.state_widths.items()
+        }
         return Moving(table, old.tables[table].layout, new.tables[table].layout, columns)
 
 
 def move_tables(
-    tables: Sequence[Moving], old: Sequence[ShardState], new: Sequence[ShardState], exchange: Exchange, device: torch.device
+    tables: Sequence[Moving],
+    old: Sequence[ShardState],
+    new: Sequence[ShardState],
+    exchange: Exchange,
+    device: torch.device,
 ) -> int:
     """Fill this rank's new shards; every rank calls it with the same tables in the same order.
 
     Args:
-        old, new: this rank's shards. New ones that share the memory of an old one are what they were.
+        old, new: this rank's shards. New ones that share the memory of an old one are what they
+            were.
     Returns:
         Float32 values that this rank sent.
     Raises:
@@ -96,20 +105,39 @@ def move_tables(
 
 
 @torch.no_grad()
-def _move(moving: Moving, have: Sequence[ShardState], want: Sequence[ShardState], exchange: Exchange, device: torch.device) -> int:
+def _move(
+    moving: Moving,
+    have: Sequence[ShardState],
+    want: Sequence[ShardState],
+    exchange: Exchange,
+    device: torch.device,
+) -> int:
     columns = moving.columns
     placer, rank = Placer(), exchange.rank
     for target in want:
         for source in have:
             placer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
     plan = list(moves(moving.table, moving.old, moving.new))
-    out = [[m for m in plan if m.source.rank == rank and m.target.rank == r] for r in range(exchange.world_size)]
-    inn = [[m for m in plan if m.target.rank == rank and m.source.rank == r] for r in range(exchange.world_size)]
+    out = [
+        [m for m in plan if m.source.rank == rank and m.target.rank == r]
+        for r in range(exchange.world_size)
+    ]
+    inn = [
+        [m for m in plan if m.target.rank == rank and m.source.rank == r]
+        for r in range(exchange.world_size)
+    ]
     sources = {state.shard: state for state in have}
-    parts = [value for moved in out for m in moved for value in _values(sources[m.source], m.rows, m.cols)]
+    parts = [
+        value
+        for moved in out
+        for m in moved
+        for value in _values(sources[m.source], m.rows, m.cols)
+    ]
     send = torch.cat(parts) if parts else torch.empty(0, device=device)
     received = exchange.all_to_all(
-        send, [sum(_size(m, columns) for m in moved) for moved in out], [sum(_size(m, columns) for m in moved) for moved in inn]
+        send,
+        [sum(_size(m, columns) for m in moved) for moved in out],
+        [sum(_size(m, columns) for m in moved) for moved in inn],
     ).wait()
     targets = {state.shard: state for state in want}
     at = 0

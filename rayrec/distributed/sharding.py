@@ -1,7 +1,8 @@
 """Replace the collections of a user's module by sharded ones.
 
-Tables are born on their ranks: a table on the meta device gets initial values computed for just this rank's rectangles, a function of
-(seed, table, row, column) and therefore independent of plan and number of ranks. A table with real rows is copied from.
+Tables are born on their ranks: a table on the meta device gets initial values computed for just
+this rank's rectangles, a function of (seed, table, row, column) and therefore independent of plan
+and number of ranks. A table with real rows is copied from.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ Collection = EmbeddingBagCollection | EmbeddingCollection | FusedCollection
 def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
     """The tables of a collection of either kind, in order."""
     configs: Any = collection
-    return tuple(configs.embedding_configs() if _is_sequence(collection) else configs.embedding_bag_configs())
+    return tuple(
+        configs.embedding_configs() if _is_sequence(collection) else configs.embedding_bag_configs()
+    )
 
 
 def weight_of(collection: Collection, table: str) -> Tensor:
     """The unsharded rows of one table."""
     if isinstance(collection, FusedCollection):
         return collection.rows_of(table)
-    module = collection.embedding_bags[table] if isinstance(collection, EmbeddingBagCollection) else collection.embeddings[table]
+    module = (
+        collection.embedding_bags[table]
+        if isinstance(collection, EmbeddingBagCollection)
+        else collection.embeddings[table]
+    )
     assert isinstance(module.weight, Tensor)
     return module.weight
 
@@ -51,7 +58,10 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
     """
     found = {path: child for path, child in module.named_modules() if isinstance(child, Collection)}
     if not found:
-        raise ConfigError(f"{type(module).__name__} holds no embedding collection, so there is nothing to shard; use plain DDP.")
+        raise ConfigError(
+            f"{type(module).__name__} holds no embedding collection, so there is "
+            "nothing to shard; use plain DDP."
+        )
     check_tables([table for child in found.values() for table in tables_of(child)])
     return found
 
@@ -78,7 +88,8 @@ def shard_embeddings(
         module: its tables may lie on the meta device.
         plan: covers every table.
         exchange: connects the ranks; nobody else uses it.
-        optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table name; applied in the backward pass.
+        optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table
+            name; applied in the backward pass.
         device: where this rank's shards live.
         seed: of initial values; the same on every rank.
         options, prefetch_exchange, peers: see `ShardedEmbeddings`.
@@ -91,12 +102,19 @@ def shard_embeddings(
     found = find_collections(module)
     configs = {table.name: (table, child) for child in found.values() for table in tables_of(child)}
     optimizers = _optimizers(configs, optimizer)
-    specs = [CollectionSpec(path, tables_of(child), _is_weighted(child), _is_sequence(child)) for path, child in found.items()]
-    engine = ShardedEmbeddings(specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers)
+    specs = [
+        CollectionSpec(path, tables_of(child), _is_weighted(child), _is_sequence(child))
+        for path, child in found.items()
+    ]
+    engine = ShardedEmbeddings(
+        specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers
+    )
     for state in engine.shard_states():
         table, child = configs[state.shard.table]
         _fill(state, table, weight_of(child, table.name), seed)
-    sharded: dict[nn.Module, nn.Module] = {child: _sharded(engine, i, child) for i, child in enumerate(found.values())}
+    sharded: dict[nn.Module, nn.Module] = {
+        child: _sharded(engine, i, child) for i, child in enumerate(found.values())
+    }
     if module in sharded:
         return sharded[module], engine
     for parent in list(module.modules()):
@@ -107,15 +125,25 @@ def shard_embeddings(
 
 
 def _optimizers(
-    configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]], given: SparseOptimizer | Mapping[str, SparseOptimizer]
+    configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]],
+    given: SparseOptimizer | Mapping[str, SparseOptimizer],
 ) -> dict[str, SparseOptimizer]:
-    """Of every table: by name, else as marked by `apply_optimizer_in_backward`, else the one for all."""
+    """Of every table: by name, else as marked by `apply_optimizer_in_backward`, else the one for
+    all.
+    """
     chosen = {}
     for name, (_, child) in configs.items():
-        mark = child.sparse_optimizer if isinstance(child, FusedCollection) else optimizer_of(weight_of(child, name))
+        mark = (
+            child.sparse_optimizer
+            if isinstance(child, FusedCollection)
+            else optimizer_of(weight_of(child, name))
+        )
         found = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
         if found is None:
-            raise ConfigError(f"table {name!r} has no sparse optimizer; name one for every table, mark it, or give one for all.")
+            raise ConfigError(
+                f"table {name!r} has no sparse optimizer; name one for every table, "
+                "mark it, or give one for all."
+            )
         chosen[name] = found
     return chosen
 

@@ -1,8 +1,10 @@
-"""The state_dict of sharded tables: TorchRec's and the unsharded module's names, values as torch `ShardedTensor`s.
+"""The state_dict of sharded tables: TorchRec's and the unsharded module's names, values as torch
+`ShardedTensor`s.
 
-Every rank has every key; its value holds this rank's rectangles as live views. Loading takes a whole tensor (each rank copies its
-rectangles out of it) or a ShardedTensor of the same layout. A state_dict holds rows only: optimizer state travels in checkpoints
-(`rayrec.checkpoint`), which restore under any plan.
+Every rank has every key; its value holds this rank's rectangles as live views. Loading takes a
+whole tensor (each rank copies its rectangles out of it) or a ShardedTensor of the same layout. A
+state_dict holds rows only: optimizer state travels in checkpoints (`rayrec.checkpoint`), which
+restore under any plan.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard as TorchShard
-from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor import (
+    ShardedTensor,
+    ShardedTensorMetadata,
+    TensorProperties,
+)
 
 from rayrec.checkpoint import Placer, ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
@@ -25,7 +31,9 @@ from rayrec.modules import torch_dtype
 
 
 class TableShards(nn.Module):
-    """Stands where the unsharded module keeps one table, and answers for its key `weight` in state_dicts."""
+    """Stands where the unsharded module keeps one table, and answers for its key `weight` in
+    state_dicts.
+    """
 
     def __init__(self, engine: ShardedEmbeddings, config: BaseEmbeddingConfig) -> None:
         super().__init__()
@@ -38,16 +46,22 @@ class TableShards(nn.Module):
 
     def local(self) -> list[ShardState]:
         """This rank's rectangles of the table."""
-        return [state for state in self._engine.shard_states() if state.shard.table == self._config.name]
+        return [
+            state for state in self._engine.shard_states() if state.shard.table == self._config.name
+        ]
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
         destination[prefix + "weight"] = self.as_tensor()
 
     def as_tensor(self) -> Tensor | ShardedTensor:
-        """The table as one tensor: the live rows when this rank has them in one piece, a copy when in several, else a ShardedTensor.
+        """The table as one tensor: the live rows when this rank has them in one piece, a copy when
+        in several, else a ShardedTensor.
 
         Raises:
-            CommError: the table is spread over ranks and there is no process group (a simulated world).
+            CommError: the table is spread over ranks and there is no process group (a simulated
+                world).
         """
         shape = (self._config.num_embeddings, self._config.embedding_dim)
         layout, local = self._engine.plan.tables[self._config.name].layout, self.local()
@@ -56,18 +70,30 @@ class TableShards(nn.Module):
         if self._engine.exchange.world_size == 1:
             return whole_table(self._config.name, shape, local)
         if not dist.is_initialized():
-            raise CommError(f"the state_dict of sharded table {self._config.name!r} needs a process group; read shard_states() instead.")
+            raise CommError(
+                f"the state_dict of sharded table {self._config.name!r} needs a "
+                "process group; read shard_states() instead."
+            )
         shards = layout.shards(self._config.name)
         placement = {s: f"rank:{s.rank}/{self._device_of(s)}" for s in shards}
-        metadata = {s: ShardMetadata([s.rows.start, s.cols.start], list(s.shape), placement[s]) for s in shards}
+        metadata = {
+            s: ShardMetadata([s.rows.start, s.cols.start], list(s.shape), placement[s])
+            for s in shards
+        }
         dtype = torch_dtype(self._config)
-        whole = ShardedTensorMetadata(list(metadata.values()), torch.Size(shape), TensorProperties(dtype=dtype))
+        whole = ShardedTensorMetadata(
+            list(metadata.values()), torch.Size(shape), TensorProperties(dtype=dtype)
+        )
         mine = [TorchShard(state.weight.detach(), metadata[state.shard]) for state in local]
         return ShardedTensor._init_from_local_shards_and_global_metadata(mine, whole)
 
     def _device_of(self, shard: Shard) -> str:
         device = self._engine.device.type
-        return device if device == "cpu" else f"{device}:{shard.rank % max(1, torch.cuda.device_count())}"
+        return (
+            device
+            if device == "cpu"
+            else f"{device}:{shard.rank % max(1, torch.cuda.device_count())}"
+        )
 
     def _load_from_state_dict(
         self,
@@ -80,7 +106,9 @@ class TableShards(nn.Module):
         error_msgs: list[str],
     ) -> None:
         if strict:
-            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key != prefix + "weight"]
+            unexpected_keys += [
+                key for key in state_dict if key.startswith(prefix) and key != prefix + "weight"
+            ]
         value = state_dict.get(prefix + "weight")
         if value is None:
             missing_keys.append(prefix + "weight")
@@ -93,7 +121,9 @@ class TableShards(nn.Module):
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
-    """(rows, columns) of a table from rectangles that cover it; the rectangle itself when there is one."""
+    """(rows, columns) of a table from rectangles that cover it; the rectangle itself when there is
+    one.
+    """
     if len(parts) == 1:
         return parts[0].weight
     first = parts[0].weight
@@ -107,12 +137,19 @@ def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) 
 def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
     if isinstance(value, ShardedTensor):
         for part in value.local_shards():
-            if part.metadata.shard_offsets == [shard.rows.start, shard.cols.start] and part.tensor.shape == shard.shape:
+            if (
+                part.metadata.shard_offsets == [shard.rows.start, shard.cols.start]
+                and part.tensor.shape == shard.shape
+            ):
                 return part.tensor
         raise ShapeError(
-            f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, {shard.cols.start}) on this rank; it was saved "
+            f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, "
+            f"{shard.cols.start}) on this rank; it was saved "
             "under another plan. Restore from a rayrec checkpoint, or load a whole tensor."
         )
     if value.dim() != 2 or value.shape[0] < shard.rows.stop or value.shape[1] < shard.cols.stop:
-        raise ShapeError(f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} and columns {shard.cols}.")
+        raise ShapeError(
+            f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} "
+            f"and columns {shard.cols}."
+        )
     return value[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]

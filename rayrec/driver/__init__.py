@@ -1,4 +1,6 @@
-"""The driver: Ray as the control plane of a training run. The only part of rayrec that imports ray and the actors."""
+"""The driver: Ray as the control plane of a training run. The only part of rayrec that imports ray
+and the actors.
+"""
 
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig

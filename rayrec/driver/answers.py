@@ -24,7 +24,8 @@ def answers(
     """Wait for one answer of each rank in `references`; the values in the same order.
 
     Raises:
-        TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s` seconds.
+        TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s`
+            seconds.
         RayrecError: a rank found a user's mistake; it keeps its class.
         whatever `check` raises.
     """
@@ -33,7 +34,9 @@ def answers(
     waiting, deadline = list(references.values()), time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
         check()
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(WAIT_TURN_S, timeout_s))
+        _, waiting = ray.wait(
+            waiting, num_returns=len(waiting), timeout=min(WAIT_TURN_S, timeout_s)
+        )
     values = []
     for rank, reference in references.items():
         where = addresses[rank].host if rank < len(addresses) else ""
@@ -67,11 +70,15 @@ def death_line(error: BaseException) -> str:
     if "node has died" in low or "node was terminated" in low or "node failure" in low:
         return "its node died or lost its connection"
     if "ActorUnavailable" in type(error).__name__:
-        # without restarts Ray says so when it cannot reach the actor's raylet, which never comes back
+        # without restarts Ray says so when it cannot reach the actor's raylet, which never comes
+        # back
         return "its node's raylet does not answer: it was killed, or the node lost its connection"
     if "OutOfMemory" in type(error).__name__ or "memory monitor" in low or "low memory" in low:
         return "its process was killed because the node ran out of memory"
-    if any(words in low for words in ("worker unexpectedly exits", "exit_detail", "worker process has died")):
+    if any(
+        words in low
+        for words in ("worker unexpectedly exits", "exit_detail", "worker process has died")
+    ):
         return "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or crashed in native code)"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"its process died: {lines[-1] if lines else type(error).__name__}"

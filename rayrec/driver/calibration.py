@@ -1,4 +1,5 @@
-"""Measure a cluster: its ranks are started as for training, calibrate themselves, and end; what is left is a topology.
+"""Measure a cluster: its ranks are started as for training, calibrate themselves, and end; what is
+left is a topology.
 
 topology = calibrate(ScalingConfig(num_workers=8))
 Path("topology.json").write_text(topology.to_json())
@@ -48,7 +49,16 @@ def calibrate(
             say(event)
 
     if scaling.num_workers < 1:
-        raise ConfigError("calibration measures the ranks of a cluster; give num_workers of at least 1 (--ranks).")
-    controller = Controller(scaling, prepare, on_event, timeout_s=timeout_s, setup_timeout_s=setup_timeout_s, obeys_stop=False)
+        raise ConfigError(
+            "calibration measures the ranks of a cluster; give num_workers of at least 1 (--ranks)."
+        )
+    controller = Controller(
+        scaling,
+        prepare,
+        on_event,
+        timeout_s=timeout_s,
+        setup_timeout_s=setup_timeout_s,
+        obeys_stop=False,
+    )
     found: Topology = controller.run()[0]
     return found

@@ -1,10 +1,13 @@
-"""Being connected to Ray: join the cluster that the environment names, or start a private one on this machine, and leave no trace.
+"""Being connected to Ray: join the cluster that the environment names, or start a private one on
+this machine, and leave no trace.
 
-RAY_ADDRESS (which `ray job submit` sets) says which cluster to join; without it a private cluster starts here, on this machine only and
-without token authentication, unless RAY_AUTH_MODE says otherwise: `ray.init` would turn it on by itself and write a token into the home
-directory. Its workers run at normal priority, unless RAY_worker_niceness says otherwise: Ray's default of 15 lets every other process
-push a rank off its core, while all other ranks wait for it. Only what was started here is shut down here. A dead address is found by a
-plain connection first, because `ray.init` takes minutes to say so.
+RAY_ADDRESS (which `ray job submit` sets) says which cluster to join; without it a private cluster
+starts here, on this machine only and without token authentication, unless RAY_AUTH_MODE says
+otherwise: `ray.init` would turn it on by itself and write a token into the home directory. Its
+workers run at normal priority, unless RAY_worker_niceness says otherwise: Ray's default of 15 lets
+every other process push a rank off its core, while all other ranks wait for it. Only what was
+started here is shut down here. A dead address is found by a plain connection first, because
+`ray.init` takes minutes to say so.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class Cluster:
 
     Attributes:
         private: it was started by this process and ends with it.
-        fixed: it does not grow by itself, so what does not fit now will only fit when somebody adds nodes.
+        fixed: it does not grow by itself, so what does not fit now will only fit when somebody adds
+            nodes.
     """
 
     private: bool
@@ -70,7 +74,9 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
 
 @contextmanager
 def _reaper() -> Iterator[None]:
-    """Have what this process starts inside the block ended, however this process ends; see `reaper`."""
+    """Have what this process starts inside the block ended, however this process ends; see
+    `reaper`.
+    """
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     command = [sys.executable, "-I", "-S", reaper.__file__, mark]
@@ -92,7 +98,8 @@ def _join(address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"cannot join the Ray cluster at {os.environ['RAY_ADDRESS']}: {first} Start a cluster with `ray start --head`, correct "
+            f"cannot join the Ray cluster at {os.environ['RAY_ADDRESS']}: {first} Start a cluster "
+            "with `ray start --head`, correct "
             "RAY_ADDRESS, or unset it to run on this machine alone."
         ) from error
 
@@ -103,10 +110,19 @@ def _start(num_cpus: int | None) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
-        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=True, logging_level="WARNING")
-    except Exception as error:  # Ray raises what it meets: paths too long, no shared memory, its own time-outs
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level="WARNING",
+        )
+    except (
+        Exception
+    ) as error:  # Ray raises what it meets: paths too long, no shared memory, its own time-outs
         raise ConfigError(
-            f"Ray does not start on this machine: {type(error).__name__}: {one_line(error)}. Mend that, "
+            f"Ray does not start on this machine: {type(error).__name__}: {one_line(error)}. Mend "
+            "that, "
             "join a cluster by RAY_ADDRESS, or train one rank without Ray (num_workers=0, --local)."
         ) from error
 
@@ -116,7 +132,8 @@ def _check_reachable(address: str) -> None:
         return  # Ray finds the file that `ray start` wrote, and says at once when there is none
     if address.startswith("ray://"):
         raise ConfigError(
-            f"RAY_ADDRESS={address} is a Ray Client address; the driver must run inside the cluster. "
+            f"RAY_ADDRESS={address} is a Ray Client address; the driver must run inside the "
+            "cluster. "
             "Use `ray job submit -- python -m jobs.NAME`, or RAY_ADDRESS=host:port of the head."
         )
     host, _, port = _without_scheme(address).rpartition(":")
@@ -125,7 +142,8 @@ def _check_reachable(address: str) -> None:
             pass
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"RAY_ADDRESS={address}: nothing answers there ({error}). Start a cluster with `ray start --head`, correct the address, "
+            f"RAY_ADDRESS={address}: nothing answers there ({error}). Start a cluster with `ray "
+            "start --head`, correct the address, "
             "or unset RAY_ADDRESS to run on this machine alone."
         ) from None
 
@@ -142,14 +160,16 @@ def _describe() -> Cluster:
 def _grows() -> bool:
     """Whether an autoscaler with node types of its own looks after the joined cluster.
 
-    Every head runs a monitor. Without a cluster file, it reports each node under a type that is made up from the node's id.
+    Every head runs a monitor. Without a cluster file, it reports each node under a type that is
+    made up from the node's id.
     """
     import ray._private.state as state
     from ray.experimental.internal_kv import _internal_kv_get
 
     deadline = time.monotonic() + STATUS_S
     while True:
-        if state.state.get_cluster_config() is not None:  # Kubernetes, and the second version of Ray's autoscaler
+        # Kubernetes, and the second version of Ray's autoscaler
+        if state.state.get_cluster_config() is not None:
             return True
         text = _internal_kv_get("__autoscaling_status")
         if text:
@@ -162,7 +182,9 @@ def _grows() -> bool:
 
 
 def _is_head_here() -> bool:
-    """Whether this process started the head, which a `ray.init` without address does: such a cluster has no autoscaler."""
+    """Whether this process started the head, which a `ray.init` without address does: such a
+    cluster has no autoscaler.
+    """
     import ray._private.worker as worker
 
     node = getattr(worker, "_global_node", None)

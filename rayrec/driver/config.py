@@ -1,7 +1,8 @@
-"""What a user says about a run (`ScalingConfig`, `RunConfig`, `FailureConfig`) and what comes back (`Result`).
+"""What a user says about a run (`ScalingConfig`, `RunConfig`, `FailureConfig`) and what comes back
+(`Result`).
 
-Names follow Ray Train where it has them. Every option is checked when the object is made, so that a mistake costs no cluster start;
-what is not supported yet is refused and never ignored.
+Names follow Ray Train where it has them. Every option is checked when the object is made, so that a
+mistake costs no cluster start; what is not supported yet is refused and never ignored.
 """
 
 from __future__ import annotations
@@ -36,18 +37,22 @@ class ScalingConfig:
     """How many ranks, and what each of them gets.
 
     Attributes:
-        num_workers: ranks; each is one Ray actor. 0 is one rank in this very process, without Ray, for small runs and debuggers.
+        num_workers: ranks; each is one Ray actor. 0 is one rank in this very process, without Ray,
+            for small runs and debuggers.
         use_gpu: one GPU per rank and NCCL between them; otherwise CPU and gloo.
-        cpus_per_worker: CPUs that Ray reserves for a rank; also its number of threads (at least one). May be a fraction, to put more
-            ranks on a small machine than it has cores.
+        cpus_per_worker: CPUs that Ray reserves for a rank; also its number of threads (at least
+            one). May be a fraction, to put more ranks on a small machine than it has cores.
         resources_per_worker: further Ray resources of each rank, by name.
         placement_strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        placement_timeout_s: how long to wait for the cluster to provide the ranks. None waits `PLACEMENT_TIMEOUT_S` where that can
-            help: other work holds the resources, or the cluster grows by itself. A number waits so long in any case, also for nodes
-            that are added by hand.
-        pin_cores: pin every rank to cores of its own, cpus_per_worker of them, by the machine's topology; all threads of a rank share them,
-            also those that read data. For CPU ranks on Linux machines that run nothing else.
-        memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None derives it from the nodes.
+        placement_timeout_s: how long to wait for the cluster to provide the ranks. None waits
+            `PLACEMENT_TIMEOUT_S` where that can help: other work holds the resources, or the
+            cluster grows by itself. A number waits so long in any case, also for nodes that are
+            added by hand.
+        pin_cores: pin every rank to cores of its own, cpus_per_worker of them, by the machine's
+            topology; all threads of a rank share them, also those that read data. For CPU ranks on
+            Linux machines that run nothing else.
+        memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None
+            derives it from the nodes.
     """
 
     num_workers: int = 1
@@ -69,14 +74,21 @@ class ScalingConfig:
             whole_number("ScalingConfig has memory_per_worker", self.memory_per_worker)
         if self.pin_cores and (self.use_gpu or self.cpus_per_worker != int(self.cpus_per_worker)):
             raise ConfigError(
-                f"pin_cores gives CPU ranks whole cores, but this ScalingConfig has use_gpu={self.use_gpu} and "
-                f"cpus_per_worker={self.cpus_per_worker}; leave pin_cores out, or give every rank a whole number of CPUs and no GPU."
+                "pin_cores gives CPU ranks whole cores, but this ScalingConfig has "
+                f"use_gpu={self.use_gpu} and "
+                f"cpus_per_worker={self.cpus_per_worker}; leave pin_cores out, or give every rank "
+                "a whole number of CPUs and no GPU."
             )
         if self.placement_strategy not in STRATEGIES:
-            raise ConfigError(f"placement_strategy {self.placement_strategy!r} is not known; choose one of {', '.join(STRATEGIES)}.")
+            raise ConfigError(
+                f"placement_strategy {self.placement_strategy!r} is not known; "
+                f"choose one of {', '.join(STRATEGIES)}."
+            )
         for name, amount in (self.resources_per_worker or {}).items():
             if name in ("CPU", "GPU"):
-                raise ConfigError(f"resources_per_worker names {name}; say it with cpus_per_worker or use_gpu.")
+                raise ConfigError(
+                    f"resources_per_worker names {name}; say it with cpus_per_worker or use_gpu."
+                )
             positive(f"ScalingConfig has resources_per_worker[{name!r}]", amount)
 
     def _check_cpus(self) -> None:
@@ -84,15 +96,21 @@ class ScalingConfig:
         whole = self.cpus_per_worker == int(self.cpus_per_worker)
         if self.cpus_per_worker < LEAST_CPUS or (self.cpus_per_worker > 1 and not whole):
             raise ConfigError(
-                f"cpus_per_worker={self.cpus_per_worker:g} (--cpus-per-rank); Ray reserves fractions "
+                f"cpus_per_worker={self.cpus_per_worker:g} (--cpus-per-rank); Ray reserves "
+                "fractions "
                 f"from {LEAST_CPUS} to 1 and whole numbers above that."
             )
         if self.num_workers:
             return
-        idle = [name for name in ("placement_timeout_s", "pin_cores", "resources_per_worker") if getattr(self, name)]
+        idle = [
+            name
+            for name in ("placement_timeout_s", "pin_cores", "resources_per_worker")
+            if getattr(self, name)
+        ]
         if idle or self.placement_strategy != "PACK":
             raise ConfigError(
-                f"{(idle or ['placement_strategy'])[0]} is about ranks on a cluster, and num_workers=0 "
+                f"{(idle or ['placement_strategy'])[0]} is about ranks on a cluster, and "
+                "num_workers=0 "
                 "runs one rank in this process. Leave it out, or give num_workers."
             )
 
@@ -108,7 +126,8 @@ class FailureConfig:
     """What to do when a rank fails.
 
     Attributes:
-        max_failures: failures to recover from; only 0 is supported yet: the first failure ends the run with `TrainingFailed`.
+        max_failures: failures to recover from; only 0 is supported yet: the first failure ends the
+            run with `TrainingFailed`.
     """
 
     max_failures: int = 0
@@ -116,8 +135,10 @@ class FailureConfig:
     def __post_init__(self) -> None:
         if self.max_failures != 0:
             raise ConfigError(
-                f"FailureConfig has max_failures={self.max_failures}; recovery is not supported yet. "
-                "Use 0, save with CheckpointConfig(every_n_steps=...) and continue with RunConfig(resume_from=...)."
+                f"FailureConfig has max_failures={self.max_failures}; recovery is not supported "
+                "yet. "
+                "Use 0, save with CheckpointConfig(every_n_steps=...) and continue with "
+                "RunConfig(resume_from=...)."
             )
 
 
@@ -129,29 +150,37 @@ class RunConfig:
         global_batch_size: rows of one step over all ranks; the ranks share it evenly.
         steps, epochs: how long to train; give one of them.
         name: folder of the run below storage_path.
-        storage_path: local folder or URI that receives checkpoints; None saves none. A relative path is taken from the working
-            directory of the process that makes this config. All hosts of the ranks must see the folder, which is checked.
+        storage_path: local folder or URI that receives checkpoints; None saves none. A relative
+            path is taken from the working directory of the process that makes this config. All
+            hosts of the ranks must see the folder, which is checked.
         seed: of initial values and of the order of the data; from 0 to 2**63 - 1.
         sparse_optimizer: of the tables, one of rayrec.optim's by name.
         dense_optimizer: of all other parameters: adam, adagrad or sgd.
         checkpoint, failure: when to save, what to do when a rank fails.
-        resume_from: checkpoint directory to continue from, or "latest" of the run's own folder. It may come from another number of
-            ranks and another plan. Where it is not the newest of the run's folder, the later ones are set aside. "latest" takes the
-            newest whole checkpoint and says so when it had to pass over a damaged one.
-        new_data: continue with the weights, optimizers and step of `resume_from`, and begin the data anew: `data`,
-            `global_batch_size` and `seed` may then differ from those that the checkpoint was trained with.
-        init_from: checkpoint directory of another run whose weights this run starts with, at step 0; tables and dense layers must
-            have its names and sizes, all else may differ.
-        init_optimizer_state: take the optimizers' state of `init_from`, too; the optimizers must then be the same.
+        resume_from: checkpoint directory to continue from, or "latest" of the run's own folder. It
+            may come from another number of ranks and another plan. Where it is not the newest of
+            the run's folder, the later ones are set aside. "latest" takes the newest whole
+            checkpoint and says so when it had to pass over a damaged one.
+        new_data: continue with the weights, optimizers and step of `resume_from`, and begin the
+            data anew: `data`, `global_batch_size` and `seed` may then differ from those that the
+            checkpoint was trained with.
+        init_from: checkpoint directory of another run whose weights this run starts with, at step
+            0; tables and dense layers must have its names and sizes, all else may differ.
+        init_optimizer_state: take the optimizers' state of `init_from`, too; the optimizers must
+            then be the same.
         timeout_s: bound on every collective; a rank that hangs is noticed after this time.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: how long a stop request may take, including the last checkpoint.
         report_every_s: seconds between progress reports, about.
-        progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain" and "off" say so.
+        progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain"
+            and "off" say so.
         shuffle, drop_last: order of the data, and whether a last partial batch is left out.
-        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks: fp32, fp16, bf16 or int8.
-        share_tables: CPU ranks of one host read each other's rows in place where they can; see `DistributedModelParallel`.
-        profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is taken from the driver's folder.
+        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between
+            ranks: fp32, fp16, bf16 or int8.
+        share_tables: CPU ranks of one host read each other's rows in place where they can; see
+            `DistributedModelParallel`.
+        profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is
+            taken from the driver's folder.
         extras: JSON data that every checkpoint carries.
     """
 
@@ -184,7 +213,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise ConfigError(f"RunConfig has steps={self.steps} and epochs={self.epochs}; give exactly one of them.")
+            raise ConfigError(
+                f"RunConfig has steps={self.steps} and epochs={self.epochs}; give "
+                "exactly one of them."
+            )
         for what in ("steps", "epochs", "global_batch_size"):
             value = getattr(self, what)
             if value is not None:
@@ -199,31 +231,49 @@ class RunConfig:
                 object.__setattr__(self, what, make(f"RunConfig has {what}", path))
         check_names(self)
         if self.progress not in ("auto", "plain", "off"):
-            raise ConfigError(f"RunConfig has progress={self.progress!r}; choose one of auto, plain, off.")
+            raise ConfigError(
+                f"RunConfig has progress={self.progress!r}; choose one of auto, plain, off."
+            )
         self._check_start()
         if self.checkpoint.num_to_keep and not self.storage_path:
             raise ConfigError(
-                f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of a run that has none; "
+                f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of "
+                "a run that has none; "
                 "give RunConfig(storage_path=...)."
             )
         if self.checkpoint.every_n_steps and not self.storage_path:
-            raise ConfigError(f"checkpoints every {self.checkpoint.every_n_steps} steps need RunConfig(storage_path=...).")
+            raise ConfigError(
+                f"checkpoints every {self.checkpoint.every_n_steps} steps need "
+                "RunConfig(storage_path=...)."
+            )
         if not self.name or "/" in self.name or self.name in (".", ".."):
-            raise ConfigError(f"RunConfig has name={self.name!r}; it must be the name of one folder.")
+            raise ConfigError(
+                f"RunConfig has name={self.name!r}; it must be the name of one folder."
+            )
 
     def _check_start(self) -> None:
         """Refuse contradictions between the options that say where a run starts."""
         if self.resume_from is not None and self.init_from is not None:
             raise ConfigError(
-                f"RunConfig has resume_from={self.resume_from!r} and init_from={self.init_from!r}; a run continues another "
+                f"RunConfig has resume_from={self.resume_from!r} and init_from={self.init_from!r}; "
+                "a run continues another "
                 "or starts with its weights at step 0. Give one of them."
             )
         if self.resume_from == LATEST and self.storage_path is None:
-            raise ConfigError("resume_from='latest' needs RunConfig(storage_path=...), to look for the newest checkpoint in.")
+            raise ConfigError(
+                "resume_from='latest' needs RunConfig(storage_path=...), to look for "
+                "the newest checkpoint in."
+            )
         if self.new_data and self.resume_from is None:
-            raise ConfigError("new_data=True is about the data of a resumed run; give resume_from=..., or leave it out.")
+            raise ConfigError(
+                "new_data=True is about the data of a resumed run; give "
+                "resume_from=..., or leave it out."
+            )
         if self.init_optimizer_state and self.init_from is None:
-            raise ConfigError("init_optimizer_state=True takes the state of init_from; give init_from=..., or leave it out.")
+            raise ConfigError(
+                "init_optimizer_state=True takes the state of init_from; give "
+                "init_from=..., or leave it out."
+            )
 
     @property
     def run_path(self) -> str | None:
@@ -242,11 +292,15 @@ class Result:
         metrics: scores on eval_data after training (auc, ne, logloss, calibration, rows), or empty.
         checkpoint: newest checkpoint of the run, or None.
         plan: where the tables lay.
-        stopped: the run ended early because it was asked to, after a last checkpoint where it has a storage_path.
+        stopped: the run ended early because it was asked to, after a last checkpoint where it has a
+            storage_path.
         milestones: when the parts of the start-up were over, in order, up to the first step.
-        reports: of every window of training, in order: loss, scores, rows per second. The first windows are short and slow.
-        hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of one window.
-        profile: of the steps that the run's `profile` names; None without, or when the run was stopped before.
+        reports: of every window of training, in order: loss, scores, rows per second. The first
+            windows are short and slow.
+        hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of
+            one window.
+        profile: of the steps that the run's `profile` names; None without, or when the run was
+            stopped before.
     """
 
     steps: int

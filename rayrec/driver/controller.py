@@ -1,8 +1,11 @@
-"""The controller: a small state machine that carries one task from a connection to Ray to its result.
+"""The controller: a small state machine that carries one task from a connection to Ray to its
+result.
 
-INITIALIZING connects, SCHEDULING reserves room and starts the ranks while the task is prepared, RUNNING polls until the verdict is
-finish or fail, SHUTTING_DOWN ends all that was started, and FINISHED or ERRORED says how it went. Each state does one thing and names
-the next; what to do about polls is decided in `policies`, so that recovery and resizing can come as further states and verdicts.
+INITIALIZING connects, SCHEDULING reserves room and starts the ranks while the task is prepared,
+RUNNING polls until the verdict is finish or fail, SHUTTING_DOWN ends all that was started, and
+FINISHED or ERRORED says how it went. Each state does one thing and names the next; what to do about
+polls is decided in `policies`, so that recovery and resizing can come as further states and
+verdicts.
 """
 
 from __future__ import annotations
@@ -56,13 +59,16 @@ class Controller:
 
     Args:
         scaling: how many ranks, and what each gets.
-        prepare: makes the task, once the ranks' places are known and while they import torch; None ends the run there.
+        prepare: makes the task, once the ranks' places are known and while they import torch; None
+            ends the run there.
         on_event: gets every report and line of the ranks and of the controller.
         timeout_s: bound on every collective.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
-        obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once by a signal.
-        log: receives what is too long for a line; by default a file in the system's temporary folder.
+        obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
+            by a signal.
+        log: receives what is too long for a line; by default a file in the system's temporary
+            folder.
         on_poll: called at every look at the ranks; what it raises ends the run.
         stall_s: seconds without progress after which the run says where it stands.
     """
@@ -88,7 +94,11 @@ class Controller:
         self._watch = StallWatch(self._on_stall, self.log, self._rank_stacks, stall_s)
         self._progress: object = None
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
-        self._timeout_s, self._setup_timeout_s, self._stop_timeout_s = timeout_s, setup_timeout_s, stop_timeout_s
+        self._timeout_s, self._setup_timeout_s, self._stop_timeout_s = (
+            timeout_s,
+            setup_timeout_s,
+            stop_timeout_s,
+        )
         self._stack = ExitStack()
         self._stop = threading.Event()
         self._stop_asked_at: float | None = None
@@ -112,8 +122,8 @@ class Controller:
         Raises:
             RayrecError: a user's mistake, found while preparing or by a rank.
             TrainingFailed: names the first rank that failed.
-            RunInterrupted: a signal came before the ranks had begun. Later ones stop the ranks, which
-                then return what they have; see `signal_number`.
+            RunInterrupted: a signal came before the ranks had begun. Later ones stop the ranks,
+                which then return what they have; see `signal_number`.
         """
         actions: dict[State, Callable[[], State]] = {
             State.INITIALIZING: self._initialize,
@@ -155,7 +165,9 @@ class Controller:
         assert self._cluster is not None
         check = self._signals.check
         self._watch.at("waiting for room on the cluster", patient=True)
-        room = self._stack.enter_context(placed(self._scaling, self._cluster, self._on_event, check))
+        room = self._stack.enter_context(
+            placed(self._scaling, self._cluster, self._on_event, check)
+        )
         self._watch.at("starting the ranks' actors")
         group = started(self._scaling, room, self._setup_timeout_s, check)
         self._group = self._stack.enter_context(group)
@@ -182,7 +194,9 @@ class Controller:
             self._on_event(event)
         self._shown = len(self._group.events)
         self._tell_silent(ranks)
-        if self._trouble_since is None and any(rank.death or (rank.poll and rank.poll.error) for rank in ranks):
+        if self._trouble_since is None and any(
+            rank.death or (rank.poll and rank.poll.error) for rank in ranks
+        ):
             self._trouble_since = time.monotonic()
         trouble_s = 0.0 if self._trouble_since is None else time.monotonic() - self._trouble_since
         verdict = judge(ranks, trouble_s, silent_limit_s=min(SILENT_S, self._timeout_s / 2))
@@ -194,7 +208,9 @@ class Controller:
             failure = verdict.failure
             error = failure.error(self._group.world_size)
             if failure.traceback and isinstance(error, TrainingFailed):
-                error.log = self.log.write(f"rank {failure.rank} on {failure.host}:\n{failure.traceback}")
+                error.log = self.log.write(
+                    f"rank {failure.rank} on {failure.host}:\n{failure.traceback}"
+                )
             raise error from (RemoteTraceback(failure.traceback) if failure.traceback else None)
         return State.RUNNING
 
@@ -229,16 +245,23 @@ class Controller:
             self._signals.check()
         if self._stop_asked_at is None:
             self._stop_asked_at = time.monotonic()
-            self._on_event("asked to stop; the ranks finish their window and save what the run keeps")
+            self._on_event(
+                "asked to stop; the ranks finish their window and save what the run keeps"
+            )
             group.request_stop()
         elif time.monotonic() - self._stop_asked_at > self._stop_timeout_s:
-            raise TrainingFailed(f"the ranks were asked to stop and did not in {self._stop_timeout_s:.0f} s; they were killed.")
+            raise TrainingFailed(
+                "the ranks were asked to stop and did not in "
+                f"{self._stop_timeout_s:.0f} s; they were killed."
+            )
 
     def _tell_silent(self, ranks: tuple[Observation, ...]) -> None:
         for rank in ranks:
             if rank.silent_s > SILENT_S and rank.rank not in self._told_silent:
                 self._told_silent.add(rank.rank)
-                self._on_event(f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s")
+                self._on_event(
+                    f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s"
+                )
             elif rank.silent_s < SILENT_S:
                 self._told_silent.discard(rank.rank)
 

@@ -1,6 +1,8 @@
-"""What a user sees of a run: a live bar on a terminal, plain lines where stdout is no terminal, nothing when told so.
+"""What a user sees of a run: a live bar on a terminal, plain lines where stdout is no terminal,
+nothing when told so.
 
-It keeps the milestones of the start and the progress reports. rich is imported only for the live bar.
+It keeps the milestones of the start and the progress reports. rich is imported only for the live
+bar.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ class Display:
     """Shows one run.
 
     Args:
-        mode: "auto" draws on a terminal and prints lines elsewhere, "plain" prints lines, "off" shows nothing.
+        mode: "auto" draws on a terminal and prints lines elsewhere, "plain" prints lines, "off"
+            shows nothing.
         total_steps: steps of the run; 0 when there are none, as in an evaluation.
     """
 
-    def __init__(self, mode: Literal["auto", "plain", "off"] = "auto", total_steps: int = 0) -> None:
+    def __init__(
+        self, mode: Literal["auto", "plain", "off"] = "auto", total_steps: int = 0
+    ) -> None:
         self._mode = ("live" if sys.stdout.isatty() else "plain") if mode == "auto" else mode
         self.total_steps = total_steps
         self.milestones: list[Milestone] = []

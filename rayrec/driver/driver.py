@@ -1,7 +1,8 @@
 """`Driver`: from a model function and a dataset to a trained model on the ranks of a Ray cluster.
 
-It checks what can be checked without a cluster, then lets a `Controller` connect, place, plan, run and clean up. Each of `plan`, `fit`
-and `evaluate` leaves nothing behind; `with driver.cluster():` keeps one cluster for all. A Ray that is up is joined.
+It checks what can be checked without a cluster, then lets a `Controller` connect, place, plan, run
+and clean up. Each of `plan`, `fit` and `evaluate` leaves nothing behind; `with driver.cluster():`
+keeps one cluster for all. A Ray that is up is joined.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Driver:
     """Trains a model on a Ray cluster.
 
     Args:
-        model: () -> module whose forward(batch) gives (loss, (loss, logits, labels)); called on every rank, and once here on the meta
-            device. Its tables should lie on the meta device, so that no rank ever holds a whole table.
+        model: () -> module whose forward(batch) gives (loss, (loss, logits, labels)); called on
+            every rank, and once here on the meta device. Its tables should lie on the meta device,
+            so that no rank ever holds a whole table.
         data: what to train on.
         scaling: how many ranks, and what each gets.
         run: how long, how large the steps, what is saved.
@@ -52,15 +54,16 @@ class Driver:
         plan: "auto", a sharding kind, a JSON file, or a plan.
         constraints: by table, for the planner.
         tables: the model's tables, if it cannot be built on the meta device.
-        topology: a calibrated topology, or its JSON file, whose constants the planner shall use; ranks and memory are those that exist.
-        scorer: (trainer) -> name -> score, called on every rank after training in place of scoring eval_data; every rank must return
-            the same. `trainer` is a `rayrec.train.RankTrainer`.
+        topology: a calibrated topology, or its JSON file, whose constants the planner shall use;
+            ranks and memory are those that exist.
+        scorer: (trainer) -> name -> score, called on every rank after training in place of scoring
+            eval_data; every rank must return the same. `trainer` is a `rayrec.train.RankTrainer`.
     Raises:
         ConfigError: the options contradict each other.
 
     Example:
-        driver = Driver(build_model, data, ScalingConfig(num_workers=2), RunConfig(global_batch_size=4096, epochs=1))
-        print(driver.fit().metrics)
+        driver = Driver(build_model, data, ScalingConfig(num_workers=2),
+        RunConfig(global_batch_size=4096, epochs=1)) print(driver.fit().metrics)
     """
 
     def __init__(
@@ -77,7 +80,10 @@ class Driver:
         scorer: Scorer | None = None,
     ) -> None:
         if not callable(model):
-            raise ConfigError(f"model is a {type(model).__name__}; pass a function that builds the module on each rank.")
+            raise ConfigError(
+                f"model is a {type(model).__name__}; pass a function that builds the "
+                "module on each rank."
+            )
         check_plan_word(plan)
         check_same_features(data, eval_data)
         self._model, self._data, self._eval_data = model, data, eval_data
@@ -110,16 +116,20 @@ class Driver:
         return plans[0]
 
     def calibrate(self) -> Topology:
-        """Measure the ranks that this driver gets, in seconds; later plans of this driver use what was found.
+        """Measure the ranks that this driver gets, in seconds; later plans of this driver use what
+        was found.
 
         Returns:
-            the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan --topology`.
+            the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan
+            --topology`.
         Raises:
             ConfigError: the ranks do not fit the cluster.
             TrainingFailed: a rank failed.
         """
         run = self._run
-        topology = calibrate(self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s)
+        topology = calibrate(
+            self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
+        )
         self._planning.measured = topology
         return topology
 
@@ -129,13 +139,17 @@ class Driver:
         Returns:
             the result; `stopped` tells that `request_stop` ended it early, after a last checkpoint.
         Raises:
-            ConfigError, PlanError, InputError, CheckpointError: the user's mistakes, found before training or by a rank.
-            TrainingFailed: names the first rank that failed, its host and its cause; all ranks have been ended.
-            RunInterrupted: Ctrl-C or SIGTERM ended the run early, after a last checkpoint; it has the result. Where nothing catches
-                it, the process ends with 130 or 143.
+            ConfigError, PlanError, InputError, CheckpointError: the user's mistakes, found before
+                training or by a rank.
+            TrainingFailed: names the first rank that failed, its host and its cause; all ranks have
+                been ended.
+            RunInterrupted: Ctrl-C or SIGTERM ended the run early, after a last checkpoint; it has
+                the result. Where nothing catches it, the process ends with 130 or 143.
         """
         if self._data is None:
-            raise ConfigError("Driver.fit needs data to train on; this driver was made with data=None.")
+            raise ConfigError(
+                "Driver.fit needs data to train on; this driver was made with data=None."
+            )
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
@@ -159,7 +173,14 @@ class Driver:
                 predicted.append(self._planning.predict(plans[0], topology))
                 display.plan(plans[0])
                 spec = train_spec(
-                    run, self._model, plans[0], data=data, eval_data=self._eval_data, steps=steps, start=start, profile=profile
+                    run,
+                    self._model,
+                    plans[0],
+                    data=data,
+                    eval_data=self._eval_data,
+                    steps=steps,
+                    start=start,
+                    profile=profile,
                 )
                 return FitTask(spec=spec, scorer=self._scorer)
 
@@ -200,11 +221,13 @@ class Driver:
         Args:
             checkpoint: its directory; None scores the untrained model.
             data: what to score on; by default the driver's eval_data.
-            predictions: path or URI of a Parquet file that gets the score of every row, in the order of the files: columns score (the
-                predicted probability of label 1), label, file, row (its number in the file) and `keys`.
+            predictions: path or URI of a Parquet file that gets the score of every row, in the
+                order of the files: columns score (the predicted probability of label 1), label,
+                file, row (its number in the file) and `keys`.
             keys: columns of the data that are copied into `predictions`.
         Raises:
-            ConfigError, PlanError, InputError, CheckpointError: the user's mistakes, found before the ranks start or by a rank.
+            ConfigError, PlanError, InputError, CheckpointError: the user's mistakes, found before
+                the ranks start or by a rank.
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
@@ -221,15 +244,22 @@ class Driver:
 
         scored = data if data is not None else self._eval_data
         if scored is None:
-            raise ConfigError("Driver.evaluate needs data: pass it, or make the driver with eval_data.")
+            raise ConfigError(
+                "Driver.evaluate needs data: pass it, or make the driver with eval_data."
+            )
         wanted = None
         if predictions is not None:
-            wanted = PredictionConfig(path=lasting_path("predictions", predictions), keys=tuple(keys))
+            wanted = PredictionConfig(
+                path=lasting_path("predictions", predictions), keys=tuple(keys)
+            )
             check_keys(scored, keys)
             check_outside(scored, wanted.path)
             probe_output("predictions", wanted.path)
         elif keys:
-            raise ConfigError(f"keys={list(keys)} are columns of predictions; give predictions, too, or leave keys out.")
+            raise ConfigError(
+                f"keys={list(keys)} are columns of predictions; give predictions, "
+                "too, or leave keys out."
+            )
         check_values(scored)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
@@ -241,7 +271,9 @@ class Driver:
         def prepare(topology: Topology) -> RankTask:
             from rayrec.train.tasks import EvaluateTask
 
-            spec = train_spec(self._run, self._model, self._planning.plan(topology), eval_data=scored)
+            spec = train_spec(
+                self._run, self._model, self._planning.plan(topology), eval_data=scored
+            )
             return EvaluateTask(spec=spec, checkpoint=checkpoint, predictions=wanted)
 
         results, signal_number = self._control(display, prepare, RunLog(None), None, files)
@@ -251,7 +283,9 @@ class Driver:
         return metrics
 
     def request_stop(self) -> None:
-        """End a running `fit` early, after a last checkpoint; from another thread or a signal handler."""
+        """End a running `fit` early, after a last checkpoint; from another thread or a signal
+        handler.
+        """
         self._stop.set()
         if self._controller is not None:
             self._controller.request_stop()
@@ -264,7 +298,8 @@ class Driver:
         folder: RunFolder | None = None,
         files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
     ) -> tuple[tuple[Any, ...], int | None]:
-        """Run the task that `prepare` makes; its result by rank, and the signal that came meanwhile.
+        """Run the task that `prepare` makes; its result by rank, and the signal that came
+        meanwhile.
 
         Args:
             folder: the run's folder, which every rank must share.

@@ -26,19 +26,23 @@ def local_topology(scaling: ScalingConfig) -> Topology:
     """The topology of one rank in this process.
 
     Raises:
-        ConfigError: it shall have a GPU and torch sees none, or more threads than there are processors.
+        ConfigError: it shall have a GPU and torch sees none, or more threads than there are
+            processors.
     """
     processors = os.cpu_count() or 1
     if scaling.cpus_per_worker > processors:
         raise ConfigError(
-            f"cpus_per_worker={scaling.cpus_per_worker:g} (--cpus-per-rank), but this machine has {processors} processors; ask for no more."
+            f"cpus_per_worker={scaling.cpus_per_worker:g} (--cpus-per-rank), but this machine has "
+            f"{processors} processors; ask for no more."
         )
     memory = scaling.memory_per_worker
     if scaling.use_gpu:
         import torch
 
         if not torch.cuda.is_available():
-            raise ConfigError("use_gpu=True needs a GPU in this process, and torch sees none; leave use_gpu out.")
+            raise ConfigError(
+                "use_gpu=True needs a GPU in this process, and torch sees none; leave use_gpu out."
+            )
         memory = memory or int(torch.cuda.mem_get_info(0)[0] * GPU_SHARE)
     return Topology.local(1, memory_bytes=memory, device="cuda" if scaling.use_gpu else "cpu")
 
@@ -59,7 +63,8 @@ def run_here(
         stop_asked: read at the end of each window of training.
         timeout_s: bound on every collective, of which one rank has none.
     Returns:
-        the task's result as a tuple of one, empty without a task; and the signal that ended it early.
+        the task's result as a tuple of one, empty without a task; and the signal that ended it
+        early.
     Raises:
         ConfigError: the rank cannot have what `scaling` says.
         TrainingFailed: the memory did not suffice.
@@ -94,16 +99,15 @@ def run_here(
         torch.set_num_threads(seat.threads)
         try:
             context = RankContext(
-                seat=seat,
-                log=ForwardingLog(),
-                should_stop=lambda: signals.came or stop_asked(),
+                seat=seat, log=ForwardingLog(), should_stop=lambda: signals.came or stop_asked()
             )
             result = task.run(context)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             raise TrainingFailed(
-                f"the memory of this machine did not suffice: {one_line(error)}. Use smaller layers, tables or batches, or more ranks.",
+                f"the memory of this machine did not suffice: {one_line(error)}. Use smaller "
+                "layers, tables or batches, or more ranks.",
                 rank=0,
                 host=seat.host,
                 cause=f"{type(error).__name__}: {one_line(error)}",

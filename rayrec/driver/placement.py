@@ -1,7 +1,9 @@
-"""Room for the ranks: check that the cluster can hold them, then reserve one bundle per rank in a placement group.
+"""Room for the ranks: check that the cluster can hold them, then reserve one bundle per rank in a
+placement group.
 
-A placement group is all or nothing, so ranks never start half. What can never fit is refused at once with the numbers; what may fit
-later (an autoscaling cluster) is waited for, with a bound, and Ray's own word for its state is in the error.
+A placement group is all or nothing, so ranks never start half. What can never fit is refused at
+once with the numbers; what may fit later (an autoscaling cluster) is waited for, with a bound, and
+Ray's own word for its state is in the error.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def placed(
         notice: told once when the cluster has no room yet.
         check: called several times a second while waiting; what it raises ends the wait.
     Raises:
-        ConfigError: the ranks do not fit, or not within the time that `scaling` allows; says what is
-            needed and what there is.
+        ConfigError: the ranks do not fit, or not within the time that `scaling` allows; says what
+            is needed and what there is.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -60,10 +62,14 @@ def placed(
         hint = (
             ""
             if cluster.private
-            else (" The cluster does not grow by itself; to wait for nodes that you add, say placement_timeout_s (--placement-timeout).")
+            else (
+                " The cluster does not grow by itself; to wait for nodes that you add, say placement_timeout_s (--placement-timeout)."
+            )
         )
         raise ConfigError(missing + hint)
-    wait_s = PLACEMENT_TIMEOUT_S if scaling.placement_timeout_s is None else scaling.placement_timeout_s
+    wait_s = (
+        PLACEMENT_TIMEOUT_S if scaling.placement_timeout_s is None else scaling.placement_timeout_s
+    )
     bundles = [dict(scaling.bundle)] * scaling.num_workers
     group = placement_group(bundles, strategy=scaling.placement_strategy)
     try:
@@ -96,11 +102,16 @@ def _refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
     table = placement_group_table(group)
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
     have = shortage(scaling, ray.cluster_resources())
-    free = ", ".join(f"{ray.available_resources().get(name, 0.0):g} {name}" for name in scaling.bundle)
+    free = ", ".join(
+        f"{ray.available_resources().get(name, 0.0):g} {name}" for name in scaling.bundle
+    )
     return (
         f"no room for {scaling.num_workers} ranks of {scaling.bundle} ({scaling.placement_strategy}) after "
         f"{waited_s:.0f} s; Ray says {state}. "
-        + (have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy.")
+        + (
+            have
+            or f"Free now: {free}. End what holds the rest, or choose another placement_strategy."
+        )
     )
 
 

@@ -47,7 +47,8 @@ def find_tables(model: Callable[[], nn.Module]) -> list[BaseEmbeddingConfig]:
 
 
 def check_same_features(data: object, eval_data: object) -> None:
-    """Check that data to train on and to score on are read as the same features, where both have a schema.
+    """Check that data to train on and to score on are read as the same features, where both have a
+    schema.
 
     Columns may have other names; features, dense columns and tables are the model's and must agree.
 
@@ -68,13 +69,15 @@ def check_same_features(data: object, eval_data: object) -> None:
     ):
         if train != held_out:
             raise ConfigError(
-                f"the {what} of the training data and of the evaluation data differ: {train} and {held_out}. "
+                f"the {what} of the training data and of the evaluation data differ: {train} and "
+                f"{held_out}. "
                 "Give both the same schema, but for names of columns."
             )
 
 
 def check_plan_word(plan: str | ShardingPlan) -> None:
-    """Refuse a plan's name that is neither "auto", nor a sharding kind, nor a file, before anything is started.
+    """Refuse a plan's name that is neither "auto", nor a sharding kind, nor a file, before anything
+    is started.
 
     Raises:
         ConfigError: says what exists.
@@ -102,7 +105,8 @@ def resolve_plan(
     """The plan to train by.
 
     Args:
-        plan: "auto" asks the planner, a sharding kind places every table by it, a file or a plan is taken as it is.
+        plan: "auto" asks the planner, a sharding kind places every table by it, a file or a plan is
+            taken as it is.
         topology: the ranks that exist.
         global_batch_size: rows of a step over all ranks.
         sparse_optimizer: by name; its state counts as memory.

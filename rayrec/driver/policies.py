@@ -1,8 +1,10 @@
-"""Pure decisions over what ranks say: is the run going on, done, or failed, and which rank failed FIRST.
+"""Pure decisions over what ranks say: is the run going on, done, or failed, and which rank failed
+FIRST.
 
-When a rank dies the others fail a moment later in a collective, and their error may reach the driver first. So a symptom (an error
-that blames the other end of a connection) is held back for a short grace in which the real cause can arrive: a dead actor beats an
-error of a rank's own, which beats a symptom; among equals the earliest wins. No Ray, no clock, no effects here: observations in,
+When a rank dies the others fail a moment later in a collective, and their error may reach the
+driver first. So a symptom (an error that blames the other end of a connection) is held back for a
+short grace in which the real cause can arrive: a dead actor beats an error of a rank's own, which
+beats a symptom; among equals the earliest wins. No Ray, no clock, no effects here: observations in,
 verdict out, so that recovery and resizing can become further verdicts.
 """
 
@@ -15,7 +17,8 @@ from typing import Literal
 from rayrec.errors import RayrecError, TrainingFailed
 from rayrec.train.progress import RankError, RankPoll
 
-GRACE_S = 3.0  # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
+# a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
+GRACE_S = 3.0
 COLLECT_S = 0.5  # after a real cause, how long to wait for an earlier one
 
 
@@ -41,7 +44,9 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The failure to report: which rank, where, why, and what another rank said of its own that may be the reason."""
+    """The failure to report: which rank, where, why, and what another rank said of its own that may
+    be the reason.
+    """
 
     rank: int
     host: str
@@ -52,7 +57,9 @@ class Failure:
     mistake: RayrecError | None = None
 
     def error(self, world_size: int) -> RayrecError:
-        """The error to raise: a user's mistake keeps its class, everything else is a `TrainingFailed`."""
+        """The error to raise: a user's mistake keeps its class, everything else is a
+        `TrainingFailed`.
+        """
         where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
         if self.mistake is not None:
             when = f" after step {self.step}" if self.step else ""
@@ -76,12 +83,17 @@ def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float 
     Args:
         ranks: one observation per rank.
         trouble_s: seconds since the driver first saw any failure; 0 when there is none.
-        silent_limit_s: a rank that answers nothing for so long counts as hung once another rank has failed or all others ended.
+        silent_limit_s: a rank that answers nothing for so long counts as hung once another rank has
+            failed or all others ended.
     """
     if not any(_failed(rank) for rank in ranks):
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
         return Verdict(action="finish" if done else "wait")
-    own = [rank for rank in ranks if rank.death or ((error := _error(rank)) is not None and not error.collateral)]
+    own = [
+        rank
+        for rank in ranks
+        if rank.death or ((error := _error(rank)) is not None and not error.collateral)
+    ]
     settled = all(_failed(rank) for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
         return Verdict(action="wait")
@@ -95,9 +107,15 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     first = min(failed, key=_order)
     error = _error(first)
     if first.death:
-        others = [(rank.rank, said) for rank in failed if (said := _error(rank)) is not None and not said.collateral]
+        others = [
+            (rank.rank, said)
+            for rank in failed
+            if (said := _error(rank)) is not None and not said.collateral
+        ]
         also = "".join(f"rank {rank} failed with {said.cause}" for rank, said in others[:1])
-        return Failure(rank=first.rank, host=first.host, cause=first.death, step=_last_step(ranks), also=also)
+        return Failure(
+            rank=first.rank, host=first.host, cause=first.death, step=_last_step(ranks), also=also
+        )
     assert error is not None
     if error.collateral:
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
@@ -117,7 +135,9 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
 
 def _order(rank: Observation) -> tuple[int, float, int]:
     error = _error(rank)
-    if rank.death:  # before errors: nothing that another rank says can explain a death, but a death explains what others say
+    # before errors: nothing that another rank says can explain a death, but a death explains what
+    # others say
+    if rank.death:
         return 0, rank.death_at, rank.rank
     assert error is not None
     return (2 if error.collateral else 1), error.at, rank.rank
@@ -134,8 +154,8 @@ def _error(rank: Observation) -> RankError | None:
 def _last_step(ranks: Sequence[Observation]) -> int:
     """The step that a rank had finished when it fell silent.
 
-    Its own last answer may be half a second old, many steps ago. All ranks finish each step together,
-    so the farthest that any of them has told of is true of all, or one step too far.
+    Its own last answer may be half a second old, many steps ago. All ranks finish each step
+    together, so the farthest that any of them has told of is true of all, or one step too far.
     """
     told = [rank.poll.step for rank in ranks if rank.poll is not None]
     told += [error.step for rank in ranks if (error := _error(rank)) is not None]

@@ -1,8 +1,8 @@
 """`RankGroup`: the actors of one world, which live and die together.
 
-The group turns what Ray says into observations: an answer to `poll`, or one line about a death. Every
-wait is bounded; a rank that does not answer is only observed as silent, since a stopped process gives
-no other sign. `rank_start` makes the group.
+The group turns what Ray says into observations: an answer to `poll`, or one line about a death.
+Every wait is bounded; a rank that does not answer is only observed as silent, since a stopped
+process gives no other sign. `rank_start` makes the group.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class RankGroup:
         import ray
 
         host = self.addresses[0].host
-        (port,) = self._answers([self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s)
+        (port,) = self._answers(
+            [self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s
+        )
         shared = ray.put(task)
         self._generation += 1
         self._polls, self._seen, self.events = [None] * self.world_size, 0, []
@@ -104,7 +106,8 @@ class RankGroup:
 
         Args:
             timeout_s: wait at most so long for answers of all that owe one.
-            answer_s: ranks answer when they have news, or after so many seconds: what runs beside a rank holds up all of them.
+            answer_s: ranks answer when they have news, or after so many seconds: what runs beside a
+                rank holds up all of them.
         """
         import ray
 
@@ -113,7 +116,9 @@ class RankGroup:
             if rank not in asked and not self._ended(rank):
                 self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
         if self._pending:
-            for reference in ray.wait(list(self._pending), num_returns=len(self._pending), timeout=timeout_s)[0]:
+            for reference in ray.wait(
+                list(self._pending), num_returns=len(self._pending), timeout=timeout_s
+            )[0]:
                 self._take(self._pending.pop(reference), reference)
         else:
             time.sleep(timeout_s)
@@ -143,7 +148,11 @@ class RankGroup:
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
-        return tuple(self._answers([actor.gpu_memory.remote() for actor in self._actors], "look at its GPU", timeout_s))
+        return tuple(
+            self._answers(
+                [actor.gpu_memory.remote() for actor in self._actors], "look at its GPU", timeout_s
+            )
+        )
 
     def _take(self, rank: int, reference: Any) -> None:
         import ray
@@ -161,7 +170,9 @@ class RankGroup:
 
     def _ended(self, rank: int) -> bool:
         poll = self._polls[rank]
-        return bool(self._deaths[rank][0]) or (poll is not None and poll.state in ("done", "failed"))
+        return bool(self._deaths[rank][0]) or (
+            poll is not None and poll.state in ("done", "failed")
+        )
 
     def see_folder(self, path: str, token: str, timeout_s: float) -> None:
         """Check that every rank can write to a folder and sees there what the driver wrote.
@@ -177,8 +188,10 @@ class RankGroup:
         for rank, trouble in enumerate(self._answers(asked, f"look at {path}", timeout_s)):
             if trouble:
                 raise ConfigError(
-                    f"the run's folder {path} is not shared by all hosts: rank {rank} of {self.world_size} on "
-                    f"{self.addresses[rank].host} {trouble}. Name a folder on a disk that all hosts mount, or a URI "
+                    f"the run's folder {path} is not shared by all hosts: rank {rank} of "
+                    f"{self.world_size} on "
+                    f"{self.addresses[rank].host} {trouble}. Name a folder on a disk that all "
+                    "hosts mount, or a URI "
                     "such as s3://bucket/runs, as storage_path (--checkpoint-dir)."
                 )
 
@@ -201,27 +214,38 @@ class RankGroup:
             if trouble:
                 raise ConfigError(
                     f"the {what} are not on every host: rank {rank} of {self.world_size} on "
-                    f"{self.addresses[rank].host} {trouble}. Put them on a disk that all hosts mount under the same "
+                    f"{self.addresses[rank].host} {trouble}. Put them on a disk that all hosts "
+                    "mount under the same "
                     "path, or into S3 or GCS."
                 )
 
     def stacks(self, timeout_s: float) -> str:
-        """The stacks of all ranks as text; a rank that does not answer within `timeout_s` seconds is said to be mute."""
+        """The stacks of all ranks as text; a rank that does not answer within `timeout_s` seconds
+        is said to be mute.
+        """
         import ray
 
         asked = [actor.stacks.remote() for actor in self._actors]
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
         lines = []
         for rank, reference in enumerate(asked):
-            lines.append(f"-- rank {rank} on {self.addresses[rank].host}, process {self.addresses[rank].pid}")
+            lines.append(
+                f"-- rank {rank} on {self.addresses[rank].host}, process {self.addresses[rank].pid}"
+            )
             try:
-                lines.append(ray.get(reference) if reference in ready else f"no answer in {timeout_s:.0f} s")
+                lines.append(
+                    ray.get(reference) if reference in ready else f"no answer in {timeout_s:.0f} s"
+                )
             except ray.exceptions.RayError as error:
                 lines.append(f"{type(error).__name__}: {death_line(error)}")
         return "\n".join(lines)
 
-    def _answers(self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None) -> list[Any]:
-        """Their values, or a failure that names the first rank that gave none; by default references are of ranks 0, 1, ..."""
+    def _answers(
+        self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Their values, or a failure that names the first rank that gave none; by default
+        references are of ranks 0, 1, ...
+        """
         return answers(
             dict(zip(ranks or range(len(references)), references, strict=True)),
             self.addresses,
@@ -233,7 +257,9 @@ class RankGroup:
 
 
 def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
-    """Per rank its number among the ranks of its machine, and how many they are; two Ray nodes may share a machine."""
+    """Per rank its number among the ranks of its machine, and how many they are; two Ray nodes may
+    share a machine.
+    """
     places: list[tuple[int, int]] = []
     for address in addresses:
         machine = [rank for rank, other in enumerate(addresses) if other.host == address.host]

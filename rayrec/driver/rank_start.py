@@ -1,7 +1,7 @@
 """The start of a `RankGroup`: one actor on each bundle of a placement group.
 
-The actors are sorted so that the ranks of one host are neighbours, the driver's host first. They import
-torch while the caller goes on, and are killed when the block ends.
+The actors are sorted so that the ranks of one host are neighbours, the driver's host first. They
+import torch while the caller goes on, and are killed when the block ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def started(
     timeout_s: float,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[RankGroup]:
-    """Actors on the bundles of `placement` inside the block; they import torch while the caller goes on. Killed at the end.
+    """Actors on the bundles of `placement` inside the block; they import torch while the caller
+    goes on. Killed at the end.
 
     Args:
         check: called several times a second while the group waits; what it raises ends the wait.
@@ -49,9 +50,12 @@ def started(
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=4,  # a poll must pass while another call waits
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=index),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement, placement_group_bundle_index=index
+                ),
             )
-            actors.append(options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"}))  # torch's profiler writes to stderr else
+            # torch's profiler writes to stderr else
+            actors.append(options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"}))
         asked = {rank: actor.describe.remote() for rank, actor in enumerate(actors)}
         addresses = answers(asked, (), len(actors), "start", timeout_s, check)
         order = neighbours(addresses, ray.get_runtime_context().get_node_id())
@@ -62,7 +66,9 @@ def started(
 
 
 def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:
-    """Order of the actors that makes those of one node neighbours: the node `here` first, then by address and node."""
+    """Order of the actors that makes those of one node neighbours: the node `here` first, then by
+    address and node.
+    """
     key: Callable[[int], tuple[bool, str, str, int]] = lambda i: (  # noqa: E731
         addresses[i].node_id != here,
         addresses[i].host,

@@ -1,10 +1,12 @@
-"""Ends what a private Ray cluster leaves when its driver is killed: run as a script beside the driver.
+"""Ends what a private Ray cluster leaves when its driver is killed: run as a script beside the
+driver.
 
-Ray's own processes notice the end of a driver within seconds, but two agents of each node then try for
-a minute to tell the head, which is gone, about it. This script waits for the end of its standard input,
-which comes when the driver ends in whatever way, gives Ray some seconds, and kills what is left of the
-cluster: processes that were born with the cluster's mark and below a raylet. It needs the standard
-library only, and imports nothing of rayrec, so that it starts in a moment and takes little memory.
+Ray's own processes notice the end of a driver within seconds, but two agents of each node then try
+for a minute to tell the head, which is gone, about it. This script waits for the end of its
+standard input, which comes when the driver ends in whatever way, gives Ray some seconds, and kills
+what is left of the cluster: processes that were born with the cluster's mark and below a raylet. It
+needs the standard library only, and imports nothing of rayrec, so that it starts in a moment and
+takes little memory.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ PATIENCE_S = 4.0
 
 
 def members(mark: str) -> list[int]:
-    """Process ids of the cluster's agents and workers; a program that the driver itself started is none of them."""
+    """Process ids of the cluster's agents and workers; a program that the driver itself started is
+    none of them.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,11 +1,11 @@
 """The folder of a run while a driver writes to it: writable, and owned by one driver at a time.
 
-`held` proves that the folder can be written to, before a rank is started for it, and takes its lock:
-a file that names the owner and is written anew every `BEAT_S` seconds. A second driver is refused
-while the owner lives. An owner that is gone does not hold the folder: on the same machine a dead
-process is seen at once, from elsewhere by a beat older than `STALE_S`. The token file that `held`
-leaves tells ranks on other hosts whether they see the same folder. Works on local disks and on every
-file system of pyarrow.
+`held` proves that the folder can be written to, before a rank is started for it, and takes its
+lock: a file that names the owner and is written anew every `BEAT_S` seconds. A second driver is
+refused while the owner lives. An owner that is gone does not hold the folder: on the same machine a
+dead process is seen at once, from elsewhere by a beat older than `STALE_S`. The token file that
+`held` leaves tells ranks on other hosts whether they see the same folder. Works on local disks and
+on every file system of pyarrow.
 """
 
 from __future__ import annotations
@@ -92,8 +92,10 @@ class RunFolder:
         """
         if self._lost is not None:
             raise RayrecError(
-                f"{self.path} was taken over by {self._lost}, because this driver had not been heard "
-                f"of for {STALE_S:.0f} s. End one of the two, and continue from the newest checkpoint."
+                f"{self.path} was taken over by {self._lost}, because this driver had not been "
+                "heard "
+                f"of for {STALE_S:.0f} s. End one of the two, and continue from the newest "
+                "checkpoint."
             )
 
     def open(self, say: Callable[[str], None]) -> None:
@@ -108,13 +110,15 @@ class RunFolder:
             self._write(self.token, b"rayrec")
         except (OSError, pa.ArrowException) as error:
             raise ConfigError(
-                f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder or a "
+                f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder "
+                "or a "
                 "URI that can be written to, with storage_path and name (--checkpoint-dir)."
             ) from None
         owner = self._owner()
         if owner is not None and not owner.is_gone():
             raise ConfigError(
-                f"{self.path} is in use by {owner}, last heard of {time.time() - owner.beat:.0f} s ago. "
+                f"{self.path} is in use by {owner}, last heard of {time.time() - owner.beat:.0f} s "
+                "ago. "
                 "Wait for that run or end it, or give this run another name or storage_path."
             )
         if owner is not None:
@@ -171,7 +175,8 @@ class RunFolder:
             return
         try:
             if new:
-                os.link(partial, target)  # fails where another driver's lock stands: one of two wins
+                # fails where another driver's lock stands: one of two wins
+                os.link(partial, target)
                 os.unlink(partial)
             else:
                 os.replace(partial, target)

@@ -3,8 +3,8 @@
 A signal that Python turns into an exception wherever the program stands may be swallowed inside a
 library that is starting up. Here the first SIGINT or SIGTERM only sets a flag: a run that starts
 looks at it between two parts of the start, and a run that trains asks its ranks to stop and save. A
-second Ctrl-C raises `KeyboardInterrupt` at once, for a run that does not obey. `ray.init` installs a
-SIGTERM handler of its own, so `install` is called again after it.
+second Ctrl-C raises `KeyboardInterrupt` at once, for a run that does not obey. `ray.init` installs
+a SIGTERM handler of its own, so `install` is called again after it.
 """
 
 from __future__ import annotations

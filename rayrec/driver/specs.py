@@ -29,7 +29,8 @@ def total_steps(run: RunConfig, data: Dataset, start: Start) -> int:
     per_epoch = data.num_batches(run.global_batch_size, drop_last=run.drop_last)
     if per_epoch < 1:
         raise ConfigError(
-            f"the data has {data.num_rows} rows, which make no batch of {run.global_batch_size} with drop_last={run.drop_last}."
+            f"the data has {data.num_rows} rows, which make no batch of {run.global_batch_size} "
+            f"with drop_last={run.drop_last}."
         )
     if run.steps is not None:
         return run.steps
@@ -82,7 +83,9 @@ def local_files(data: Dataset | None) -> list[tuple[str, int]]:
 
 
 def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
-    """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object store."""
+    """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object
+    store.
+    """
     path = f"{checkpoint}/{MANIFEST}"
     return [(path, os.path.getsize(path))] if os.path.isfile(path) else []
 
@@ -95,7 +98,9 @@ def check_keys(data: Dataset, keys: Sequence[str]) -> None:
         InputError: a file has no such column.
     """
     if not isinstance(data, FileDataset):
-        raise ConfigError("predictions name files and rows, so they need a ParquetDataset or an ArrowDataset.")
+        raise ConfigError(
+            "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
+        )
     data.check_columns_exist(keys)
 
 
@@ -111,7 +116,8 @@ def check_outside(data: Dataset, path: str) -> None:
     inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
     if target == root or inside:
         raise ConfigError(
-            f"predictions (--predictions) would be written to {path}, among the data that they are about, "
+            f"predictions (--predictions) would be written to {path}, among the data that they are "
+            "about, "
             f"{data.path}, and be read as data from then on. Name a file elsewhere."
         )
 

@@ -1,9 +1,9 @@
 """Says where a run stands when nothing happens for a while, and writes down every stack.
 
 A run is always in some phase: connecting to Ray, waiting for room, training. When a phase shows no
-sign of progress for `STALL_S` seconds, a thread says so in one line, writes the stacks of the driver
-and of all ranks to the run's log, and says it again after twice, four times, ... as long. It ends
-nothing: timeouts do that. Costs one look a second.
+sign of progress for `STALL_S` seconds, a thread says so in one line, writes the stacks of the
+driver and of all ranks to the run's log, and says it again after twice, four times, ... as long. It
+ends nothing: timeouts do that. Costs one look a second.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Where a run starts, decided on the driver before any rank is started for it.
 
-A run starts anew, from the weights of another run, or from a checkpoint. All that a manifest tells is
-checked here: whether the checkpoint is of this model, these optimizers, this data and batch size. What
-only the bytes of the rows tell, the ranks find out while they restore; for "latest" they are given
-every older checkpoint, too, and fall back together.
+A run starts anew, from the weights of another run, or from a checkpoint. All that a manifest tells
+is checked here: whether the checkpoint is of this model, these optimizers, this data and batch
+size. What only the bytes of the rows tell, the ranks find out while they restore; for "latest" they
+are given every older checkpoint, too, and fall back together.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def find_start(
         tables: gives the model's tables; called only when there is a checkpoint to compare with.
         say: gets a line for every damaged checkpoint that "latest" passes over.
     Raises:
-        ConfigError: the run would write among checkpoints that it does not continue, there is nothing
-            to continue from, or the checkpoint was trained with other data or options.
+        ConfigError: the run would write among checkpoints that it does not continue, there is
+            nothing to continue from, or the checkpoint was trained with other data or options.
         CheckpointError: the checkpoint is missing, damaged, or of another model.
     """
     if run.init_from is not None:
@@ -75,7 +75,10 @@ def find_start(
     if run.resume_from == LATEST:
         return _latest(run, data, tables(), say)
     manifest = read_manifest(run.resume_from)
-    if run.run_path is not None and CheckpointManager(run.run_path).step_of(run.resume_from) is None:
+    if (
+        run.run_path is not None
+        and CheckpointManager(run.run_path).step_of(run.resume_from) is None
+    ):
         _check_no_checkpoints(run)
     check_whole(run.resume_from, manifest)
     _check_resume(run, manifest, run.resume_from, data, tables())
@@ -95,10 +98,7 @@ def check_scored(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Manifest:
 
 
 def _latest(
-    run: RunConfig,
-    data: Dataset,
-    tables: Sequence[BaseEmbeddingConfig],
-    say: Callable[[str], None],
+    run: RunConfig, data: Dataset, tables: Sequence[BaseEmbeddingConfig], say: Callable[[str], None]
 ) -> Start:
     assert run.run_path is not None, "checked when the RunConfig was made"
     manager = CheckpointManager(run.run_path)

@@ -1,7 +1,8 @@
 """Tells a user whose ranks wait for data: who, how much, and what to try.
 
-Every report says for each rank which share of its time it waited for the next batch. Shares are averaged over the reports of several
-steps, without the first report, whose one step also waits for files to be opened; a tenth or more is worth a line, now and then.
+Every report says for each rank which share of its time it waited for the next batch. Shares are
+averaged over the reports of several steps, without the first report, whose one step also waits for
+files to be opened; a tenth or more is worth a line, now and then.
 """
 
 from __future__ import annotations
@@ -32,19 +33,29 @@ class StarvationWatch:
     def see(self, report: ProgressReport) -> str | None:
         """The line to say after this report, if any."""
         steps, self._step = (report.step - self._step if self._step is not None else 0), report.step
-        if steps <= 0 or len(self._waited) != len(report.data_wait):  # the first of a run, or of the world after a failure
+        # the first of a run, or of the world after a failure
+        if steps <= 0 or len(self._waited) != len(report.data_wait):
             self._steps, self._waited = 0, [0.0] * len(report.data_wait)
             return None
         self._steps += steps
-        self._waited = [waited + steps * share for waited, share in zip(self._waited, report.data_wait, strict=True)]
+        self._waited = [
+            waited + steps * share
+            for waited, share in zip(self._waited, report.data_wait, strict=True)
+        ]
         if self._steps < MIN_STEPS:
             return None
         shares, over = [waited / self._steps for waited in self._waited], self._steps
         self._steps, self._waited = 0, [0.0] * len(shares)
         starved = [rank for rank, share in enumerate(shares) if share >= SHARE]
-        if not starved or (self._said_at is not None and time.monotonic() < self._said_at + QUIET_S):
+        if not starved or (
+            self._said_at is not None and time.monotonic() < self._said_at + QUIET_S
+        ):
             return None
         self._said_at = time.monotonic()
         worst = max(starved, key=lambda rank: shares[rank])
-        who = f"rank {worst}" if len(starved) == 1 else f"{len(starved)} of {len(shares)} ranks, most of them rank {worst},"
+        who = (
+            f"rank {worst}"
+            if len(starved) == 1
+            else f"{len(starved)} of {len(shares)} ranks, most of them rank {worst},"
+        )
         return f"data: {who} waited for batches {shares[worst]:.0%} of the time of the last {over} steps. {_REMEDY}"

@@ -1,7 +1,9 @@
-"""What the planner is told about the machine: the nodes the ranks really got, and the memory each rank may take.
+"""What the planner is told about the machine: the nodes the ranks really got, and the memory each
+rank may take.
 
-Memory is Ray's own figure for a node (which leaves out the object store) or a GPU's free memory, less a reserve for the dense model,
-activations and the data's batches in flight, shared evenly by the ranks of the node.
+Memory is Ray's own figure for a node (which leaves out the object store) or a GPU's free memory,
+less a reserve for the dense model, activations and the data's batches in flight, shared evenly by
+the ranks of the node.
 """
 
 from __future__ import annotations
@@ -59,7 +61,11 @@ def read_topology(path: str) -> Topology:
 def _node_memory() -> dict[str, float]:
     import ray
 
-    return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]}
+    return {
+        node["NodeID"]: node["Resources"].get("memory", 0.0)
+        for node in ray.nodes()
+        if node["Alive"]
+    }
 
 
 def _cpu_memory(group: RankGroup, by_node: Mapping[str, float]) -> tuple[int, ...]:

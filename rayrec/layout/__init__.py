@@ -1,9 +1,18 @@
-"""Tables, the one geometry, the named sharding kinds, the topology, and the plan that joins them. Standard library only."""
+"""Tables, the one geometry, the named sharding kinds, the topology, and the plan that joins them.
+Standard library only.
+"""
 
 from __future__ import annotations
 
 from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
-from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, Shard, TableLayout, even_cuts
+from rayrec.layout.geometry import (
+    COLUMN_MULTIPLE,
+    Layout,
+    Replicated,
+    Shard,
+    TableLayout,
+    even_cuts,
+)
 from rayrec.layout.kinds import (
     KINDS,
     column_wise,
@@ -17,7 +26,14 @@ from rayrec.layout.kinds import (
     takes_two_hops,
 )
 from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
-from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, check_tables
+from rayrec.layout.tables import (
+    BaseEmbeddingConfig,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    check_tables,
+)
 from rayrec.layout.topology import Topology
 
 __all__ = [

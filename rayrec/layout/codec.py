@@ -1,11 +1,13 @@
 """A sharding plan as JSON, both ways.
 
-Written for people to read, compare and edit: one line per table, cuts and owners as they are, tables in plan order. "kind" is
-written for the reader and not read back. Reading trusts nothing: every field has its type checked and every layout must tile.
+Written for people to read, compare and edit: one line per table, cuts and owners as they are,
+tables in plan order. "kind" is written for the reader and not read back. Reading trusts nothing:
+every field has its type checked and every layout must tile.
 
     {"format": "rayrec.plan", "version": 1, "world_size": 2, "hosts": [[0, 1]], "tables": {
-      "user": {"kind": "row_wise", "row_cuts": [0, 50, 100], "col_cuts": [0, 64], "owners": [[0], [1]], "storage": {"kind": "device"}},
-      "day": {"kind": "data_parallel", "shape": [7, 16], "replicated": [0, 1], "storage": {"kind": "device"}}}}
+      "user": {"kind": "row_wise", "row_cuts": [0, 50, 100], "col_cuts": [0, 64], "owners": [[0],
+      [1]], "storage": {"kind": "device"}}, "day": {"kind": "data_parallel", "shape": [7, 16],
+      "replicated": [0, 1], "storage": {"kind": "device"}}}}
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ VERSION = 1
 
 def plan_to_json(plan: ShardingPlan) -> str:
     """The plan as text that `plan_from_json` reads; ends with a newline."""
-    entries = {name: _table_to_data(placement, plan.hosts) for name, placement in plan.tables.items()}
+    entries = {
+        name: _table_to_data(placement, plan.hosts) for name, placement in plan.tables.items()
+    }
     lines = [
         "{",
         f'  "format": "{FORMAT}",',
@@ -44,7 +48,9 @@ def plan_to_json(plan: ShardingPlan) -> str:
             f'    "topology": {e.topology.to_json()},',
             f'    "batch_size": {e.batch_size},',
             f'    "sparse_optimizer": {json.dumps(e.sparse_optimizer)},',
-            '    "ranks": [' + ",".join(f"\n      {json.dumps(asdict(rank))}" for rank in e.ranks) + "\n    ],",
+            '    "ranks": ['
+            + ",".join(f"\n      {json.dumps(asdict(rank))}" for rank in e.ranks)
+            + "\n    ],",
             f'    "tables": {_one_per_line({name: asdict(table) for name, table in e.tables.items()}, indent=4)}',
             "  }",
         ]
@@ -53,7 +59,9 @@ def plan_to_json(plan: ShardingPlan) -> str:
 
 def _one_per_line(entries: dict[str, dict[str, Any]], indent: int = 2) -> str:
     pad = " " * indent
-    body = ",".join(f"\n{pad}  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
+    body = ",".join(
+        f"\n{pad}  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()
+    )
     return "{" + body + f"\n{pad}" + "}"
 
 
@@ -64,7 +72,13 @@ def _table_to_data(placement: TablePlacement, hosts: tuple[tuple[int, ...], ...]
         if isinstance(layout, Replicated)
         else {"row_cuts": layout.row_cuts, "col_cuts": layout.col_cuts, "owners": layout.owners}
     )
-    return {**out, **data, "storage": {name: value for name, value in asdict(placement.storage).items() if value is not None}}
+    return {
+        **out,
+        **data,
+        "storage": {
+            name: value for name, value in asdict(placement.storage).items() if value is not None
+        },
+    }
 
 
 def plan_from_json(text: str, source: str) -> ShardingPlan:
@@ -77,20 +91,31 @@ def plan_from_json(text: str, source: str) -> ShardingPlan:
     """
     root = parse_object(text, source)
     if (form := root.text("format")) != FORMAT:
-        raise PlanError(f"{source}: format is {form!r}, expected {FORMAT!r}; this is no sharding plan.")
+        raise PlanError(
+            f"{source}: format is {form!r}, expected {FORMAT!r}; this is no sharding plan."
+        )
     if (version := root.integer("version")) != VERSION:
         raise PlanError(f"{source}: version is {version}, this release reads version {VERSION}.")
     world_size, hosts = root.integer("world_size"), root.int_rows("hosts")
     entries = root.child("tables")
     tables = {name: _table_from_fields(_named(entries, name, source)) for name in entries.keys()}  # noqa: SIM118
-    estimates = _estimates_from_fields(root.child("estimates"), tuple(tables)) if root.has("estimates") else None
+    estimates = (
+        _estimates_from_fields(root.child("estimates"), tuple(tables))
+        if root.has("estimates")
+        else None
+    )
     root.finish()
     try:
         plan = ShardingPlan(world_size=world_size, tables=tables, hosts=hosts, estimates=estimates)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
-    if estimates and (estimates.topology.world_size != world_size or len(estimates.ranks) != world_size):
-        raise PlanError(f"{source}: estimates are for {len(estimates.ranks)} ranks, the plan has world_size={world_size}.")
+    if estimates and (
+        estimates.topology.world_size != world_size or len(estimates.ranks) != world_size
+    ):
+        raise PlanError(
+            f"{source}: estimates are for {len(estimates.ranks)} ranks, the plan has "
+            f"world_size={world_size}."
+        )
     return plan
 
 
@@ -107,14 +132,19 @@ def _table_from_fields(entry: Fields) -> TablePlacement:
         layout = _layout_from_fields(entry)
     except (PlanError, ConfigError) as error:
         text = str(error)
-        raise PlanError(text if text.startswith(entry.where) else f"{entry.where}: {text}") from None
+        raise PlanError(
+            text if text.startswith(entry.where) else f"{entry.where}: {text}"
+        ) from None
     entry.skip("storage")
     entry.finish()
     return TablePlacement(layout, storage)
 
 
 def _storage_from_fields(entry: Fields) -> Storage:
-    kind, factor = entry.text("kind"), entry.number("load_factor") if entry.has("load_factor") else None
+    kind, factor = (
+        entry.text("kind"),
+        entry.number("load_factor") if entry.has("load_factor") else None,
+    )
     entry.finish()
     return Storage(kind, factor)  # type: ignore[arg-type]  # Storage checks it
 
@@ -124,7 +154,9 @@ def _layout_from_fields(entry: Fields) -> Layout:
         return TableLayout(entry.ints("row_cuts"), entry.ints("col_cuts"), entry.int_rows("owners"))
     shape = entry.ints("shape")
     if len(shape) != 2 or min(shape) < 1:
-        raise PlanError(f"shape={list(shape)} must be [num_embeddings, embedding_dim], both positive.")
+        raise PlanError(
+            f"shape={list(shape)} must be [num_embeddings, embedding_dim], both positive."
+        )
     return Replicated(*shape, entry.ints("replicated"))
 
 
@@ -132,7 +164,10 @@ def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimat
     per_table = entry.child("tables")
     if set(per_table.keys()) != set(names):
         odd = sorted(set(per_table.keys()) ^ set(names))
-        raise PlanError(f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, but not in both.")
+        raise PlanError(
+            f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, "
+            "but not in both."
+        )
     out = PlanEstimates(
         topology=Topology.from_fields(entry.child("topology")),
         batch_size=entry.integer("batch_size"),
@@ -147,7 +182,9 @@ def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimat
 def _rank_from_fields(entry: Fields) -> RankEstimate:
     byte_names = [f.name for f in fields(RankEstimate) if f.name.endswith("_bytes")]
     second_names = [f.name for f in fields(RankEstimate) if f.name.endswith("_s")]
-    values: dict[str, Any] = {name: entry.integer(name) for name in byte_names} | {name: entry.number(name) for name in second_names}
+    values: dict[str, Any] = {name: entry.integer(name) for name in byte_names} | {
+        name: entry.number(name) for name in second_names
+    }
     entry.finish()
     return RankEstimate(**values)
 
@@ -160,7 +197,9 @@ def _table_estimate_from_fields(entry: Fields) -> TableEstimate:
         why=entry.text("why"),
         work_s=entry.number("work_s"),
         runner_up=entry.text("runner_up") if entry.has("runner_up") else None,
-        runner_up_work_s=entry.number("runner_up_work_s") if entry.has("runner_up_work_s") else None,
+        runner_up_work_s=entry.number("runner_up_work_s")
+        if entry.has("runner_up_work_s")
+        else None,
     )
     entry.finish()
     return out

@@ -1,7 +1,8 @@
-"""What changes from one plan to another, for people: kinds before and after, and the rectangles that move to another rank.
+"""What changes from one plan to another, for people: kinds before and after, and the rectangles
+that move to another rank.
 
-A rectangle moves where a rank of the new plan holds what it did not hold in the old one. Cost: shards before x shards after, per
-table that changed. Standard library only.
+A rectangle moves where a rank of the new plan holds what it did not hold in the old one. Cost:
+shards before x shards after, per table that changed. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from rayrec.layout.units import format_bytes, format_count
 MAX_MOVES = 8  # rectangles told per table; the rest is a number
 
 
-def moved_shards(name: str, before: TablePlacement, after: TablePlacement) -> tuple[tuple[Shard, int], ...]:
-    """The rectangles of `after` whose rank did not hold them in `before`, each with the rank that sends it.
+def moved_shards(
+    name: str, before: TablePlacement, after: TablePlacement
+) -> tuple[tuple[Shard, int], ...]:
+    """The rectangles of `after` whose rank did not hold them in `before`, each with the rank that
+    sends it.
 
-    A rectangle is taken from its owner in `before`; a replicated table is taken from its first replica.
+    A rectangle is taken from its owner in `before`; a replicated table is taken from its first
+    replica.
     """
     old, new = before.layout.shards(name), after.layout.shards(name)
     sources = old[:1] if isinstance(before.layout, Replicated) else old
@@ -33,8 +38,11 @@ def moved_shards(name: str, before: TablePlacement, after: TablePlacement) -> tu
     return tuple(out)
 
 
-def diff_plans(before: ShardingPlan, after: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | None = None) -> str:
-    """The difference as text, one paragraph per changed table; "The plans are equal." when there is none.
+def diff_plans(
+    before: ShardingPlan, after: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | None = None
+) -> str:
+    """The difference as text, one paragraph per changed table; "The plans are equal." when there is
+    none.
 
     Args:
         tables: the model's tables; with them, amounts are bytes of weights instead of elements.
@@ -46,7 +54,9 @@ def diff_plans(before: ShardingPlan, after: ShardingPlan, tables: Sequence[BaseE
     if before.world_size != after.world_size:
         lines.append(f"ranks: {before.world_size} -> {after.world_size}")
     if before.hosts != after.hosts:
-        lines.append(f"hosts: {[len(h) for h in before.hosts]} -> {[len(h) for h in after.hosts]} ranks each")
+        lines.append(
+            f"hosts: {[len(h) for h in before.hosts]} -> {[len(h) for h in after.hosts]} ranks each"
+        )
     if list(before.tables) != list(after.tables) and set(before.tables) == set(after.tables):
         lines.append("tables: the same in another order")
     changed = 0
@@ -65,7 +75,9 @@ def diff_plans(before: ShardingPlan, after: ShardingPlan, tables: Sequence[BaseE
     return "\n".join(lines)
 
 
-def _table_lines(name: str, before: ShardingPlan, after: ShardingPlan, element_bytes: int | None) -> list[str]:
+def _table_lines(
+    name: str, before: ShardingPlan, after: ShardingPlan, element_bytes: int | None
+) -> list[str]:
     old, new = before.tables[name], after.tables[name]
     head = f"{name}: {before.kind(name)} -> {after.kind(name)}"
     if old.storage != new.storage:
@@ -75,15 +87,27 @@ def _table_lines(name: str, before: ShardingPlan, after: ShardingPlan, element_b
         return [f"{head}, resized {r0} x {c0} -> {r1} x {c1}"]
     moves = moved_shards(name, old, new)
     amounts = [len(shard.rows) * len(shard.cols) for shard, _ in moves]
-    head += f", {_amount(sum(amounts), element_bytes)} in {len(moves)} rectangles move" if moves else ", nothing moves"
+    head += (
+        f", {_amount(sum(amounts), element_bytes)} in {len(moves)} rectangles move"
+        if moves
+        else ", nothing moves"
+    )
     lines = [head]
     for (shard, source), amount in list(zip(moves, amounts, strict=True))[:MAX_MOVES]:
-        where = f"rows {shard.rows.start}:{shard.rows.stop} cols {shard.cols.start}:{shard.cols.stop}"
-        lines.append(f"    {where}  rank {source} -> {shard.rank}  {_amount(amount, element_bytes)}")
+        where = (
+            f"rows {shard.rows.start}:{shard.rows.stop} cols {shard.cols.start}:{shard.cols.stop}"
+        )
+        lines.append(
+            f"    {where}  rank {source} -> {shard.rank}  {_amount(amount, element_bytes)}"
+        )
     if len(moves) > MAX_MOVES:
         lines.append(f"    ... and {len(moves) - MAX_MOVES} more")
     return lines
 
 
 def _amount(elements: int, element_bytes: int | None) -> str:
-    return f"{format_count(elements)} elements" if element_bytes is None else format_bytes(elements * element_bytes)
+    return (
+        f"{format_count(elements)} elements"
+        if element_bytes is None
+        else format_bytes(elements * element_bytes)
+    )

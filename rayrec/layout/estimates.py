@@ -1,7 +1,9 @@
-"""What the planner expects of a plan: memory and time per rank, and the reason for each table's kind.
+"""What the planner expects of a plan: memory and time per rank, and the reason for each table's
+kind.
 
-Plain data that travels with a `ShardingPlan`, so that a report can be printed anywhere. It is a prediction: nothing in the runtime
-reads it and two plans that differ only here are equal. Standard library only.
+Plain data that travels with a `ShardingPlan`, so that a report can be printed anywhere. It is a
+prediction: nothing in the runtime reads it and two plans that differ only here are equal. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ class RankEstimate:
     Attributes:
         weight_bytes, optimizer_bytes: the shards of this rank and their optimizer state.
         buffer_bytes: ids, rows and gradients in exchange, as owner and as home of the batch.
-        input_s: ids received. lookup_s: rows read and pooled. output_s: rows sent. gradient_s: row gradients received.
-        update_s: fused backward and optimizer. overhead_s: fixed work per slot and latency of the collectives.
+        input_s: ids received. lookup_s: rows read and pooled. output_s: rows sent. gradient_s: row
+            gradients received.
+        update_s: fused backward and optimizer. overhead_s: fixed work per slot and latency of the
+            collectives.
     """
 
     weight_bytes: int
@@ -56,9 +60,10 @@ class TableEstimate:
     Attributes:
         kind: name of its layout.
         data_type: storage of its rows, such as "FP32".
-        weight_bytes: of all its shards together (a replicated table counts every copy), on the ranks' devices.
-        why: "least work", "even ranks" (more work, but a faster slowest rank), "to fit" (off the device, which has no room), "only fit" or
-            "forced" (the only kind allowed).
+        weight_bytes: of all its shards together (a replicated table counts every copy), on the
+            ranks' devices.
+        why: "least work", "even ranks" (more work, but a faster slowest rank), "to fit" (off the
+            device, which has no room), "only fit" or "forced" (the only kind allowed).
         work_s: seconds of a step summed over ranks.
         runner_up, runner_up_work_s: the next kind that fits and its work, or None.
     """

@@ -1,8 +1,10 @@
-"""The one geometry: a table's layout is row cuts x column cuts x owner ranks, and every sharding kind is a value of it.
+"""The one geometry: a table's layout is row cuts x column cuts x owner ranks, and every sharding
+kind is a value of it.
 
-A `Shard` is a rectangle of one table on one rank. A `TableLayout` tiles a table by a product grid: all column blocks share the row
-cuts, so that one bucketize per feature serves every column block. `Replicated` is the data-parallel case: the whole table on every
-rank. Uneven cuts and grids that have no TorchRec name are layouts like any other. Standard library only.
+A `Shard` is a rectangle of one table on one rank. A `TableLayout` tiles a table by a product grid:
+all column blocks share the row cuts, so that one bucketize per feature serves every column block.
+`Replicated` is the data-parallel case: the whole table on every rank. Uneven cuts and grids that
+have no TorchRec name are layouts like any other. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Shard:
         return len(self.rows), len(self.cols)
 
     def intersect(self, other: Shard) -> tuple[range, range] | None:
-        """Rows and columns that both rectangles cover, or None when they share nothing or are of different tables."""
+        """Rows and columns that both rectangles cover, or None when they share nothing or are of
+        different tables.
+        """
         if self.table != other.table:
             return None
         rows = range(max(self.rows.start, other.rows.start), min(self.rows.stop, other.rows.stop))
@@ -42,7 +46,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Row blocks x column blocks, each cell owned by one rank; its shards tile the table exactly once.
+    """Row blocks x column blocks, each cell owned by one rank; its shards tile the table exactly
+    once.
 
     Attributes:
         row_cuts: 0 .. num_embeddings, strictly increasing.
@@ -59,12 +64,21 @@ class TableLayout:
     def __post_init__(self) -> None:
         for what, cuts in (("row_cuts", self.row_cuts), ("col_cuts", self.col_cuts)):
             if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
-                raise PlanError(f"{what}={cuts} do not tile a table: they must start at 0 and strictly increase.")
+                raise PlanError(
+                    f"{what}={cuts} do not tile a table: they must start at 0 and "
+                    "strictly increase."
+                )
         if any(cut % COLUMN_MULTIPLE for cut in self.col_cuts[:-1]):
-            raise PlanError(f"col_cuts={self.col_cuts} cut at what is no multiple of {COLUMN_MULTIPLE} columns; only the last may end so.")
+            raise PlanError(
+                f"col_cuts={self.col_cuts} cut at what is no multiple of "
+                f"{COLUMN_MULTIPLE} columns; only the last may end so."
+            )
         rows, cols = self.num_row_blocks, self.num_col_blocks
         if len(self.owners) != rows or any(len(row) != cols for row in self.owners):
-            raise PlanError(f"owners={self.owners} must have {rows} rows of {cols} ranks, one per block of the cuts.")
+            raise PlanError(
+                f"owners={self.owners} must have {rows} rows of {cols} ranks, one per "
+                "block of the cuts."
+            )
         if any(rank < 0 for row in self.owners for rank in row):
             raise PlanError(f"owners={self.owners} name a negative rank.")
 
@@ -103,7 +117,9 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Replicated:
-    """The whole table on each of `ranks`: data parallel. `ranks` are all ranks of the world that trains."""
+    """The whole table on each of `ranks`: data parallel. `ranks` are all ranks of the world that
+    trains.
+    """
 
     num_embeddings: int
     embedding_dim: int
@@ -120,14 +136,18 @@ class Replicated:
 
     def shards(self, table: str) -> tuple[Shard, ...]:
         """One whole-table rectangle per rank; they overlap, unlike those of a `TableLayout`."""
-        return tuple(Shard(table, range(self.num_embeddings), range(self.embedding_dim), r) for r in self.ranks)
+        return tuple(
+            Shard(table, range(self.num_embeddings), range(self.embedding_dim), r)
+            for r in self.ranks
+        )
 
 
 Layout = TableLayout | Replicated
 
 
 def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
-    """Cut `size` into at most `blocks` near-equal parts whose sizes are multiples of `multiple`; the last may end a rest short of one.
+    """Cut `size` into at most `blocks` near-equal parts whose sizes are multiples of `multiple`;
+    the last may end a rest short of one.
 
     Fewer parts result when there is not enough to cut; no part is ever empty.
 
@@ -142,7 +162,9 @@ def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
 
 
 def weighted_cuts(size: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Cuts of `size`, at least one per weight, into one block per weight, as large as its share of the weights but never empty."""
+    """Cuts of `size`, at least one per weight, into one block per weight, as large as its share of
+    the weights but never empty.
+    """
     total, blocks, sums = sum(weights), len(weights), [0.0]
     for weight in weights:
         sums.append(sums[-1] + weight)

@@ -1,8 +1,10 @@
-"""Typed reading of JSON objects: every wrong field is a PlanError that names the file, the place and the field.
+"""Typed reading of JSON objects: every wrong field is a PlanError that names the file, the place
+and the field.
 
-`parse_object` turns text into `Fields`; each read takes one field and checks its type (true is no integer, 1.0 is no integer);
-`finish` refuses fields that nobody read, so a misspelt name never passes silently. Doubled keys and NaN are refused, which plain
-`json.loads` lets through. Standard library only.
+`parse_object` turns text into `Fields`; each read takes one field and checks its type (true is no
+integer, 1.0 is no integer); `finish` refuses fields that nobody read, so a misspelt name never
+passes silently. Doubled keys and NaN are refused, which plain `json.loads` lets through. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -48,7 +50,15 @@ def parse_object(text: str, source: str) -> Fields:
 
 
 def _name(value: object) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+    names = {
+        dict: "object",
+        list: "array",
+        str: "string",
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        type(None): "null",
+    }
     return names.get(type(value), type(value).__name__)
 
 
@@ -73,7 +83,10 @@ class Fields:
     def finish(self) -> None:
         """Refuse fields that were not read."""
         if extra := [name for name in self.data if name not in self._seen]:
-            raise PlanError(f"{self.where}: unknown field {extra[0]!r}; known are {', '.join(sorted(self._seen))}.")
+            raise PlanError(
+                f"{self.where}: unknown field {extra[0]!r}; known are "
+                f"{', '.join(sorted(self._seen))}."
+            )
 
     def keys(self) -> list[str]:
         """Names of all fields, in file order."""
@@ -91,7 +104,9 @@ class Fields:
         """The error for a field of another type."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return PlanError(f"{self.where}: field {name!r} is {_name(value)} {shown}, expected {wanted}.")
+        return PlanError(
+            f"{self.where}: field {name!r} is {_name(value)} {shown}, expected {wanted}."
+        )
 
     def text(self, name: str) -> str:
         """A string."""
@@ -135,7 +150,9 @@ class Fields:
         return tuple(self._ints(name, row) for row in self.array(name))
 
     def _ints(self, name: str, values: object) -> tuple[int, ...]:
-        if not isinstance(values, list) or any(type(v) is not int or abs(v) > MAX_INTEGER for v in values):
+        if not isinstance(values, list) or any(
+            type(v) is not int or abs(v) > MAX_INTEGER for v in values
+        ):
             raise self.wrong(name, "integers only, of 64 bits", values)
         return tuple(values)
 

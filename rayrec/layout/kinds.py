@@ -1,7 +1,9 @@
-"""The sharding kinds that have a name in TorchRec, each a short function that returns a value of the one geometry.
+"""The sharding kinds that have a name in TorchRec, each a short function that returns a value of
+the one geometry.
 
-Where a table has fewer rows (or fewer groups of four columns) than there are ranks, fewer blocks are made and the first ranks of the
-list own them. `kind_of` names a layout for people; nothing in the runtime asks for it. Standard library only.
+Where a table has fewer rows (or fewer groups of four columns) than there are ranks, fewer blocks
+are made and the first ranks of the list own them. `kind_of` names a layout for people; nothing in
+the runtime asks for it. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from rayrec.errors import PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, even_cuts
 from rayrec.layout.tables import BaseEmbeddingConfig
 
-COMPACT_BELOW = 0.6  # share of the bags of all row blocks that have ids; where it is larger, all bags travel
-COMPACT_COLUMNS = 16  # of float32, a cache line: tables whose columns come in narrower blocks are not worth an index for each
+# share of the bags of all row blocks that have ids; where it is larger, all bags travel
+COMPACT_BELOW = 0.6
+# of float32, a cache line: tables whose columns come in narrower blocks are not worth an index for
+# each
+COMPACT_COLUMNS = 16
 
 KINDS = (
     "data_parallel",
@@ -61,10 +66,16 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
         PlanError: hosts have different numbers of ranks, so that no common row cuts exist.
     """
     if len({len(host) for host in hosts}) != 1:
-        raise PlanError(f"grid_shard needs hosts with equally many ranks, got {[len(host) for host in hosts]}.")
+        raise PlanError(
+            f"grid_shard needs hosts with equally many ranks, got {[len(host) for host in hosts]}."
+        )
     rows = even_cuts(table.num_embeddings, len(hosts[0]))
     cols = even_cuts(table.embedding_dim, len(hosts), COLUMN_MULTIPLE)
-    return TableLayout(rows, cols, tuple(tuple(hosts[j][i] for j in range(len(cols) - 1)) for i in range(len(rows) - 1)))
+    return TableLayout(
+        rows,
+        cols,
+        tuple(tuple(hosts[j][i] for j in range(len(cols) - 1)) for i in range(len(rows) - 1)),
+    )
 
 
 def data_parallel(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> Replicated:
@@ -73,11 +84,13 @@ def data_parallel(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> Replicate
 
 
 def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
-    """Name of a layout for reports: one of `KINDS`, or "product_grid" for cuts that have no TorchRec name.
+    """Name of a layout for reports: one of `KINDS`, or "product_grid" for cuts that have no
+    TorchRec name.
 
     Args:
         layout: any layout.
-        hosts: ranks by host, which tells row_wise from table_row_wise; pass one host with all ranks when unknown.
+        hosts: ranks by host, which tells row_wise from table_row_wise; pass one host with all ranks
+            when unknown.
     """
     if isinstance(layout, Replicated):
         return "data_parallel"
@@ -91,17 +104,26 @@ def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
         return "table_column_wise" if on_one_host else "column_wise"
     host_of = {rank: i for i, host in enumerate(hosts) for rank in host}
     columns = [{host_of.get(row[j]) for row in layout.owners} for j in range(layout.num_col_blocks)]
-    per_host = all(len(owners) == 1 for owners in columns) and len({min(c, key=str) for c in columns}) == len(columns)
+    per_host = all(len(owners) == 1 for owners in columns) and len(
+        {min(c, key=str) for c in columns}
+    ) == len(columns)
     return "grid_shard" if per_host else "product_grid"
 
 
 def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
-    """Whether a layout's rows are summed inside hosts first: its row blocks fill hosts, one block of every column block per rank.
+    """Whether a layout's rows are summed inside hosts first: its row blocks fill hosts, one block
+    of every column block per rank.
 
-    That sends 1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and row_wise over all ranks are such layouts,
-    where hosts have equally many ranks and there is more than one of either.
+    That sends 1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and
+    row_wise over all ranks are such layouts, where hosts have equally many ranks and there is more
+    than one of either.
     """
-    if isinstance(layout, Replicated) or len(hosts) < 2 or len({len(h) for h in hosts}) != 1 or len(hosts[0]) < 2:
+    if (
+        isinstance(layout, Replicated)
+        or len(hosts) < 2
+        or len({len(h) for h in hosts}) != 1
+        or len(hosts[0]) < 2
+    ):
         return False
     for column in zip(*layout.owners, strict=True):
         counts = Counter(column)

@@ -1,8 +1,10 @@
-"""A sharding plan: table name -> layout and storage. The planner writes it, ranks obey it, checkpoints record it.
+"""A sharding plan: table name -> layout and storage. The planner writes it, ranks obey it,
+checkpoints record it.
 
-Plain, picklable data. Tables keep their order, which is the order of slots on every rank. A plan is checked twice: here, that it
-makes sense by itself (owners are ranks of its world, replicas are on all of them), and by `check`, that it is a plan for these
-tables on this world. JSON, diff and report live in modules of their own. Standard library only.
+Plain, picklable data. Tables keep their order, which is the order of slots on every rank. A plan is
+checked twice: here, that it makes sense by itself (owners are ranks of its world, replicas are on
+all of them), and by `check`, that it is a plan for these tables on this world. JSON, diff and
+report live in modules of their own. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ StorageKind = Literal["device", "host", "cached"]
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a table's rows live: on the rank's device, in the memory of its host, or there with a cache on the device.
+    """Where a table's rows live: on the rank's device, in the memory of its host, or there with a
+    cache on the device.
 
     Attributes:
-        load_factor: share of its rows, above 0 and up to 1, that the cache of a "cached" table holds; None for the others.
+        load_factor: share of its rows, above 0 and up to 1, that the cache of a "cached" table
+            holds; None for the others.
     Raises:
-        ConfigError: the kind is unknown, or the load factor is missing, makes no sense or is not for this kind.
+        ConfigError: the kind is unknown, or the load factor is missing, makes no sense or is not
+            for this kind.
     """
 
     kind: StorageKind = "device"
@@ -38,18 +43,27 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(StorageKind):
-            raise ConfigError(f"storage kind {self.kind!r} is unknown; use one of {', '.join(get_args(StorageKind))}.")
+            raise ConfigError(
+                f"storage kind {self.kind!r} is unknown; use one of "
+                f"{', '.join(get_args(StorageKind))}."
+            )
         if self.kind == "cached" and (self.load_factor is None or not 0 < self.load_factor <= 1):
             raise ConfigError(
-                f"cached storage needs a load_factor above 0 and up to 1: the share of rows in the cache; got {self.load_factor}."
+                "cached storage needs a load_factor above 0 and up to 1: the share of rows in the "
+                f"cache; got {self.load_factor}."
             )
         if self.kind != "cached" and self.load_factor is not None:
-            raise ConfigError(f"load_factor={self.load_factor} is for cached storage; leave it out for {self.kind!r}.")
+            raise ConfigError(
+                f"load_factor={self.load_factor} is for cached storage; leave it out for "
+                f"{self.kind!r}."
+            )
 
     @property
     def label(self) -> str:
         """For people: "device", "host", "cached 20%"."""
-        return self.kind if self.load_factor is None else f"{self.kind} {100 * self.load_factor:.3g}%"
+        return (
+            self.kind if self.load_factor is None else f"{self.kind} {100 * self.load_factor:.3g}%"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,8 @@ class ShardingPlan:
         hosts: ranks by host; one host with all ranks when not given.
         estimates: the planner's predictions; no part of equality.
     Raises:
-        PlanError: an owner is no rank of the world, a replicated table is not on every rank, or hosts are not the world's ranks.
+        PlanError: an owner is no rank of the world, a replicated table is not on every rank, or
+            hosts are not the world's ranks.
     """
 
     world_size: int
@@ -82,7 +97,9 @@ class ShardingPlan:
         if self.world_size < 1:
             raise PlanError(f"a plan needs at least one rank, got world_size={self.world_size}.")
         object.__setattr__(self, "tables", dict(self.tables))
-        object.__setattr__(self, "hosts", tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),))
+        object.__setattr__(
+            self, "hosts", tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),)
+        )
         try:
             check_hosts(self.hosts)
         except ConfigError as error:
@@ -92,13 +109,23 @@ class ShardingPlan:
         for name, placement in self.tables.items():
             layout = placement.layout
             if isinstance(layout, Replicated) and set(layout.ranks) != set(range(self.world_size)):
-                raise PlanError(f"table {name!r} is replicated on ranks {layout.ranks}; it must be on all {self.world_size} ranks.")
+                raise PlanError(
+                    f"table {name!r} is replicated on ranks {layout.ranks}; it must be on all "
+                    f"{self.world_size} ranks."
+                )
             if max(layout.ranks) >= self.world_size:
-                raise PlanError(f"table {name!r} has a shard on rank {max(layout.ranks)}, the plan has ranks 0 to {self.world_size - 1}.")
+                raise PlanError(
+                    f"table {name!r} has a shard on rank {max(layout.ranks)}, the plan has ranks 0 "
+                    f"to {self.world_size - 1}."
+                )
 
     def shards(self, rank: int | None = None) -> tuple[Shard, ...]:
         """All shards, or those of one rank, table by table in the plan's order."""
-        every = (shard for name, placement in self.tables.items() for shard in placement.layout.shards(name))
+        every = (
+            shard
+            for name, placement in self.tables.items()
+            for shard in placement.layout.shards(name)
+        )
         return tuple(shard for shard in every if rank is None or shard.rank == rank)
 
     def kind(self, table: str) -> str:
@@ -109,26 +136,41 @@ class ShardingPlan:
         """Check that this is a plan for these tables on a world of `world_size` ranks.
 
         Raises:
-            PlanError: another world, a table missing, unknown, or of another shape; names the table and the numbers.
+            PlanError: another world, a table missing, unknown, or of another shape; names the table
+                and the numbers.
         """
         if world_size != self.world_size:
-            raise PlanError(f"the plan is for {self.world_size} ranks, the world has {world_size}. Make a plan for {world_size} ranks.")
+            raise PlanError(
+                f"the plan is for {self.world_size} ranks, the world has {world_size}. Make a plan "
+                f"for {world_size} ranks."
+            )
         wanted = {table.name: table for table in tables}
         if missing := [name for name in wanted if name not in self.tables]:
-            raise PlanError(f"the plan has no table {missing[0]!r} ({len(missing)} of the model's {len(wanted)} tables are missing).")
+            raise PlanError(
+                f"the plan has no table {missing[0]!r} ({len(missing)} of the model's "
+                f"{len(wanted)} tables are missing)."
+            )
         if extra := [name for name in self.tables if name not in wanted]:
-            raise PlanError(f"the plan places table {extra[0]!r}, which the model does not have ({len(extra)} such tables).")
+            raise PlanError(
+                f"the plan places table {extra[0]!r}, which the model does not have ({len(extra)} "
+                "such tables)."
+            )
         for name, table in wanted.items():
-            planned, shape = self.tables[name].layout.shape, (table.num_embeddings, table.embedding_dim)
+            planned, shape = (
+                self.tables[name].layout.shape,
+                (table.num_embeddings, table.embedding_dim),
+            )
             if planned != shape:
                 raise PlanError(
-                    f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model has {shape[0]} x {shape[1]}. "
+                    f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model "
+                    f"has {shape[0]} x {shape[1]}. "
                     f"Make a new plan for the changed table."
                 )
 
     def to_json(self) -> str:
         """Human-readable JSON, one line per table; the same plan always gives the same text."""
-        from rayrec.layout.codec import plan_to_json  # the codec builds plans, so it comes above this module
+        # the codec builds plans, so it comes above this module
+        from rayrec.layout.codec import plan_to_json
 
         return plan_to_json(self)
 

@@ -1,10 +1,12 @@
-"""Topologies of known machines, by their makers' data sheets, for plans made before there is a cluster.
+"""Topologies of known machines, by their makers' data sheets, for plans made before there is a
+cluster.
 
-Bandwidths are per GPU. Random rows reach about half of the memory's streaming rate, links about 80% of theirs; data sheets give NVLink
-as the sum of both directions. Sources: NVIDIA data sheets "A100 Tensor Core GPU" (2021, SXM), "H100 Tensor Core GPU" (2023, SXM), "H200
-Tensor Core GPU" (2024, SXM), "DGX B200" (2024); networks as in DGX A100 (one 200 Gbit/s InfiniBand port per GPU) and DGX H100, H200, B200
-(one 400 Gbit/s port per GPU). Nothing of
-the input is taken as hidden by a pipelined trainer: that was not measured on a GPU, and hidden ids share the links with rows. A
+Bandwidths are per GPU. Random rows reach about half of the memory's streaming rate, links about 80%
+of theirs; data sheets give NVLink as the sum of both directions. Sources: NVIDIA data sheets "A100
+Tensor Core GPU" (2021, SXM), "H100 Tensor Core GPU" (2023, SXM), "H200 Tensor Core GPU" (2024,
+SXM), "DGX B200" (2024); networks as in DGX A100 (one 200 Gbit/s InfiniBand port per GPU) and DGX
+H100, H200, B200 (one 400 Gbit/s port per GPU). Nothing of the input is taken as hidden by a
+pipelined trainer: that was not measured on a GPU, and hidden ids share the links with rows. A
 calibration on the real machine is better than any of these. Standard library only.
 """
 
@@ -27,7 +29,8 @@ class Preset:
     """One GPU of a host, in the data sheet's figures.
 
     Attributes:
-        memory_gb: 10^9 bytes. memory_gb_s: streaming. nvlink_gb_s: both directions together. network_gb_s: one direction.
+        memory_gb: 10^9 bytes. memory_gb_s: streaming. nvlink_gb_s: both directions together.
+            network_gb_s: one direction.
     """
 
     memory_gb: float
@@ -46,7 +49,9 @@ PRESETS = {
 CPU = "cpu"  # one core and 8 GB a rank, gloo
 
 
-def preset_topology(name: str, ranks: int | None = None, hosts: int | None = None, reserve: float = RESERVE) -> Topology:
+def preset_topology(
+    name: str, ranks: int | None = None, hosts: int | None = None, reserve: float = RESERVE
+) -> Topology:
     """The topology of `hosts` equal machines.
 
     Args:
@@ -59,18 +64,26 @@ def preset_topology(name: str, ranks: int | None = None, hosts: int | None = Non
             outside [0, 1).
     """
     if name != CPU and name not in PRESETS:
-        raise ConfigError(f"topology {name!r} is neither a file nor a preset; the presets are {', '.join([*PRESETS, CPU])}.")
+        raise ConfigError(
+            f"topology {name!r} is neither a file nor a preset; the presets are "
+            f"{', '.join([*PRESETS, CPU])}."
+        )
     if not 0 <= reserve < 1:
         raise ConfigError(f"reserve={reserve} must be a fraction of the memory, from 0 to below 1.")
     if (ranks is not None and ranks < 1) or (hosts is not None and hosts < 1):
-        raise ConfigError(f"a topology needs at least one rank and one host, got ranks={ranks}, hosts={hosts}.")
+        raise ConfigError(
+            f"a topology needs at least one rank and one host, got ranks={ranks}, hosts={hosts}."
+        )
     if hosts is None:
         hosts = 1 if ranks is None else -(-ranks // RANKS_PER_HOST)
     ranks = hosts * RANKS_PER_HOST if ranks is None else ranks
     if ranks > MAX_RANKS:
         raise ConfigError(f"{ranks} ranks; plans are made for at most {MAX_RANKS}.")
     if ranks % hosts:
-        raise ConfigError(f"{ranks} ranks do not divide evenly over {hosts} hosts; write a topology file for hosts of unequal size.")
+        raise ConfigError(
+            f"{ranks} ranks do not divide evenly over {hosts} hosts; write a "
+            "topology file for hosts of unequal size."
+        )
     device: Device = "cpu" if name == CPU else "cuda"
     if name == CPU:
         memory_bytes, speeds = 8e9, {}
@@ -83,4 +96,6 @@ def preset_topology(name: str, ranks: int | None = None, hosts: int | None = Non
             "inter_host_bw": gpu.network_gb_s * 1e9 * LINK_USE,
             "latency_s": DEFAULT_SPEEDS["cuda"].latency_s,
         }
-    return Topology.uniform(hosts, ranks // hosts, int(memory_bytes * (1 - reserve)), device, **speeds)
+    return Topology.uniform(
+        hosts, ranks // hosts, int(memory_bytes * (1 - reserve)), device, **speeds
+    )

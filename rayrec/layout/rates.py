@@ -1,7 +1,9 @@
-"""What a rank pays besides the wire, part by part of a training step: the constants of the planner's prices.
+"""What a rank pays besides the wire, part by part of a training step: the constants of the
+planner's prices.
 
-Every part of a step costs a fixed time, a time for each slot and each item, and bytes over the memory's bandwidth; a calibration fits these
-constants to measured steps, and they can be edited by hand. The defaults count nothing but slots and bytes. Standard library only.
+Every part of a step costs a fixed time, a time for each slot and each item, and bytes over the
+memory's bandwidth; a calibration fits these constants to measured steps, and they can be edited by
+hand. The defaults count nothing but slots and bytes. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ class PartRates:
 
     Attributes:
         fixed_s: once a step.
-        slot_s: per slot (a feature in a shard) that the rank owns; in "input" per slot and source rank.
+        slot_s: per slot (a feature in a shard) that the rank owns; in "input" per slot and source
+            rank.
         home_slot_s: per slot of any owner, as home of the batch.
-        item_s: per id; in "input" per id and bag that is sorted into row blocks, in "output" and "gradient" per piece of a row at home.
-        stream: times the bytes that are read and written in order or from a cache. rows: times the bytes of distinct rows touched.
+        item_s: per id; in "input" per id and bag that is sorted into row blocks, in "output" and
+            "gradient" per piece of a row at home.
+        stream: times the bytes that are read and written in order or from a cache. rows: times the
+            bytes of distinct rows touched.
     Raises:
         ConfigError: a constant is negative or not finite.
     """
@@ -39,12 +44,15 @@ class PartRates:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"rate {name}={getattr(self, name)} must be a finite number, 0 or more.")
+                raise ConfigError(
+                    f"rate {name}={getattr(self, name)} must be a finite number, 0 or more."
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Constants of all parts: ids out and sorted, rows read and pooled, rows home, gradients back, rows updated.
+    """Constants of all parts: ids out and sorted, rows read and pooled, rows home, gradients back,
+    rows updated.
 
     Attributes:
         step_s: once a step, outside of all parts.
@@ -63,7 +71,12 @@ class Rates:
 
     def times(self, factor: float) -> Rates:
         """All constants of all parts times a factor."""
-        parts = {part: PartRates(**{name: value * factor for name, value in asdict(getattr(self, part)).items()}) for part in PARTS}
+        parts = {
+            part: PartRates(
+                **{name: value * factor for name, value in asdict(getattr(self, part)).items()}
+            )
+            for part in PARTS
+        }
         return Rates(**parts, step_s=self.step_s)
 
     def to_data(self) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""A plan as a plain text table for a terminal of 100 columns: one line of topology, a table of ranks, a table of tables.
+"""A plan as a plain text table for a terminal of 100 columns: one line of topology, a table of
+ranks, a table of tables.
 
-With the planner's estimates it shows bytes, predicted milliseconds and why each table lies as it does; without them, what the layout
-alone can tell. Long lists end in "... and N more". Standard library only.
+With the planner's estimates it shows bytes, predicted milliseconds and why each table lies as it
+does; without them, what the layout alone can tell. Long lists end in "... and N more". Standard
+library only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ BAR = 15
 
 def render_plan(plan: ShardingPlan) -> str:
     """The report; no line is longer than 100 characters."""
-    lines = [_headline(plan), "", *_rank_lines(plan), "", *_table_lines(plan), *_storage_lines(plan)]
+    lines = [
+        _headline(plan),
+        "",
+        *_rank_lines(plan),
+        "",
+        *_table_lines(plan),
+        *_storage_lines(plan),
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -56,14 +65,21 @@ def _rank_lines(plan: ShardingPlan) -> list[str]:
         names[shard.rank].add(shard.table)
     host_of = [i for i, host in enumerate(plan.hosts) for _ in host]
     shown = range(min(plan.world_size, MAX_RANKS))
-    left = [f"{f'{host_of[rank]}/{rank}':>9} {len(names[rank]):>6} {shards[rank]:>6}" for rank in shown]
+    left = [
+        f"{f'{host_of[rank]}/{rank}':>9} {len(names[rank]):>6} {shards[rank]:>6}" for rank in shown
+    ]
     head = f"{'host/rank':>9} {'tables':>6} {'shards':>6}"
     if plan.estimates is None:
         peak = max(elements) or 1
         lines = [f"{head} {'elements':>9}"]
-        lines += [f"{left[rank]} {format_count(elements[rank]):>9} {_bar(elements[rank] / peak)}" for rank in shown]
+        lines += [
+            f"{left[rank]} {format_count(elements[rank]):>9} {_bar(elements[rank] / peak)}"
+            for rank in shown
+        ]
     else:
-        lines = [f"{head} {'weights':>8} {'optim':>8} {'buffers':>8} {'full':>4} {'exch ms':>7} {'lookup':>7} {'update':>7} {'total':>7}"]
+        lines = [
+            f"{head} {'weights':>8} {'optim':>8} {'buffers':>8} {'full':>4} {'exch ms':>7} {'lookup':>7} {'update':>7} {'total':>7}"
+        ]
         lines += [f"{left[rank]} {_rank_estimate(plan.estimates, rank)}" for rank in shown]
     if plan.world_size > MAX_RANKS:
         lines.append(f"... and {plan.world_size - MAX_RANKS} more ranks")
@@ -72,9 +88,13 @@ def _rank_lines(plan: ShardingPlan) -> list[str]:
 
 def _rank_estimate(estimates: PlanEstimates, rank: int) -> str:
     e, limit = estimates.ranks[rank], estimates.topology.memory_bytes[rank]
-    sizes = " ".join(f"{format_bytes(b):>8}" for b in (e.weight_bytes, e.optimizer_bytes, e.buffer_bytes))
+    sizes = " ".join(
+        f"{format_bytes(b):>8}" for b in (e.weight_bytes, e.optimizer_bytes, e.buffer_bytes)
+    )
     full = f"{min(e.memory_bytes / limit, 9.99):>4.0%}" if limit else "   -"
-    times = " ".join(f"{format_ms(s):>7}" for s in (e.exchange_s, e.lookup_s, e.update_s, e.total_s))
+    times = " ".join(
+        f"{format_ms(s):>7}" for s in (e.exchange_s, e.lookup_s, e.update_s, e.total_s)
+    )
     return f"{sizes} {full} {times} {_bar(e.total_s / estimates.step_s if estimates.step_s else 0.0, 11)}"
 
 
@@ -86,16 +106,30 @@ def _table_lines(plan: ShardingPlan) -> list[str]:
     rows: list[Sequence[str]] = []
     for name in list(plan.tables)[:MAX_TABLES]:
         layout = plan.tables[name].layout
-        row = [name, plan.kind(name), f"{format_count(layout.shape[0])} x {layout.shape[1]}", format_ranks(layout.ranks)]
+        row = [
+            name,
+            plan.kind(name),
+            f"{format_count(layout.shape[0])} x {layout.shape[1]}",
+            format_ranks(layout.ranks),
+        ]
         if plan.estimates is not None:
             e = plan.estimates.tables[name]
-            row += [e.data_type, format_bytes(e.weight_bytes), e.why, _runner_up(e.runner_up, e.runner_up_work_s, e.work_s)]
+            row += [
+                e.data_type,
+                format_bytes(e.weight_bytes),
+                e.why,
+                _runner_up(e.runner_up, e.runner_up_work_s, e.work_s),
+            ]
         rows.append(row)
     if plan.estimates is None:
         lines = [f"{'table':<40} {'kind':<17} {'rows x cols':>13}  ranks"]
-        lines += [f"{fit(r[0], 40):<40} {r[1]:<17} {fit(r[2], 13):>13}  {fit(r[3], 26)}" for r in rows]
+        lines += [
+            f"{fit(r[0], 40):<40} {r[1]:<17} {fit(r[2], 13):>13}  {fit(r[3], 26)}" for r in rows
+        ]
     else:
-        lines = [f"{'table':<13} {'kind':<17} {'rows x cols':>11} {'type':<4} {'ranks':<7} {'bytes':>8} {'why':<10} next kind, work"]
+        lines = [
+            f"{'table':<13} {'kind':<17} {'rows x cols':>11} {'type':<4} {'ranks':<7} {'bytes':>8} {'why':<10} next kind, work"
+        ]
         lines += [
             f"{fit(r[0], 13):<13} {r[1]:<17} {fit(r[2], 11):>11} {r[4]:<4} {fit(r[3], 7):<7} {r[5]:>8} {fit(r[6], 10):<10} {r[7]}"
             for r in rows
@@ -112,7 +146,11 @@ def _storage_lines(plan: ShardingPlan) -> list[str]:
         if placement.storage.kind != "device":
             names.setdefault(placement.storage.label, []).append(name)
     return [
-        fit(f"storage {label}: {len(tables)} of {len(plan.tables)} tables: {', '.join(tables)}", WIDTH) for label, tables in names.items()
+        fit(
+            f"storage {label}: {len(tables)} of {len(plan.tables)} tables: {', '.join(tables)}",
+            WIDTH,
+        )
+        for label, tables in names.items()
     ]
 
 

@@ -1,7 +1,9 @@
-"""What a table is: `EmbeddingBagConfig` and `EmbeddingConfig`, the only description of a table in rayrec.
+"""What a table is: `EmbeddingBagConfig` and `EmbeddingConfig`, the only description of a table in
+rayrec.
 
-Everything else (plan, shard, checkpoint, schema) refers to a table by its name. The classes and their fields carry TorchRec's names.
-Standard library only, so that a plan can be made on a machine without torch; `rayrec.modules` re-exports them.
+Everything else (plan, shard, checkpoint, schema) refers to a table by its name. The classes and
+their fields carry TorchRec's names. Standard library only, so that a plan can be made on a machine
+without torch; `rayrec.modules` re-exports them.
 """
 
 from __future__ import annotations
@@ -40,19 +42,23 @@ class PoolingType(Enum):
 
 @dataclass
 class BaseEmbeddingConfig:
-    """One embedding table of `num_embeddings` rows by `embedding_dim` columns, looked up by `feature_names`.
+    """One embedding table of `num_embeddings` rows by `embedding_dim` columns, looked up by
+    `feature_names`.
 
     Attributes:
         num_embeddings: rows; ids of its features lie in [0, num_embeddings).
         embedding_dim: columns; multiples of 4 have the faster kernels on GPUs.
         name: unique within a model.
         data_type: storage of the rows.
-        feature_names: the features looked up in this table, in output order; a feature may serve several tables.
-        weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1 / num_embeddings).
-        init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see `rayrec.modules.init_fn` for what it may do.
+        feature_names: the features looked up in this table, in output order; a feature may serve
+            several tables.
+        weight_init_min, weight_init_max: bounds of the uniform initial values; default is -+ sqrt(1
+            / num_embeddings).
+        init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see
+            `rayrec.modules.init_fn` for what it may do.
     Raises:
-        ConfigError: a size is not positive or beyond what 64 bits address, a bound is not finite or above
-            the other, a feature is named twice, or initial values are said twice.
+        ConfigError: a size is not positive or beyond what 64 bits address, a bound is not finite or
+            above the other, a feature is named twice, or initial values are said twice.
     """
 
     num_embeddings: int
@@ -66,23 +72,42 @@ class BaseEmbeddingConfig:
 
     def __post_init__(self) -> None:
         if self.num_embeddings < 1:
-            raise ConfigError(f"table {self.name!r} has num_embeddings={self.num_embeddings}; it needs at least one row.")
+            raise ConfigError(
+                f"table {self.name!r} has num_embeddings={self.num_embeddings}; it "
+                "needs at least one row."
+            )
         if self.embedding_dim < 1:
-            raise ConfigError(f"table {self.name!r} has embedding_dim={self.embedding_dim}; it needs at least one column.")
+            raise ConfigError(
+                f"table {self.name!r} has embedding_dim={self.embedding_dim}; it "
+                "needs at least one column."
+            )
         if len(set(self.feature_names)) != len(self.feature_names):
             twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
-            raise ConfigError(f"table {self.name!r} names feature {twice[0]!r} twice in feature_names.")
+            raise ConfigError(
+                f"table {self.name!r} names feature {twice[0]!r} twice in feature_names."
+            )
         if self.num_embeddings * self.embedding_dim > MAX_ELEMENTS:
             raise ConfigError(
-                f"table {self.name!r} has {self.num_embeddings} x {self.embedding_dim} elements; a table holds at most {MAX_ELEMENTS}."
+                f"table {self.name!r} has {self.num_embeddings} x {self.embedding_dim} elements; a "
+                f"table holds at most {MAX_ELEMENTS}."
             )
         low, high = self.init_bounds()
-        if self.init_fn is not None and (self.weight_init_min is not None or self.weight_init_max is not None):
-            raise ConfigError(f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; give one of the two.")
+        if self.init_fn is not None and (
+            self.weight_init_min is not None or self.weight_init_max is not None
+        ):
+            raise ConfigError(
+                f"table {self.name!r} has both init_fn and weight_init_min or "
+                "weight_init_max; give one of the two."
+            )
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise ConfigError(f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; both must be finite.")
+            raise ConfigError(
+                f"table {self.name!r} has weight_init_min={low} and "
+                f"weight_init_max={high}; both must be finite."
+            )
         if not low <= high:
-            raise ConfigError(f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}.")
+            raise ConfigError(
+                f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}."
+            )
 
     def init_bounds(self) -> tuple[float, float]:
         """Bounds (low, high) of the uniform distribution of initial values."""
@@ -105,7 +130,10 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pooling is PoolingType.NONE:
-            raise ConfigError(f"table {self.name!r} has pooling NONE in an EmbeddingBagConfig; use EmbeddingConfig for sequences.")
+            raise ConfigError(
+                f"table {self.name!r} has pooling NONE in an EmbeddingBagConfig; use "
+                "EmbeddingConfig for sequences."
+            )
 
 
 @dataclass
@@ -124,9 +152,17 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     seen: set[str] = set()
     for table in tables:
         if not table.name:
-            raise ConfigError(f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give it name='...'.")
+            raise ConfigError(
+                f"a table of {table.num_embeddings} x {table.embedding_dim} has no "
+                "name; give it name='...'."
+            )
         if table.name in seen:
-            raise ConfigError(f"table {table.name!r} is named twice; names must be unique within a model.")
+            raise ConfigError(
+                f"table {table.name!r} is named twice; names must be unique within a model."
+            )
         if not table.feature_names:
-            raise ConfigError(f"table {table.name!r} has no feature_names; name at least one feature that looks it up.")
+            raise ConfigError(
+                f"table {table.name!r} has no feature_names; name at least one "
+                "feature that looks it up."
+            )
         seen.add(table.name)

@@ -1,8 +1,10 @@
 """The machine a plan is made for: ranks by host, memory per rank and a few bandwidths.
 
-A `Topology` is plain data. The driver fills it with what the cluster really has; `Topology.local` makes one for the ranks of one
-host. Bandwidths are per rank and in bytes per second; the defaults are orders of magnitude for prices, not promises: a calibration
-replaces them (`rayrec.distributed.calibrate`). Leaves out: links shared by several ranks, ranks of unequal speed. Standard library only.
+A `Topology` is plain data. The driver fills it with what the cluster really has; `Topology.local`
+makes one for the ranks of one host. Bandwidths are per rank and in bytes per second; the defaults
+are orders of magnitude for prices, not promises: a calibration replaces them
+(`rayrec.distributed.calibrate`). Leaves out: links shared by several ranks, ranks of unequal speed.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Speeds:
 DEFAULT_SPEEDS: dict[str, Speeds] = {
     # one core: random gather of 256 to 512 byte rows; gloo between two processes; a 10 Gbit network
     "cpu": Speeds(memory_bw=12e9, intra_host_bw=2.5e9, inter_host_bw=1.0e9, latency_s=150e-6),
-    # one data-centre GPU: random rows reach about half of the streaming rate; NVLink; one 200 Gbit port
+    # one data-centre GPU: random rows reach about half of the streaming rate; NVLink; one 200 Gbit
+    # port
     "cuda": Speeds(memory_bw=1.5e12, intra_host_bw=200e9, inter_host_bw=20e9, latency_s=25e-6),
 }
 
@@ -46,12 +49,15 @@ class Topology:
     Attributes:
         hosts: ranks of each host; joined they are 0 .. world_size - 1 in order.
         device: what a rank computes on.
-        memory_bytes: per rank, the memory that tables, optimizer state and exchange buffers may take.
+        memory_bytes: per rank, the memory that tables, optimizer state and exchange buffers may
+            take.
         memory_bw: bytes/s of random-row access of one rank.
-        intra_host_bw, inter_host_bw: bytes/s that one rank exchanges with ranks of its host, and of other hosts.
+        intra_host_bw, inter_host_bw: bytes/s that one rank exchanges with ranks of its host, and of
+            other hosts.
         latency_s: fixed time of one collective.
         rates: what else a rank pays, by part of a step.
-        input_hidden: share of the input part of a step, from 0 to 1, that a pipelined trainer does beside the step before.
+        input_hidden: share of the input part of a step, from 0 to 1, that a pipelined trainer does
+            beside the step before.
     Raises:
         ConfigError: the ranks are not 0 .. world_size - 1 in order, or a number is not positive.
     """
@@ -69,9 +75,13 @@ class Topology:
     def __post_init__(self) -> None:
         check_hosts(self.hosts)
         if self.device not in get_args(Device):
-            raise ConfigError(f"device={self.device!r} is unknown; use one of {', '.join(get_args(Device))}.")
+            raise ConfigError(
+                f"device={self.device!r} is unknown; use one of {', '.join(get_args(Device))}."
+            )
         if len(self.memory_bytes) != self.world_size:
-            raise ConfigError(f"memory_bytes names {len(self.memory_bytes)} ranks, hosts name {self.world_size}.")
+            raise ConfigError(
+                f"memory_bytes names {len(self.memory_bytes)} ranks, hosts name {self.world_size}."
+            )
         if any(limit < 0 for limit in self.memory_bytes):
             raise ConfigError(f"memory_bytes={self.memory_bytes} has a negative limit.")
         for name in ("memory_bw", "intra_host_bw", "inter_host_bw", "latency_s"):
@@ -79,24 +89,42 @@ class Topology:
             if not 0 <= value < float("inf") or (value == 0 and name != "latency_s"):
                 raise ConfigError(f"{name}={value} must be a positive, finite number.")
         if not 0 <= self.input_hidden <= 1:
-            raise ConfigError(f"input_hidden={self.input_hidden} must be a share, from 0 (nothing is hidden) to 1.")
+            raise ConfigError(
+                f"input_hidden={self.input_hidden} must be a share, from 0 (nothing "
+                "is hidden) to 1."
+            )
 
     @classmethod
-    def uniform(cls, num_hosts: int, ranks_per_host: int, memory_bytes: int, device: Device = "cpu", **speeds: float) -> Topology:
+    def uniform(
+        cls,
+        num_hosts: int,
+        ranks_per_host: int,
+        memory_bytes: int,
+        device: Device = "cpu",
+        **speeds: float,
+    ) -> Topology:
         """Equal hosts with equal ranks.
 
         Args:
             memory_bytes: limit of each rank.
-            speeds: any of memory_bw, intra_host_bw, inter_host_bw, latency_s; the rest are the device's defaults.
+            speeds: any of memory_bw, intra_host_bw, inter_host_bw, latency_s; the rest are the
+                device's defaults.
         Raises:
             ConfigError: as the class.
         """
         if num_hosts < 1 or ranks_per_host < 1:
-            raise ConfigError(f"a topology needs hosts and ranks, got {num_hosts} hosts of {ranks_per_host} ranks.")
+            raise ConfigError(
+                f"a topology needs hosts and ranks, got {num_hosts} hosts of "
+                f"{ranks_per_host} ranks."
+            )
         if device not in DEFAULT_SPEEDS:
-            raise ConfigError(f"device={device!r} is unknown; use one of {', '.join(DEFAULT_SPEEDS)}.")
+            raise ConfigError(
+                f"device={device!r} is unknown; use one of {', '.join(DEFAULT_SPEEDS)}."
+            )
         base = DEFAULT_SPEEDS[device]
-        hosts = tuple(tuple(range(h * ranks_per_host, (h + 1) * ranks_per_host)) for h in range(num_hosts))
+        hosts = tuple(
+            tuple(range(h * ranks_per_host, (h + 1) * ranks_per_host)) for h in range(num_hosts)
+        )
         return cls(
             hosts=hosts,
             device=device,
@@ -109,23 +137,39 @@ class Topology:
         )
 
     @classmethod
-    def local(cls, num_ranks: int, memory_bytes: int | None = None, device: Device = "cpu", **speeds: float) -> Topology:
+    def local(
+        cls,
+        num_ranks: int,
+        memory_bytes: int | None = None,
+        device: Device = "cpu",
+        **speeds: float,
+    ) -> Topology:
         """One host with `num_ranks` ranks.
 
         Args:
-            memory_bytes: limit of each rank; None on CPU means an even share of half of this machine's memory.
+            memory_bytes: limit of each rank; None on CPU means an even share of half of this
+                machine's memory.
         Raises:
             ConfigError: as the class, or memory_bytes is missing for a GPU.
         """
         if memory_bytes is None:
             if device != "cpu":
-                raise ConfigError("Topology.local needs memory_bytes for a GPU: what one rank's tables and buffers may take.")
-            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(num_ranks, 1)
+                raise ConfigError(
+                    "Topology.local needs memory_bytes for a GPU: what one rank's "
+                    "tables and buffers may take."
+                )
+            memory_bytes = (
+                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(num_ranks, 1)
+            )
         return cls.uniform(1, num_ranks, memory_bytes, device, **speeds)
 
     def with_speeds_of(self, other: Topology) -> Topology:
         """These ranks and their memory, with the bandwidths, latency and rates of `other`."""
-        speeds = {f.name: getattr(other, f.name) for f in fields(self) if f.name not in ("hosts", "memory_bytes", "device")}
+        speeds = {
+            f.name: getattr(other, f.name)
+            for f in fields(self)
+            if f.name not in ("hosts", "memory_bytes", "device")
+        }
         return replace(self, **speeds)
 
     @property
@@ -164,7 +208,8 @@ class Topology:
         """Read what `to_json` wrote.
 
         Raises:
-            PlanError: names `source` and the field that is missing, of another type or contradicts the others.
+            PlanError: names `source` and the field that is missing, of another type or contradicts
+                the others.
         """
         return cls.from_fields(parse_object(text, source))
 
@@ -198,4 +243,7 @@ def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
     """
     joined = [rank for host in hosts for rank in host]
     if not joined or not all(hosts) or joined != list(range(len(joined))):
-        raise ConfigError(f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in order, at least one per host.")
+        raise ConfigError(
+            f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in "
+            "order, at least one per host."
+        )

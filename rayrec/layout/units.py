@@ -1,4 +1,6 @@
-"""Numbers for people: bytes, counts, seconds and ranges of ranks in few characters. Decimal units. Standard library only."""
+"""Numbers for people: bytes, counts, seconds and ranges of ranks in few characters. Decimal units.
+Standard library only.
+"""
 
 from __future__ import annotations
 

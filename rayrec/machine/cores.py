@@ -1,9 +1,11 @@
-"""Pinning the ranks of a machine to cores of their own: who gets which, as a pure function of the machine's topology, and doing it.
+"""Pinning the ranks of a machine to cores of their own: who gets which, as a pure function of the
+machine's topology, and doing it.
 
-A rank gets as many cores as it has threads, with all their hyperthreads while the cores last; where there are more threads than cores,
-it gets as many hyperthreads, neighbours on a core first. Its cores are of one NUMA node where any has room. Every rank works this out by
-itself from what the kernel tells all of them, so nothing is exchanged; that holds while all ranks of the machine may run on the same
-processors, and none of another run is pinned there. Linux only.
+A rank gets as many cores as it has threads, with all their hyperthreads while the cores last; where
+there are more threads than cores, it gets as many hyperthreads, neighbours on a core first. Its
+cores are of one NUMA node where any has room. Every rank works this out by itself from what the
+kernel tells all of them, so nothing is exchanged; that holds while all ranks of the machine may run
+on the same processors, and none of another run is pinned there. Linux only.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def processors(allowed: Iterable[int], system: Path = _SYSTEM) -> list[Processor
 
     Args:
         allowed: their numbers.
-        system: the folder that holds cpu/cpu0/ and so on; what it does not tell is taken for cores of their own on one node.
+        system: the folder that holds cpu/cpu0/ and so on; what it does not tell is taken for cores
+            of their own on one node.
     """
     found = []
     for number in allowed:
@@ -44,7 +47,9 @@ def processors(allowed: Iterable[int], system: Path = _SYSTEM) -> list[Processor
             siblings = (folder / "topology" / "thread_siblings_list").read_text()
         except OSError:
             siblings = str(number)
-        found.append(Processor(min(nodes, default=0), int(siblings.replace("-", ",").split(",")[0]), number))
+        found.append(
+            Processor(min(nodes, default=0), int(siblings.replace("-", ",").split(",")[0]), number)
+        )
     return sorted(found)
 
 
@@ -61,7 +66,8 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
     units = cores if sum(threads) <= len(cores) else [[p] for core in cores for p in core]
     if sum(threads) > len(units):
         raise ConfigError(
-            f"{len(threads)} ranks of {', '.join(map(str, threads))} threads cannot be pinned to {len(units)} processors; "
+            f"{len(threads)} ranks of {', '.join(map(str, threads))} threads cannot be pinned to "
+            f"{len(units)} processors; "
             "start fewer ranks on each machine, lower cpus_per_worker, or leave pin_cores out."
         )
     free = {node: list(of_node) for node, of_node in groupby(units, key=lambda unit: unit[0].node)}
@@ -80,7 +86,8 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
 
 @contextmanager
 def pinned(rank: int, threads: Sequence[int]) -> Iterator[frozenset[int]]:
-    """All threads of this process on the cores of one rank inside the block, and on what they had before after it.
+    """All threads of this process on the cores of one rank inside the block, and on what they had
+    before after it.
 
     Args:
         rank: this rank's number among those of its machine.

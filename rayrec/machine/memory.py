@@ -1,15 +1,18 @@
 """How glibc's malloc serves a training process.
 
-By default it maps large tensors anew in every step and gives them back, so that half of a step's CPU time goes into page faults. With high
-thresholds freed memory stays with the process, and on huge pages the processor finds the addresses of a step's buffers faster.
+By default it maps large tensors anew in every step and gives them back, so that half of a step's
+CPU time goes into page faults. With high thresholds freed memory stays with the process, and on
+huge pages the processor finds the addresses of a step's buffers faster.
 
-All of that is for the main arena, which the main thread has. glibc gives other threads an arena each, made of parts of 64 MB on small pages
-that are unmapped whenever they are empty, and in a process with threads, such as Ray's workers, they exist before anything can be set. No
-more are made then, and `start_thread` finds a thread that shares the main one.
+All of that is for the main arena, which the main thread has. glibc gives other threads an arena
+each, made of parts of 64 MB on small pages that are unmapped whenever they are empty, and in a
+process with threads, such as Ray's workers, they exist before anything can be set. No more are made
+then, and `start_thread` finds a thread that shares the main one.
 
-torch aligns tensors to 64 bytes. What malloc cuts off for that goes to small objects, so a freed buffer is just too small for the next one
-of its size, and a heap that gives nothing back grows to twice or thrice what is in use. Large tensors on whole pages leave cuts that malloc
-mostly joins again.
+torch aligns tensors to 64 bytes. What malloc cuts off for that goes to small objects, so a freed
+buffer is just too small for the next one of its size, and a heap that gives nothing back grows to
+twice or thrice what is in use. Large tensors on whole pages leave cuts that malloc mostly joins
+again.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ _tuned: list[ctypes.CDLL] = []  # libc, once its settings are made
 
 
 def tune_malloc() -> bool:
-    """Keep freed memory in this process, unless the environment sets glibc's thresholds; call it before large allocations and threads.
+    """Keep freed memory in this process, unless the environment sets glibc's thresholds; call it
+    before large allocations and threads.
 
     Returns:
         Whether it was done.
@@ -48,7 +52,11 @@ def tune_malloc() -> bool:
         return False
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    settings = ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_ARENA_MAX, 1))
+    settings = (
+        (_M_MMAP_THRESHOLD, _KEPT_BYTES),
+        (_M_TRIM_THRESHOLD, _KEPT_BYTES),
+        (_M_ARENA_MAX, 1),
+    )
     done = all(mallopt(what, value) for what, value in settings)
     os.environ.setdefault(_WHOLE_PAGES, "1")
     if done:
@@ -59,7 +67,9 @@ def tune_malloc() -> bool:
 
 
 def start_thread(run: Callable[[], None], name: str) -> None:
-    """Start a daemon thread; after `tune_malloc` one that allocates from the main arena, where one is to be had."""
+    """Start a daemon thread; after `tune_malloc` one that allocates from the main arena, where one
+    is to be had.
+    """
     free: threading.Event = threading.Event()
     answers: SimpleQueue[bool] = SimpleQueue()
 
@@ -75,7 +85,9 @@ def start_thread(run: Callable[[], None], name: str) -> None:
 
     try:
         for i in range(_MOST_ARENAS):
-            threading.Thread(target=attempt, args=(i == _MOST_ARENAS - 1,), name=name, daemon=True).start()
+            threading.Thread(
+                target=attempt, args=(i == _MOST_ARENAS - 1,), name=name, daemon=True
+            ).start()
             if answers.get():
                 break
     finally:
@@ -99,6 +111,9 @@ def _advise_huge_pages() -> None:
     libc = _tuned[0]
     address = libc.malloc(_HUGE_HEAP_BYTES)
     if address:
-        first, last = -(-address // _HUGE_PAGE) * _HUGE_PAGE, (address + _HUGE_HEAP_BYTES) // _HUGE_PAGE * _HUGE_PAGE
+        first, last = (
+            -(-address // _HUGE_PAGE) * _HUGE_PAGE,
+            (address + _HUGE_HEAP_BYTES) // _HUGE_PAGE * _HUGE_PAGE,
+        )
         libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
         libc.free(address)

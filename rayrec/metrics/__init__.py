@@ -4,4 +4,13 @@ from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics, BinaryScores
 from rayrec.metrics.ranking import RankingMetrics, RankingScores
 from rayrec.metrics.truth import Regret, Truth, regret
 
-__all__ = ["STATE_SIZE", "BinaryMetrics", "BinaryScores", "RankingMetrics", "RankingScores", "Regret", "Truth", "regret"]
+__all__ = [
+    "STATE_SIZE",
+    "BinaryMetrics",
+    "BinaryScores",
+    "RankingMetrics",
+    "RankingScores",
+    "Regret",
+    "Truth",
+    "regret",
+]

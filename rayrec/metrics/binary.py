@@ -1,11 +1,14 @@
-"""`BinaryMetrics`: AUC, normalized entropy, log loss, calibration and accuracy of click predictions, streamed and merged exactly.
+"""`BinaryMetrics`: AUC, normalized entropy, log loss, calibration and accuracy of click
+predictions, streamed and merged exactly.
 
-The state is one vector of int64 counts, so states of ranks, batches or days merge by adding them, in any order, to the same result bit
-for bit. AUC comes from two histograms of the logits, one per label. Bins are cut in the bits of the float32 logit (sign, 32 octaves from
-2**-24 to 2**8, 2**11 bins each): a bin is at most 2**-11 of its logit wide, alike on every device. Logits within a bin count
-as ties (half right), so the AUC is off by at most half the share of (click, no click) pairs that fall into one bin: `auc_error`, mostly
-below 1e-4. Log losses and probabilities are computed in float64 and summed in units of 2**-24, off by at most 3e-8 per row.
-Costs about twenty element-wise passes and 2 MiB of counts; nothing is copied to the host until `compute`.
+The state is one vector of int64 counts, so states of ranks, batches or days merge by adding them,
+in any order, to the same result bit for bit. AUC comes from two histograms of the logits, one per
+label. Bins are cut in the bits of the float32 logit (sign, 32 octaves from 2**-24 to 2**8, 2**11
+bins each): a bin is at most 2**-11 of its logit wide, alike on every device. Logits within a bin
+count as ties (half right), so the AUC is off by at most half the share of (click, no click) pairs
+that fall into one bin: `auc_error`, mostly below 1e-4. Log losses and probabilities are computed in
+float64 and summed in units of 2**-24, off by at most 3e-8 per row. Costs about twenty element-wise
+passes and 2 MiB of counts; nothing is copied to the host until `compute`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from torch import Tensor
 
 from rayrec.errors import InputError, ShapeError
 
-_LOW, _OCTAVES, _FINE = -24, 32, 11  # logits below 2**-24 are zero, above 2**8 the outermost bin; 2**_FINE bins an octave
+# logits below 2**-24 are zero, above 2**8 the outermost bin; 2**_FINE bins an octave
+_LOW, _OCTAVES, _FINE = -24, 32, 11
 _SIDE = _OCTAVES << _FINE  # bins of one sign
 _BINS = 2 * _SIDE + 1
 _UNIT = float(1 << 24)
@@ -36,7 +40,8 @@ class BinaryScores:
         auc: probability that a click's logit is above a non-click's; ties count half.
         auc_error: bound on |auc - exact auc| from binning.
         logloss: mean binary cross entropy, nats.
-        ne: normalized entropy, logloss / entropy of the base rate; 1 is what predicting the base rate gets.
+        ne: normalized entropy, logloss / entropy of the base rate; 1 is what predicting the base
+            rate gets.
         calibration: sum of predicted probabilities / number of clicks; 1 is calibrated.
         accuracy: share of rows on the right side of probability 1/2.
         base_rate: share of clicks.
@@ -78,14 +83,17 @@ class BinaryMetrics:
         """Add a batch.
 
         Args:
-            logits: (B,) any float type; computed in float32 for the bins, float64 for the sums. B may be 0.
-            labels: (B,) 0 or 1, any type. Others, and NaN logits, are counted and reported by `compute`, without a host sync here.
+            logits: (B,) any float type; computed in float32 for the bins, float64 for the sums. B
+                may be 0.
+            labels: (B,) 0 or 1, any type. Others, and NaN logits, are counted and reported by
+                `compute`, without a host sync here.
         Raises:
             ShapeError: not vectors of the same length.
         """
         if logits.dim() != 1 or logits.shape != labels.shape:
             raise ShapeError(
-                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be vectors of the same length; squeeze them."
+                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be vectors of "
+                "the same length; squeeze them."
             )
         state = self._state
         logits, labels = logits.detach().to(state.device), labels.detach().to(state.device)
@@ -95,10 +103,19 @@ class BinaryMetrics:
         y = clicks.double()
         loss = torch.nn.functional.softplus(-x) * y + torch.nn.functional.softplus(x) * (1 - y)
         right = (x > 0) == clicks
-        sums = [torch.ones_like(clicks), clicks, (loss * _UNIT).round(), (x.sigmoid() * _UNIT).round(), right, bad, ~clicks & (labels != 0)]
+        sums = [
+            torch.ones_like(clicks),
+            clicks,
+            (loss * _UNIT).round(),
+            (x.sigmoid() * _UNIT).round(),
+            right,
+            bad,
+            ~clicks & (labels != 0),
+        ]
         state[:_SUMS] += torch.stack([s.long().sum() for s in sums])
         index = _SUMS + _bin(x.float()) + _BINS * clicks.long()
-        state.scatter_add_(0, index, torch.ones_like(index))  # integers: the same in any order, on every device
+        # integers: the same in any order, on every device
+        state.scatter_add_(0, index, torch.ones_like(index))
 
     def state(self) -> Tensor:
         """(STATE_SIZE,) int64: all that was seen. States add."""
@@ -111,7 +128,10 @@ class BinaryMetrics:
             ShapeError: `state` is not the state of a `BinaryMetrics`.
         """
         if state.shape != self._state.shape or state.dtype != torch.int64:
-            raise ShapeError(f"a state is ({STATE_SIZE},) int64, not {tuple(state.shape)} {state.dtype}; pass the result of state().")
+            raise ShapeError(
+                f"a state is ({STATE_SIZE},) int64, not {tuple(state.shape)} "
+                f"{state.dtype}; pass the result of state()."
+            )
         self._state += state.to(self._state.device)
 
     @classmethod
@@ -134,9 +154,15 @@ class BinaryMetrics:
         state = self._state.cpu()
         rows, clicks, loss, predicted, right, bad_logits, bad_labels = state[:_SUMS].tolist()
         if bad_logits:
-            raise InputError(f"{bad_logits} of {rows} logits are NaN: the model has diverged. Lower the learning rate or check its inputs.")
+            raise InputError(
+                f"{bad_logits} of {rows} logits are NaN: the model has diverged. "
+                "Lower the learning rate or check its inputs."
+            )
         if bad_labels:
-            raise InputError(f"{bad_labels} of {rows} labels are neither 0 nor 1; click metrics need binary labels.")
+            raise InputError(
+                f"{bad_labels} of {rows} labels are neither 0 nor 1; click metrics "
+                "need binary labels."
+            )
         others = rows - clicks
         counts = state[_SUMS:].view(2, _BINS)
         negative, positive = counts[:, counts.any(0)].tolist()
@@ -163,7 +189,9 @@ class BinaryMetrics:
 
 
 def _bin(x: Tensor) -> Tensor:
-    """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the order of the numbers; _SIDE holds zero."""
+    """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the order of the numbers; _SIDE
+    holds zero.
+    """
     bits = x.contiguous().view(torch.int32)
     magnitude = ((bits & 0x7FFFFFFF) >> (23 - _FINE)).long() - ((127 + _LOW) << _FINE) + 1
     magnitude.clamp_(0, _SIDE)

@@ -1,6 +1,14 @@
-"""Whole models, unaware of sharding: DLRM with its DCN v2 and projection variants, DeepFM, two towers; wrappers have their losses."""
+"""Whole models, unaware of sharding: DLRM with its DCN v2 and projection variants, DeepFM, two
+towers; wrappers have their losses.
+"""
 
-from rayrec.models.deepfm import DeepFM, DeepFMTrain, FactorizationMachine, FMInteractionArch, SimpleDeepFMNN
+from rayrec.models.deepfm import (
+    DeepFM,
+    DeepFMTrain,
+    FactorizationMachine,
+    FMInteractionArch,
+    SimpleDeepFMNN,
+)
 from rayrec.models.dlrm import (
     DLRM,
     DLRM_DCN,

@@ -1,8 +1,11 @@
-"""DeepFM: a linear layer over all rows beside a factorization machine over the same rows, and one layer to a logit.
+"""DeepFM: a linear layer over all rows beside a factorization machine over the same rows, and one
+layer to a logit.
 
-The model knows nothing of sharding: it holds any embedding bag collection and hands it the batch's KeyedJaggedTensor. Class and parameter
-names are TorchRec's. Differences: `SimpleDeepFMNN` returns logits, not probabilities, so that the loss is stable and the same for all
-click models; the factorization machine can also be that of the paper. Tables have one width, and there may be no dense columns.
+The model knows nothing of sharding: it holds any embedding bag collection and hands it the batch's
+KeyedJaggedTensor. Class and parameter names are TorchRec's. Differences: `SimpleDeepFMNN` returns
+logits, not probabilities, so that the loss is stable and the same for all click models; the
+factorization machine can also be that of the paper. Tables have one width, and there may be no
+dense columns.
 
     # B rows of the batch, I dense columns, F features looked up, D width of every table
 """
@@ -39,11 +42,13 @@ class DeepFM(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    """Second order interactions without parameters: (sum of x)^2 - sum of x^2, halved, in time linear in the inputs.
+    """Second order interactions without parameters: (sum of x)^2 - sum of x^2, halved, in time
+    linear in the inputs.
 
     Args:
-        per_column: False, as in TorchRec: x are all columns of all rows, so every pair of columns counts. True, as in the paper: columns
-            interact only with their own kind, which makes the sum of the dot products of all pairs of rows; needs rows of one width.
+        per_column: False, as in TorchRec: x are all columns of all rows, so every pair of columns
+            counts. True, as in the paper: columns interact only with their own kind, which makes
+            the sum of the dot products of all pairs of rows; needs rows of one width.
     Source: Rendle, Factorization Machines, ICDM 2010; Guo et al., DeepFM, arXiv 1703.04247.
     """
 
@@ -62,14 +67,23 @@ class FactorizationMachine(nn.Module):
             return 0.5 * (flat.sum(1, keepdim=True).square() - flat.square().sum(1, keepdim=True))
         widths = {row.shape[-1] for row in embeddings}
         if len(widths) > 1:
-            raise ConfigError(f"a factorization machine per column needs rows of one width, got {sorted(widths)}.")
+            raise ConfigError(
+                f"a factorization machine per column needs rows of one width, got {sorted(widths)}."
+            )
         (width,) = widths
-        rows_BFD = torch.cat([row.reshape(row.shape[0], row.shape[1:].numel() // width, width) for row in embeddings], dim=1)
+        rows_BFD = torch.cat(
+            [
+                row.reshape(row.shape[0], row.shape[1:].numel() // width, width)
+                for row in embeddings
+            ],
+            dim=1,
+        )
         return 0.5 * (rows_BFD.sum(1).square() - rows_BFD.square().sum(1)).sum(1, keepdim=True)
 
 
 class FMInteractionArch(nn.Module):
-    """The dense row, the deep part and the factorization machine side by side: (B, D), (B, F, D) -> (B, D + deep_fm_dimension + 1).
+    """The dense row, the deep part and the factorization machine side by side: (B, D), (B, F, D) ->
+    (B, D + deep_fm_dimension + 1).
 
     Without a dense row: (B, deep_fm_dimension + 1).
 
@@ -90,20 +104,26 @@ class FMInteractionArch(nn.Module):
     ) -> None:
         super().__init__()
         self.sparse_feature_names = list(sparse_feature_names)
-        self.deep_fm = DeepFM(nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension, device=device), nn.ReLU()))
+        self.deep_fm = DeepFM(
+            nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension, device=device), nn.ReLU())
+        )
         self.fm = FactorizationMachine(per_column)
 
     def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
         """Rows -> interactions. B may be 0."""
         rows = [sparse_features] if dense_features is None else [dense_features, sparse_features]
         interactions = [self.deep_fm(rows), self.fm(rows)]
-        return torch.cat(interactions if dense_features is None else [dense_features, *interactions], dim=1)
+        return torch.cat(
+            interactions if dense_features is None else [dense_features, *interactions], dim=1
+        )
 
 
 class DeepFMDenseArch(nn.Module):
     """Dense columns (B, I) -> (B, D)."""
 
-    def __init__(self, in_features: int, hidden_layer_size: int, embedding_dim: int, device: Device = None) -> None:
+    def __init__(
+        self, in_features: int, hidden_layer_size: int, embedding_dim: int, device: Device = None
+    ) -> None:
         super().__init__()
         self.model = nn.Sequential(
             nn.Linear(in_features, hidden_layer_size, device=device),
@@ -155,12 +175,22 @@ class SimpleDeepFMNN(nn.Module):
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
         width = self.sparse_arch.D
-        self.dense_arch = DeepFMDenseArch(num_dense_features, hidden_layer_size, width, dense_device) if num_dense_features else None
+        self.dense_arch = (
+            DeepFMDenseArch(num_dense_features, hidden_layer_size, width, dense_device)
+            if num_dense_features
+            else None
+        )
         rows = self.sparse_arch.F + (self.dense_arch is not None)
         self.inter_arch = FMInteractionArch(
-            rows * width, self.sparse_arch.sparse_feature_names, deep_fm_dimension, dense_device, per_column
+            rows * width,
+            self.sparse_arch.sparse_feature_names,
+            deep_fm_dimension,
+            dense_device,
+            per_column,
         )
-        self.over_arch = DeepFMOverArch((width if self.dense_arch is not None else 0) + deep_fm_dimension + 1, dense_device)
+        self.over_arch = DeepFMOverArch(
+            (width if self.dense_arch is not None else 0) + deep_fm_dimension + 1, dense_device
+        )
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """(B, I) and B rows of ids -> (B, 1) logits. B may be 0."""

@@ -1,8 +1,10 @@
-"""DLRM and DLRM-DCNv2: dense columns through an MLP, ids through tables, interactions, an MLP to one logit.
+"""DLRM and DLRM-DCNv2: dense columns through an MLP, ids through tables, interactions, an MLP to
+one logit.
 
-The models know nothing of sharding: they hold any embedding bag collection and hand it the batch's KeyedJaggedTensor. Module names are
-TorchRec's, so its checkpoints of dense parameters load. A model without dense columns (dense_in_features=0) has no dense arch: DLRM then
-feeds the looked-up rows themselves beside their dot products to the over arch, DLRM_DCN crosses the rows alone.
+The models know nothing of sharding: they hold any embedding bag collection and hand it the batch's
+KeyedJaggedTensor. Module names are TorchRec's, so its checkpoints of dense parameters load. A model
+without dense columns (dense_in_features=0) has no dense arch: DLRM then feeds the looked-up rows
+themselves beside their dot products to the over arch, DLRM_DCN crosses the rows alone.
 
     # B rows of the batch, I dense columns, F features looked up, D width of every table
 """
@@ -17,14 +19,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError
-from rayrec.modules import MLP, EmbeddingBagCollection, LowRankCrossNet, get_embedding_names_by_table, pairwise_dots
+from rayrec.modules import (
+    MLP,
+    EmbeddingBagCollection,
+    LowRankCrossNet,
+    get_embedding_names_by_table,
+    pairwise_dots,
+)
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 Device = torch.device | str | None
 
 
 class ClickBatch(Protocol):
-    """What DLRMTrain reads of a batch: dense_features (B, I), sparse_features of B rows, labels (B,)."""
+    """What DLRMTrain reads of a batch: dense_features (B, I), sparse_features of B rows, labels
+    (B,).
+    """
 
     @property
     def dense_features(self) -> Tensor: ...
@@ -50,7 +60,9 @@ class SparseArch(nn.Module):
         tables = embedding_bag_collection.embedding_bag_configs()
         widths = {table.name: table.embedding_dim for table in tables}
         if len(set(widths.values())) != 1:
-            raise ConfigError(f"the tables of a DLRM need one embedding_dim, found {widths or 'no tables'}.")
+            raise ConfigError(
+                f"the tables of a DLRM need one embedding_dim, found {widths or 'no tables'}."
+            )
         self.embedding_bag_collection = embedding_bag_collection
         self.D = tables[0].embedding_dim
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
@@ -80,7 +92,8 @@ class DenseArch(nn.Module):
 
 
 class InteractionArch(nn.Module):
-    """The dense row and the dot products of all pairs of rows: (B, D), (B, F, D) -> (B, D + F + F (F - 1) / 2).
+    """The dense row and the dot products of all pairs of rows: (B, D), (B, F, D) -> (B, D + F + F
+    (F - 1) / 2).
 
     Without a dense row: the F rows themselves and their dot products, (B, F D + F (F - 1) / 2).
     """
@@ -91,17 +104,29 @@ class InteractionArch(nn.Module):
 
     def out_features(self, width: int, has_dense: bool) -> int:
         """Columns of the output for rows of `width` columns."""
-        return width + (self.F + 1) * self.F // 2 if has_dense else self.F * width + self.F * (self.F - 1) // 2
+        return (
+            width + (self.F + 1) * self.F // 2
+            if has_dense
+            else self.F * width + self.F * (self.F - 1) // 2
+        )
 
     def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
         """Rows -> interactions."""
         if dense_features is None:
             return torch.cat((sparse_features.flatten(1), pairwise_dots(sparse_features)), dim=1)
-        return torch.cat((dense_features, pairwise_dots(torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1))), dim=1)
+        return torch.cat(
+            (
+                dense_features,
+                pairwise_dots(torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)),
+            ),
+            dim=1,
+        )
 
 
 class InteractionDCNArch(nn.Module):
-    """All rows side by side through a cross network: (B, D), (B, F, D) -> (B, (F + 1) D), or (B, F D) without a dense row."""
+    """All rows side by side through a cross network: (B, D), (B, F, D) -> (B, (F + 1) D), or (B, F
+    D) without a dense row.
+    """
 
     def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
         super().__init__()
@@ -111,24 +136,36 @@ class InteractionDCNArch(nn.Module):
     def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
         """Rows -> crossed rows."""
         rows = sparse_features.flatten(1)
-        return self.crossnet(rows if dense_features is None else torch.cat((dense_features, rows), dim=1))
+        return self.crossnet(
+            rows if dense_features is None else torch.cat((dense_features, rows), dim=1)
+        )
 
 
 class InteractionProjectionArch(nn.Module):
-    """The dense row, and the product of two matrices that MLPs make of all rows: (B, D), (B, F, D) -> (B, D + F1 F2).
+    """The dense row, and the product of two matrices that MLPs make of all rows: (B, D), (B, F, D)
+    -> (B, D + F1 F2).
 
     Branch 1 gives F1 rows of D, branch 2 gives D rows of F2. Without a dense row: (B, F1 F2).
 
     Args:
         num_sparse_features: F.
-        interaction_branch1: ((F + 1) D columns) -> (F1 D columns); of F D columns without a dense row.
+        interaction_branch1: ((F + 1) D columns) -> (F1 D columns); of F D columns without a dense
+            row.
         interaction_branch2: the same -> (D F2 columns).
     """
 
-    def __init__(self, num_sparse_features: int, interaction_branch1: nn.Module, interaction_branch2: nn.Module) -> None:
+    def __init__(
+        self,
+        num_sparse_features: int,
+        interaction_branch1: nn.Module,
+        interaction_branch2: nn.Module,
+    ) -> None:
         super().__init__()
         self.F = num_sparse_features
-        self.interaction_branch1, self.interaction_branch2 = interaction_branch1, interaction_branch2
+        self.interaction_branch1, self.interaction_branch2 = (
+            interaction_branch1,
+            interaction_branch2,
+        )
 
     def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
         """Rows -> interactions."""
@@ -148,7 +185,10 @@ class OverArch(nn.Module):
     def __init__(self, in_features: int, layer_sizes: Sequence[int], device: Device = None) -> None:
         super().__init__()
         if not layer_sizes:
-            raise ConfigError("over_arch_layer_sizes is empty; it needs at least the last layer, whose size is 1 for one logit.")
+            raise ConfigError(
+                "over_arch_layer_sizes is empty; it needs at least the last layer, "
+                "whose size is 1 for one logit."
+            )
         hidden = list(layer_sizes[:-1])
         self.model = nn.Sequential(
             MLP(in_features, hidden, bias=True, activation="relu", device=device),
@@ -171,7 +211,8 @@ class DLRM(nn.Module):
         dense_device: of the dense parameters.
     Raises:
         ConfigError: widths do not fit.
-    Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems, arXiv 1906.00091.
+    Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
+    Systems, arXiv 1906.00091.
     """
 
     def __init__(
@@ -183,19 +224,28 @@ class DLRM(nn.Module):
         dense_device: Device = None,
     ) -> None:
         super().__init__()
-        self._start(embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device)
+        self._start(
+            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device
+        )
         interaction = InteractionArch(self.sparse_arch.F)
         self.inter_arch: nn.Module = interaction
         wide = interaction.out_features(self.sparse_arch.D, self.dense_arch is not None)
         self.over_arch = OverArch(wide, over_arch_layer_sizes, dense_device)
 
-    def _start(self, collection: EmbeddingBagCollection, dense_in_features: int, layer_sizes: Sequence[int], device: Device) -> None:
+    def _start(
+        self,
+        collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        layer_sizes: Sequence[int],
+        device: Device,
+    ) -> None:
         self.sparse_arch = SparseArch(collection)
         self.dense_arch: DenseArch | None = None
         if dense_in_features:
             if not layer_sizes or layer_sizes[-1] != self.sparse_arch.D:
                 raise ConfigError(
-                    f"dense_arch_layer_sizes={list(layer_sizes)} must end in the tables' embedding_dim, {self.sparse_arch.D}: "
+                    f"dense_arch_layer_sizes={list(layer_sizes)} must end in the tables' "
+                    f"embedding_dim, {self.sparse_arch.D}: "
                     f"the dense row interacts with the looked-up rows."
                 )
             self.dense_arch = DenseArch(dense_in_features, layer_sizes, device)
@@ -207,7 +257,8 @@ class DLRM(nn.Module):
 
 
 class DLRM_DCN(DLRM):
-    """DLRM with a low-rank cross network in place of the dot products (DCN v2), as in the MLPerf benchmark.
+    """DLRM with a low-rank cross network in place of the dot products (DCN v2), as in the MLPerf
+    benchmark.
 
     Args:
         dcn_num_layers: crossings.
@@ -227,9 +278,13 @@ class DLRM_DCN(DLRM):
         dense_device: Device = None,
     ) -> None:
         nn.Module.__init__(self)
-        self._start(embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device)
+        self._start(
+            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device
+        )
         rows = self.sparse_arch.F + (self.dense_arch is not None)
-        crossnet = LowRankCrossNet(rows * self.sparse_arch.D, dcn_num_layers, dcn_low_rank_dim, dense_device)
+        crossnet = LowRankCrossNet(
+            rows * self.sparse_arch.D, dcn_num_layers, dcn_low_rank_dim, dense_device
+        )
         self.inter_arch = InteractionDCNArch(self.sparse_arch.F, crossnet)
         self.over_arch = OverArch(rows * self.sparse_arch.D, over_arch_layer_sizes, dense_device)
 
@@ -256,24 +311,35 @@ class DLRM_Projection(DLRM):
         dense_device: Device = None,
     ) -> None:
         nn.Module.__init__(self)
-        self._start(embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device)
+        self._start(
+            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device
+        )
         width, has_dense = self.sparse_arch.D, self.dense_arch is not None
         branches, interactions = [], 1
-        for number, sizes in ((1, interaction_branch1_layer_sizes), (2, interaction_branch2_layer_sizes)):
+        for number, sizes in (
+            (1, interaction_branch1_layer_sizes),
+            (2, interaction_branch2_layer_sizes),
+        ):
             if not sizes or sizes[-1] % width:
                 raise ConfigError(
-                    f"interaction_branch{number}_layer_sizes={list(sizes)} must end in a multiple of the tables' embedding_dim, {width}."
+                    f"interaction_branch{number}_layer_sizes={list(sizes)} must end in a multiple "
+                    f"of the tables' embedding_dim, {width}."
                 )
-            branches.append(DenseArch((self.sparse_arch.F + has_dense) * width, sizes, dense_device))
+            branches.append(
+                DenseArch((self.sparse_arch.F + has_dense) * width, sizes, dense_device)
+            )
             interactions *= sizes[-1] // width
         self.inter_arch = InteractionProjectionArch(self.sparse_arch.F, *branches)
-        self.over_arch = OverArch(has_dense * width + interactions, over_arch_layer_sizes, dense_device)
+        self.over_arch = OverArch(
+            has_dense * width + interactions, over_arch_layer_sizes, dense_device
+        )
 
 
 class DLRMTrain(nn.Module):
     """A click model and its loss: batch -> (loss, (loss, logits, labels)), the triple detached.
 
-    The loss is binary cross entropy, the mean over the local batch; of no rows it is 0, with zero gradients.
+    The loss is binary cross entropy, the mean over the local batch; of no rows it is 0, with zero
+    gradients.
     """
 
     def __init__(self, dlrm_module: DLRM) -> None:
@@ -284,5 +350,7 @@ class DLRMTrain(nn.Module):
         """B rows -> scalar loss; loss, logits (B,), labels (B,)."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         reduction = "mean" if logits.numel() else "sum"  # the mean over no rows would be nan
-        loss = functional.binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype), reduction=reduction)
+        loss = functional.binary_cross_entropy_with_logits(
+            logits, batch.labels.to(logits.dtype), reduction=reduction
+        )
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())

@@ -1,12 +1,16 @@
-"""Two-tower retrieval: ids of a query and ids of a candidate become vectors of one width whose dot product is the score.
+"""Two-tower retrieval: ids of a query and ids of a candidate become vectors of one width whose dot
+product is the score.
 
-Trained by softmax over the batch: each row's own candidate against the candidates of all rows. Under data parallelism those are the rows
-of the local batch, so N ranks see N times fewer negatives per row than one rank of the global batch: the loss of N ranks differs from
-that of one by definition, though each is exact. Rows with the same candidate id are not each other's negatives (accidental hits), and
-scores may be corrected by the log of the probability with which a candidate comes up in a batch (logQ), or popular ones are punished.
+Trained by softmax over the batch: each row's own candidate against the candidates of all rows.
+Under data parallelism those are the rows of the local batch, so N ranks see N times fewer negatives
+per row than one rank of the global batch: the loss of N ranks differs from that of one by
+definition, though each is exact. Rows with the same candidate id are not each other's negatives
+(accidental hits), and scores may be corrected by the log of the probability with which a candidate
+comes up in a batch (logQ), or popular ones are punished.
 
-The towers know nothing of sharding. With a collection per tower, candidates can be embedded without queries; collections that are given
-the same KeyedJaggedTensor share one exchange. Leaves out: dense columns, and negatives from other ranks.
+The towers know nothing of sharding. With a collection per tower, candidates can be embedded without
+queries; collections that are given the same KeyedJaggedTensor share one exchange. Leaves out: dense
+columns, and negatives from other ranks.
 
     # B rows of the batch, D width of the vectors
 """
@@ -47,10 +51,19 @@ class Tower(nn.Module):
         normalize: whether vectors have length 1.
     """
 
-    def __init__(self, features: Sequence[str], in_features: int, layer_sizes: Sequence[int], normalize: bool, device: Device) -> None:
+    def __init__(
+        self,
+        features: Sequence[str],
+        in_features: int,
+        layer_sizes: Sequence[int],
+        normalize: bool,
+        device: Device,
+    ) -> None:
         super().__init__()
         self.features, self.normalize = list(features), normalize
-        self.mlp = MLP(in_features, layer_sizes, activation="relu", device=device, activation_on_last=False)
+        self.mlp = MLP(
+            in_features, layer_sizes, activation="relu", device=device, activation_on_last=False
+        )
 
     def forward(self, rows: KeyedTensor) -> Tensor:
         """-> (B, layer_sizes[-1])."""
@@ -63,19 +76,21 @@ class TwoTower(nn.Module):
     """A query tower and a candidate tower: ids of B pairs -> vectors (B, D) and (B, D).
 
     Args:
-        embedding_bag_collection: tables of both towers, or of the query tower when there is a candidate_collection.
+        embedding_bag_collection: tables of both towers, or of the query tower when there is a
+            candidate_collection.
         layer_sizes: of either tower's MLP; the last is D.
         candidate_collection: tables of the candidate tower.
-        query_features, candidate_features: names of the looked-up rows that a tower reads; by default all rows of its own collection.
+        query_features, candidate_features: names of the looked-up rows that a tower reads; by
+            default all rows of its own collection.
         normalize: whether vectors have length 1, so that scores are cosines.
         dense_device: of the dense parameters.
     Raises:
         ConfigError: a tower has no features, or an unknown one; or the layers are empty.
 
     Example:
-        model = TwoTower(EmbeddingBagCollection(user_tables), [64, 32], EmbeddingBagCollection(item_tables))
-        query, candidate = model(kjt)
-        scores = model.query(users) @ model.candidate(items).T
+        model = TwoTower(EmbeddingBagCollection(user_tables), [64, 32],
+        EmbeddingBagCollection(item_tables)) query, candidate = model(kjt) scores =
+        model.query(users) @ model.candidate(items).T
     """
 
     def __init__(
@@ -90,21 +105,37 @@ class TwoTower(nn.Module):
     ) -> None:
         super().__init__()
         if not layer_sizes:
-            raise ConfigError("layer_sizes is empty; it needs at least the last layer, whose size is the width of the vectors.")
+            raise ConfigError(
+                "layer_sizes is empty; it needs at least the last layer, whose size is the width "
+                "of the vectors."
+            )
         if candidate_collection is None and (query_features is None or candidate_features is None):
-            raise ConfigError("one collection serves both towers: say which rows each reads, query_features and candidate_features.")
+            raise ConfigError(
+                "one collection serves both towers: say which rows each reads, query_features and "
+                "candidate_features."
+            )
         self.ebc, self.candidate_ebc = embedding_bag_collection, candidate_collection
-        candidates = embedding_bag_collection if candidate_collection is None else candidate_collection
-        self.query_proj = _tower("query", embedding_bag_collection, query_features, layer_sizes, normalize, dense_device)
-        self.candidate_proj = _tower("candidate", candidates, candidate_features, layer_sizes, normalize, dense_device)
+        candidates = (
+            embedding_bag_collection if candidate_collection is None else candidate_collection
+        )
+        self.query_proj = _tower(
+            "query", embedding_bag_collection, query_features, layer_sizes, normalize, dense_device
+        )
+        self.candidate_proj = _tower(
+            "candidate", candidates, candidate_features, layer_sizes, normalize, dense_device
+        )
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """B pairs of ids -> query (B, D), candidate (B, D). B may be 0."""
         rows = self.ebc(features)
-        return self.query_proj(rows), self.candidate_proj(rows if self.candidate_ebc is None else self.candidate_ebc(features))
+        return self.query_proj(rows), self.candidate_proj(
+            rows if self.candidate_ebc is None else self.candidate_ebc(features)
+        )
 
     def query(self, features: KeyedJaggedTensor) -> Tensor:
-        """Ids of B queries -> (B, D). Of a sharded model every rank calls it together, each with its own B."""
+        """Ids of B queries -> (B, D). Of a sharded model every rank calls it together, each with
+        its own B.
+        """
         return self.query_proj(self.ebc(_complete(features, self.ebc)))
 
     def candidate(self, features: KeyedJaggedTensor) -> Tensor:
@@ -116,21 +147,26 @@ class TwoTower(nn.Module):
 class TwoTowerTrain(nn.Module):
     """Two towers and the in-batch softmax loss: batch -> (loss, (loss, logits, labels)).
 
-    A row's loss is the cross entropy of its own candidate among those of the local batch, times its label: rows with label 0 serve as
-    candidates alone. `loss` is the sum over rows divided by B. `logits` are the log-odds of the own candidate, so that a metric of clicks
-    reads them as the probability of picking it.
+    A row's loss is the cross entropy of its own candidate among those of the local batch, times its
+    label: rows with label 0 serve as candidates alone. `loss` is the sum over rows divided by B.
+    `logits` are the log-odds of the own candidate, so that a metric of clicks reads them as the
+    probability of picking it.
 
     Args:
         two_tower: the model.
         temperature: scores are divided by it; for cosines below 1, such as 0.05.
-        candidate_id: the feature, with one id per row, by which candidates are the same; without it nothing is masked or corrected.
-        log_q: (ids,) log of the share of each candidate id among the rows that make batches; subtracted from scores in training. It is
-            no parameter and not saved. Needs candidate_id.
-        mask_hits: whether rows with the same candidate are no negatives of each other. With log_q and candidates that fill a good part of
-            a batch, False is the consistent choice: then exp(score) tends to p(candidate | query).
+        candidate_id: the feature, with one id per row, by which candidates are the same; without it
+            nothing is masked or corrected.
+        log_q: (ids,) log of the share of each candidate id among the rows that make batches;
+            subtracted from scores in training. It is no parameter and not saved. Needs
+            candidate_id.
+        mask_hits: whether rows with the same candidate are no negatives of each other. With log_q
+            and candidates that fill a good part of a batch, False is the consistent choice: then
+            exp(score) tends to p(candidate | query).
     Raises:
         ConfigError: the temperature is not positive, or log_q comes without candidate_id.
-    Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019.
+    Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+    Recommendations, RecSys 2019.
     """
 
     def __init__(
@@ -145,7 +181,9 @@ class TwoTowerTrain(nn.Module):
         if not 0 < temperature < float("inf"):
             raise ConfigError(f"temperature={temperature} must be positive and finite.")
         if log_q is not None and candidate_id is None:
-            raise ConfigError("log_q is per candidate id: say which feature holds it, candidate_id.")
+            raise ConfigError(
+                "log_q is per candidate id: say which feature holds it, candidate_id."
+            )
         self.two_tower, self.temperature = two_tower, temperature
         self.candidate_id, self.mask_hits = candidate_id, mask_hits
         self.log_q: Tensor | None
@@ -182,12 +220,20 @@ class TwoTowerTrain(nn.Module):
         assert self.candidate_id is not None
         ids = features[self.candidate_id].values().long()
         if ids.numel() != rows:
-            raise InputError(f"candidate_id {self.candidate_id!r} has {ids.numel()} ids in {rows} rows; it needs one in each.")
+            raise InputError(
+                f"candidate_id {self.candidate_id!r} has {ids.numel()} ids in {rows} rows; it "
+                "needs one in each."
+            )
         return ids
 
 
 def _tower(
-    side: str, collection: EmbeddingBagCollection, features: Sequence[str] | None, layers: Sequence[int], normalize: bool, device: Device
+    side: str,
+    collection: EmbeddingBagCollection,
+    features: Sequence[str] | None,
+    layers: Sequence[int],
+    normalize: bool,
+    device: Device,
 ) -> Tower:
     tables = collection.embedding_bag_configs()
     named = zip(tables, get_embedding_names_by_table(tables), strict=True)
@@ -195,17 +241,34 @@ def _tower(
     chosen = list(widths) if features is None else list(features)
     unknown = [name for name in chosen if name not in widths]
     if unknown or not chosen:
-        what = f"reads {unknown[0]!r}, which its collection does not give" if unknown else "has no features"
+        what = (
+            f"reads {unknown[0]!r}, which its collection does not give"
+            if unknown
+            else "has no features"
+        )
         raise ConfigError(f"the {side} tower {what}; the collection gives {list(widths)}.")
     return Tower(chosen, sum(widths[name] for name in chosen), layers, normalize, device)
 
 
 def _complete(features: KeyedJaggedTensor, collection: EmbeddingBagCollection) -> KeyedJaggedTensor:
-    """The batch with empty bags for features of the collection that it lacks, which the other tower would read."""
-    missing = [f for table in collection.embedding_bag_configs() for f in table.feature_names if f not in features.keys()]  # noqa: SIM118
+    """The batch with empty bags for features of the collection that it lacks, which the other tower
+    would read.
+    """
+    missing = [
+        f
+        for table in collection.embedding_bag_configs()
+        for f in table.feature_names
+        if f not in features.keys()
+    ]
     if not missing:
         return features
     lengths = features.lengths().new_zeros(len(missing) * features.stride())
     weights = features.weights_or_none()
-    none = KeyedJaggedTensor(missing, features.values()[:0], None if weights is None else weights[:0], lengths, stride=features.stride())
+    none = KeyedJaggedTensor(
+        missing,
+        features.values()[:0],
+        None if weights is None else weights[:0],
+        lengths,
+        stride=features.stride(),
+    )
     return KeyedJaggedTensor.concat([features, none])

@@ -1,8 +1,21 @@
-"""Unsharded modules: embedding collections (the reference of every test), initial values, feature processors, MLP, interactions."""
+"""Unsharded modules: embedding collections (the reference of every test), initial values, feature
+processors, MLP, interactions.
+"""
 
-from rayrec.layout.tables import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.layout.tables import (
+    BaseEmbeddingConfig,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from rayrec.modules.activation import SwishLayerNorm
-from rayrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.modules.crossnet import (
+    CrossNet,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    VectorCrossNet,
+)
 from rayrec.modules.embedding import EmbeddingCollection
 from rayrec.modules.embedding_bag import EmbeddingBagCollection, expand_inverse, pool_bags
 from rayrec.modules.feature_processor import (

@@ -16,7 +16,9 @@ class SwishLayerNorm(nn.Module):
         device: of the parameters.
     """
 
-    def __init__(self, input_dims: int | Sequence[int], device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, input_dims: int | Sequence[int], device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         sizes = input_dims if isinstance(input_dims, int) else list(input_dims)
         self.norm = nn.Sequential(nn.LayerNorm(sizes, device=device), nn.Sigmoid())

@@ -30,10 +30,16 @@ class CrossNet(nn.Module):
         device: of the parameters.
     """
 
-    def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, in_features: int, num_layers: int, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
-        self.kernels = nn.ParameterList(torch.empty(in_features, in_features, device=device) for _ in range(num_layers))
-        self.bias = nn.ParameterList(torch.empty(in_features, 1, device=device) for _ in range(num_layers))
+        self.kernels = nn.ParameterList(
+            torch.empty(in_features, in_features, device=device) for _ in range(num_layers)
+        )
+        self.bias = nn.ParameterList(
+            torch.empty(in_features, 1, device=device) for _ in range(num_layers)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -72,9 +78,15 @@ class LowRankCrossNet(nn.Module):
         super().__init__()
         if low_rank < 1:
             raise ConfigError(f"low_rank={low_rank} must be at least 1.")
-        self.W_kernels = nn.ParameterList(torch.empty(in_features, low_rank, device=device) for _ in range(num_layers))
-        self.V_kernels = nn.ParameterList(torch.empty(low_rank, in_features, device=device) for _ in range(num_layers))
-        self.bias = nn.ParameterList(torch.empty(in_features, device=device) for _ in range(num_layers))
+        self.W_kernels = nn.ParameterList(
+            torch.empty(in_features, low_rank, device=device) for _ in range(num_layers)
+        )
+        self.V_kernels = nn.ParameterList(
+            torch.empty(low_rank, in_features, device=device) for _ in range(num_layers)
+        )
+        self.bias = nn.ParameterList(
+            torch.empty(in_features, device=device) for _ in range(num_layers)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -93,7 +105,8 @@ class LowRankCrossNet(nn.Module):
 
 
 class VectorCrossNet(nn.Module):
-    """x[l+1] = x[0] (w[l] . x[l]) + b[l] + x[l], with one vector w (N, 1) a layer: (B, N) -> (B, N).
+    """x[l+1] = x[0] (w[l] . x[l]) + b[l] + x[l], with one vector w (N, 1) a layer: (B, N) -> (B,
+    N).
 
     Args:
         in_features: N.
@@ -102,7 +115,9 @@ class VectorCrossNet(nn.Module):
     Source: Wang et al. 2017, arXiv 1708.05123 (DCN).
     """
 
-    def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, in_features: int, num_layers: int, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         self.kernels = _kernels(num_layers, in_features, 1, device=device)
         self.bias = _kernels(num_layers, in_features, 1, device=device)
@@ -159,7 +174,9 @@ class LowRankMixtureCrossNet(nn.Module):
         self.bias = _kernels(num_layers, in_features, 1, device=device)
         self.gates: nn.ModuleList | None = None
         if num_experts > 1:
-            gates = (nn.Linear(in_features, 1, bias=False, device=device) for _ in range(num_experts))
+            gates = (
+                nn.Linear(in_features, 1, bias=False, device=device) for _ in range(num_experts)
+            )
             self.gates = nn.ModuleList(gates)
         self._activation = activation
         self.C_kernels = _kernels(num_layers, num_experts, low_rank, low_rank, device=device)
@@ -182,7 +199,9 @@ class LowRankMixtureCrossNet(nn.Module):
         for narrow_KrN, inner_Krr, wide_KNr, bias in layers:
             hidden_KBr = f(torch.matmul(crossed, narrow_KrN.transpose(1, 2)))
             hidden_KBr = f(torch.bmm(hidden_KBr, inner_Krr.transpose(1, 2)))
-            experts_KBN = input * (torch.bmm(hidden_KBr, wide_KNr.transpose(1, 2)) + bias.squeeze(1))
+            experts_KBN = input * (
+                torch.bmm(hidden_KBr, wide_KNr.transpose(1, 2)) + bias.squeeze(1)
+            )
             crossed = crossed + self._mix(experts_KBN, crossed)
         return crossed
 

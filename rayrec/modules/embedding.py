@@ -1,7 +1,9 @@
-"""`EmbeddingCollection`: unpooled lookups (sequences) of a KeyedJaggedTensor in whole tables, in plain torch.
+"""`EmbeddingCollection`: unpooled lookups (sequences) of a KeyedJaggedTensor in whole tables, in
+plain torch.
 
-Each id becomes one row; the bags keep their lengths. The reference of the sharded sequence collections, and usable alone. Rows are
-returned in float32 whatever the storage. Cost: one gather per feature and autograd's dense gradients.
+Each id becomes one row; the bags keep their lengths. The reference of the sharded sequence
+collections, and usable alone. Rows are returned in float32 whatever the storage. Cost: one gather
+per feature and autograd's dense gradients.
 """
 
 from __future__ import annotations
@@ -24,13 +26,20 @@ class EmbeddingCollection(nn.Module):
 
     Args:
         tables: what to look up; names are unique, widths are equal.
-        device: where the parameters are; "meta" allocates nothing. Default is torch's default device.
+        device: where the parameters are; "meta" allocates nothing. Default is torch's default
+            device.
         need_indices: whether the outputs carry the looked-up ids as their weights.
     Raises:
-        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of a table or differ in width.
+        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of
+            a table or differ in width.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingConfig], device: torch.device | str | None = None, need_indices: bool = False) -> None:
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+    ) -> None:
         super().__init__()
         check_module_names(tables)
         for table in tables:
@@ -46,12 +55,18 @@ class EmbeddingCollection(nn.Module):
         self._device = torch.empty(0, device=device).device
         self.embeddings = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device)
-            self.embeddings[table.name] = nn.Embedding(table.num_embeddings, table.embedding_dim, _weight=weight)
+            weight = torch.empty(
+                table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device
+            )
+            self.embeddings[table.name] = nn.Embedding(
+                table.num_embeddings, table.embedding_dim, _weight=weight
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta device do nothing."""
+        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta
+        device do nothing.
+        """
         for table in self._tables:
             weight = self.embeddings[table.name].weight
             assert isinstance(weight, Tensor)
@@ -63,7 +78,8 @@ class EmbeddingCollection(nn.Module):
         Args:
             features: a batch with a key for every feature of the tables; more keys do no harm.
         Returns:
-            output name -> bags of (N, D) float32 rows, with the lengths of the feature; weights are the ids when need_indices.
+            output name -> bags of (N, D) float32 rows, with the lengths of the feature; weights are
+            the ids when need_indices.
         Raises:
             UnknownKeyError: the batch misses a feature.
             InputError: an id lies outside its table (on CPU; on CUDA the kernel asserts).
@@ -77,9 +93,15 @@ class EmbeddingCollection(nn.Module):
                 try:
                     rows = functional.embedding(bags.values(), weight).float()
                 except (IndexError, RuntimeError):
-                    check_ids(features, {feature: table.num_embeddings}, f"the lookup of table {table.name!r}")
+                    check_ids(
+                        features,
+                        {feature: table.num_embeddings},
+                        f"the lookup of table {table.name!r}",
+                    )
                     raise
-                outputs[name] = JaggedTensor(rows, bags.values() if self._need_indices else None, lengths=bags.lengths())
+                outputs[name] = JaggedTensor(
+                    rows, bags.values() if self._need_indices else None, lengths=bags.lengths()
+                )
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

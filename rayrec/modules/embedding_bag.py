@@ -1,11 +1,12 @@
 """`EmbeddingBagCollection`: pooled lookups of a KeyedJaggedTensor in whole tables, in plain torch.
 
-The reference of every test of the sharded collections, and usable alone. Pools in float32 whatever the storage, as the fused kernels do:
-the rows of a bag are summed (times their weights), and a mean divides that sum by the bag's length. So the mean of a weighted bag is its
-weighted sum over its number of ids, as in FBGEMM, not over the sum of its weights. An empty bag gives zeros.
+The reference of every test of the sharded collections, and usable alone. Pools in float32 whatever
+the storage, as the fused kernels do: the rows of a bag are summed (times their weights), and a mean
+divides that sum by the bag's length. So the mean of a weighted bag is its weighted sum over its
+number of ids, as in FBGEMM, not over the sum of its weights. An empty bag gives zeros.
 
-Cost: one torch operator per feature and autograd's dense gradients (num_embeddings x embedding_dim per table): for tables that fit a
-device many times over. `rayrec.distributed` shards it.
+Cost: one torch operator per feature and autograd's dense gradients (num_embeddings x embedding_dim
+per table): for tables that fit a device many times over. `rayrec.distributed` shards it.
 
     # B rows of the batch, F features, D width of a table
 """
@@ -25,7 +26,9 @@ from rayrec.modules.names import check_module_names, get_embedding_names_by_tabl
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, check_ids
 
 
-def pool_bags(weight: Tensor, bags: JaggedTensor, pooling: PoolingType, per_id: Tensor | None = None) -> Tensor:
+def pool_bags(
+    weight: Tensor, bags: JaggedTensor, pooling: PoolingType, per_id: Tensor | None = None
+) -> Tensor:
     """Pool the rows of each bag.
 
     Args:
@@ -39,19 +42,33 @@ def pool_bags(weight: Tensor, bags: JaggedTensor, pooling: PoolingType, per_id: 
     ids, offsets = bags.values(), bags.offsets()
     if ids.dtype not in (torch.int32, torch.int64):
         ids = ids.long()
-    if weight.dtype != torch.float32:  # widen the rows first: torch would sum a float16 table in float16
-        ids, weight = torch.arange(ids.numel(), device=ids.device), functional.embedding(ids, weight).float()
-    if not offsets.numel() - 1 or not ids.numel():  # keeps the result in the graph, with zero gradients
+    # widen the rows first: torch would sum a float16 table in float16
+    if weight.dtype != torch.float32:
+        ids, weight = (
+            torch.arange(ids.numel(), device=ids.device),
+            functional.embedding(ids, weight).float(),
+        )
+    # keeps the result in the graph, with zero gradients
+    if not offsets.numel() - 1 or not ids.numel():
         nothing = weight[:0].sum() if per_id is None else weight[:0].sum() + per_id[:0].sum()
         return nothing + weight.new_zeros(offsets.numel() - 1, weight.shape[1])
     per_id = None if per_id is None else per_id.float()
-    pooled = functional.embedding_bag(ids, weight, offsets.to(ids.dtype), mode="sum", per_sample_weights=per_id, include_last_offset=True)
+    pooled = functional.embedding_bag(
+        ids,
+        weight,
+        offsets.to(ids.dtype),
+        mode="sum",
+        per_sample_weights=per_id,
+        include_last_offset=True,
+    )
     if pooling is PoolingType.MEAN:
         pooled = pooled / bags.lengths().clamp(min=1).unsqueeze(1)
     return pooled
 
 
-def expand_inverse(pooled: Sequence[Tensor], features: Sequence[str], kjt: KeyedJaggedTensor) -> list[Tensor]:
+def expand_inverse(
+    pooled: Sequence[Tensor], features: Sequence[str], kjt: KeyedJaggedTensor
+) -> list[Tensor]:
     """Bring a variable batch per key back to the B rows of the full batch.
 
     Args:
@@ -59,7 +76,8 @@ def expand_inverse(pooled: Sequence[Tensor], features: Sequence[str], kjt: Keyed
         features: the feature of each output.
         kjt: the batch; returned unchanged when it has no inverse indices.
     Raises:
-        InputError: the keys have different numbers of bags and there are no inverse indices, or they miss a feature.
+        InputError: the keys have different numbers of bags and there are no inverse indices, or
+            they miss a feature.
     """
     inverse = kjt.inverse_indices_or_none()
     if inverse is None or not inverse[0]:
@@ -72,8 +90,13 @@ def expand_inverse(pooled: Sequence[Tensor], features: Sequence[str], kjt: Keyed
     row_of = {name: row for row, name in enumerate(inverse[0])}
     missing = [feature for feature in features if feature not in row_of]
     if missing:
-        raise InputError(f"inverse indices have no row for feature {missing[0]!r}; they name {inverse[0]}.")
-    return [tensor.index_select(0, inverse[1][row_of[feature]]) for tensor, feature in zip(pooled, features, strict=True)]
+        raise InputError(
+            f"inverse indices have no row for feature {missing[0]!r}; they name {inverse[0]}."
+        )
+    return [
+        tensor.index_select(0, inverse[1][row_of[feature]])
+        for tensor, feature in zip(pooled, features, strict=True)
+    ]
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -82,14 +105,22 @@ class EmbeddingBagCollection(nn.Module):
     Args:
         tables: what to look up; names are unique.
         is_weighted: whether each id counts times its weight in the batch.
-        device: where the parameters are; "meta" allocates nothing. Default is torch's default device.
+        device: where the parameters are; "meta" allocates nothing. Default is torch's default
+            device.
     Raises:
-        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of a table.
+        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of
+            a table.
 
-    Initial values are those of `init.table_values` with seed `torch.initial_seed()`, the same as on any rank of a sharded model.
+    Initial values are those of `init.table_values` with seed `torch.initial_seed()`, the same as on
+    any rank of a sharded model.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingBagConfig], is_weighted: bool = False, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
         check_module_names(tables)
         for table in tables:
@@ -101,13 +132,23 @@ class EmbeddingBagCollection(nn.Module):
         self._device = torch.empty(0, device=device).device
         self.embedding_bags = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device)
-            bag = nn.EmbeddingBag(table.num_embeddings, table.embedding_dim, mode="sum", _weight=weight, include_last_offset=True)
+            weight = torch.empty(
+                table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device
+            )
+            bag = nn.EmbeddingBag(
+                table.num_embeddings,
+                table.embedding_dim,
+                mode="sum",
+                _weight=weight,
+                include_last_offset=True,
+            )
             self.embedding_bags[table.name] = bag
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta device do nothing."""
+        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta
+        device do nothing.
+        """
         for table in self._tables:
             weight = self.embedding_bags[table.name].weight
             assert isinstance(weight, Tensor)
@@ -117,12 +158,14 @@ class EmbeddingBagCollection(nn.Module):
         """Pool every bag of every feature.
 
         Args:
-            features: a batch of B rows, with a key for every feature of the tables; more keys do no harm.
+            features: a batch of B rows, with a key for every feature of the tables; more keys do no
+                harm.
         Returns:
             (B, sum of D) float32: tables in order, the features of each in order.
         Raises:
             UnknownKeyError: the batch misses a feature.
-            InputError: an id lies outside its table (on CPU; on CUDA the kernel asserts), or weights are missing.
+            InputError: an id lies outside its table (on CPU; on CUDA the kernel asserts), or
+                weights are missing.
         """
         pooled: list[Tensor] = []
         for table in self._tables:
@@ -131,13 +174,28 @@ class EmbeddingBagCollection(nn.Module):
             for feature in table.feature_names:
                 bags = features[feature]
                 try:
-                    pooled.append(pool_bags(weight, bags, table.pooling, bags.weights() if self._is_weighted else None))
+                    pooled.append(
+                        pool_bags(
+                            weight,
+                            bags,
+                            table.pooling,
+                            bags.weights() if self._is_weighted else None,
+                        )
+                    )
                 except (IndexError, RuntimeError):
-                    check_ids(features, {feature: table.num_embeddings}, f"the lookup of table {table.name!r}")
+                    check_ids(
+                        features,
+                        {feature: table.num_embeddings},
+                        f"the lookup of table {table.name!r}",
+                    )
                     raise
         if not pooled:
             return KeyedTensor([], [], torch.empty(features.stride(), 0, device=features.device()))
-        return KeyedTensor(self._names, self._widths, torch.cat(expand_inverse(pooled, self._features, features), dim=1))
+        return KeyedTensor(
+            self._names,
+            self._widths,
+            torch.cat(expand_inverse(pooled, self._features, features), dim=1),
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""

@@ -1,10 +1,14 @@
-"""Feature processors: learnable weights of ids before they are pooled, by the place of an id in its bag.
+"""Feature processors: learnable weights of ids before they are pooled, by the place of an id in its
+bag.
 
-A processor takes a batch of ids and gives the same ids with weights; `FeatureProcessedEmbeddingBagCollection` puts one before a weighted
-collection. The weights are ordinary dense parameters of a few floats per feature, so gradients reach them through the pooling. Names and
-parameter names are TorchRec's. One difference: a feature without a processor keeps its weights, or has weight 1 when there are none.
+A processor takes a batch of ids and gives the same ids with weights;
+`FeatureProcessedEmbeddingBagCollection` puts one before a weighted collection. The weights are
+ordinary dense parameters of a few floats per feature, so gradients reach them through the pooling.
+Names and parameter names are TorchRec's. One difference: a feature without a processor keeps its
+weights, or has weight 1 when there are none.
 
-Cost: one pass over the ids for their places and one gather. An id beyond the last place is an error, never a silent reuse of a weight.
+Cost: one pass over the ids for their places and one gather. An id beyond the last place is an
+error, never a silent reuse of a weight.
 
     # F keys, N ids, L places of a feature
 """
@@ -32,12 +36,15 @@ def places_in_bags(offsets: Tensor, num_ids: int) -> Tensor:
     Returns:
         (N,) int64, 0 for the first id of each bag.
     """
-    starts = torch.repeat_interleave(offsets[:-1].long(), offsets.diff().long(), output_size=num_ids)
+    starts = torch.repeat_interleave(
+        offsets[:-1].long(), offsets.diff().long(), output_size=num_ids
+    )
     return torch.arange(num_ids, device=offsets.device) - starts
 
 
 class PositionWeightedModule(nn.Module):
-    """One weight per place in a bag of one feature, parameter `position_weight` (L,), 1 at the start.
+    """One weight per place in a bag of one feature, parameter `position_weight` (L,), 1 at the
+    start.
 
     Args:
         max_feature_length: L, the longest bag.
@@ -61,16 +68,20 @@ class PositionWeightedModule(nn.Module):
         """The same bags; the weight of an id is that of its place.
 
         Raises:
-            InputError: a bag is longer than the places (on CPU; on CUDA an assertion in the kernel).
+            InputError: a bag is longer than the places (on CPU; on CUDA an assertion in the
+                kernel).
         """
         ids = features.values()
         _check_longest(features.lengths(), len(self.position_weight), "a feature")
-        weights = self.position_weight.index_select(0, places_in_bags(features.offsets(), ids.numel()))
+        weights = self.position_weight.index_select(
+            0, places_in_bags(features.offsets(), ids.numel())
+        )
         return JaggedTensor(ids, weights, features.lengths(), features.offsets())
 
 
 class PositionWeightedModuleCollection(nn.Module):
-    """One weight per place in the bags of several features, parameters `position_weights.<feature>` (L,), 1 at the start.
+    """One weight per place in the bags of several features, parameters `position_weights.<feature>`
+    (L,), 1 at the start.
 
     Args:
         max_feature_lengths: feature -> L, its longest bag.
@@ -79,11 +90,15 @@ class PositionWeightedModuleCollection(nn.Module):
         ConfigError: a length is below 1, or a feature's name cannot name a parameter.
     """
 
-    def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         for feature, length in max_feature_lengths.items():
             if length < 1:
-                raise ConfigError(f"feature {feature!r} has max_feature_length={length}; it must be at least 1.")
+                raise ConfigError(
+                    f"feature {feature!r} has max_feature_length={length}; it must be at least 1."
+                )
             _check_name(feature, nn.ParameterDict())
         self.max_feature_lengths = dict(max_feature_lengths)
         self.position_weights = nn.ParameterDict()
@@ -102,20 +117,26 @@ class PositionWeightedModuleCollection(nn.Module):
         Args:
             features: any keys; keys without places keep their weights, or weigh 1.
         Raises:
-            InputError: a bag is longer than its feature's places (on CPU; on CUDA an assertion in the kernel).
+            InputError: a bag is longer than its feature's places (on CPU; on CUDA an assertion in
+                the kernel).
         """
         ids, keys = features.values(), features.keys()
         bags = features.stride_per_key()
         lengths = features.lengths().reshape(-1)
         missing = [feature for feature in self.max_feature_lengths if feature not in keys]
         if missing:
-            # every parameter must take part in every step, or DDP would wait for its gradient; so an absent feature is a mistake
-            raise InputError(f"the batch has no feature {missing[0]!r}, whose places have weights; it has {keys}.")
+            # every parameter must take part in every step, or DDP would wait for its gradient; so
+            # an absent feature is a mistake
+            raise InputError(
+                f"the batch has no feature {missing[0]!r}, whose places have weights; "
+                f"it has {keys}."
+            )
         for key, part in zip(keys, lengths.split(bags), strict=True):
             if key in self.max_feature_lengths:
                 _check_longest(part, self.max_feature_lengths[key], f"feature {key!r}")
         places = [self.position_weights[feature] for feature in self.max_feature_lengths]
-        *starts, one = offsets_of(self.max_feature_lengths.values())  # the entry behind all places is 1, for keys without places
+        # the entry behind all places is 1, for keys without places
+        *starts, one = offsets_of(self.max_feature_lengths.values())
         firsts = dict(zip(self.max_feature_lengths, starts, strict=True))
         shift = to_device([firsts.get(key, one) for key in keys], ids.device)
         has = to_device([int(key in firsts) for key in keys], ids.device)
@@ -136,24 +157,40 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
 
     Args:
         embedding_bag_collection: weighted, so that it reads the weights.
-        feature_processors: feature -> module from JaggedTensor to JaggedTensor with weights, or one module from KeyedJaggedTensor to
-            KeyedJaggedTensor with weights, such as `PositionWeightedModuleCollection`.
+        feature_processors: feature -> module from JaggedTensor to JaggedTensor with weights, or one
+            module from KeyedJaggedTensor to KeyedJaggedTensor with weights, such as
+            `PositionWeightedModuleCollection`.
     Raises:
-        ConfigError: the collection is not weighted, or a processor's feature is in none of its tables.
+        ConfigError: the collection is not weighted, or a processor's feature is in none of its
+            tables.
 
     Example:
         tables = EmbeddingBagCollection(configs, is_weighted=True)
-        pooled = FeatureProcessedEmbeddingBagCollection(tables, PositionWeightedModuleCollection({"clicks": 50}))
+        pooled = FeatureProcessedEmbeddingBagCollection(tables,
+        PositionWeightedModuleCollection({"clicks": 50}))
     """
 
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection, feature_processors: Mapping[str, nn.Module] | nn.Module) -> None:
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        feature_processors: Mapping[str, nn.Module] | nn.Module,
+    ) -> None:
         super().__init__()
         if not embedding_bag_collection.is_weighted():
-            raise ConfigError("feature processors give weights to ids; make the EmbeddingBagCollection with is_weighted=True.")
-        known = {feature for table in embedding_bag_collection.embedding_bag_configs() for feature in table.feature_names}
+            raise ConfigError(
+                "feature processors give weights to ids; make the "
+                "EmbeddingBagCollection with is_weighted=True."
+            )
+        known = {
+            feature
+            for table in embedding_bag_collection.embedding_bag_configs()
+            for feature in table.feature_names
+        }
         self._embedding_bag_collection = embedding_bag_collection
         self._feature_processors: nn.Module
-        if isinstance(feature_processors, nn.Module) and not isinstance(feature_processors, nn.ModuleDict):
+        if isinstance(feature_processors, nn.Module) and not isinstance(
+            feature_processors, nn.ModuleDict
+        ):
             self._feature_processors, self._processed = feature_processors, None
             named = set(getattr(feature_processors, "max_feature_lengths", ()))
         else:
@@ -163,7 +200,9 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
             named = set(self._feature_processors.keys())
             self._processed = frozenset(named)
         if named - known:
-            raise ConfigError(f"a processor is for feature {sorted(named - known)[0]!r}, which no table looks up.")
+            raise ConfigError(
+                f"a processor is for feature {sorted(named - known)[0]!r}, which no table looks up."
+            )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Weigh the ids, then pool them; as the collection otherwise.
@@ -179,11 +218,22 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         assert isinstance(self._feature_processors, nn.ModuleDict)
         missing = sorted(self._processed - set(features.keys()))
         if missing:
-            raise InputError(f"the batch has no feature {missing[0]!r}, which has a processor; it has {features.keys()}.")
+            raise InputError(
+                f"the batch has no feature {missing[0]!r}, which has a processor; it "
+                f"has {features.keys()}."
+            )
         parts = []
         for key, bags in features.to_dict().items():
-            weights = self._feature_processors[key](bags).weights() if key in self._processed else bags.weights_or_none()
-            parts.append(torch.ones(bags.values().numel(), device=features.device()) if weights is None else weights)
+            weights = (
+                self._feature_processors[key](bags).weights()
+                if key in self._processed
+                else bags.weights_or_none()
+            )
+            parts.append(
+                torch.ones(bags.values().numel(), device=features.device())
+                if weights is None
+                else weights
+            )
         return _with_weights(features, torch.cat(parts))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -201,7 +251,10 @@ def _with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTe
 
 def _check_name(feature: str, home: nn.Module) -> None:
     if not feature or "." in feature or hasattr(home, feature):
-        raise ConfigError(f"feature {feature!r} cannot name a part of a torch module: no dots, and not an attribute of one. Rename it.")
+        raise ConfigError(
+            f"feature {feature!r} cannot name a part of a torch module: no dots, and "
+            "not an attribute of one. Rename it."
+        )
 
 
 def _check_longest(lengths: Tensor, places: int, what: str) -> None:
@@ -211,7 +264,8 @@ def _check_longest(lengths: Tensor, places: int, what: str) -> None:
         longest = int(lengths.max())
         if longest > places:
             raise InputError(
-                f"{what} has a bag of {longest} ids, more than the {places} places that have weights. "
+                f"{what} has a bag of {longest} ids, more than the {places} places that have "
+                "weights. "
                 f"Cut the bags, or raise its max_feature_length."
             )
     else:

@@ -1,11 +1,13 @@
 """Initial values of tables as a pure function of (seed, table name, row, column).
 
-So a shard is born where it lives: any rectangle that any rank makes equals that rectangle of the whole table, whatever the plan, and no
-rank ever holds the whole. The values come from the counter-based Philox generator: its key is a stable hash of (seed, table name), its
-256-bit counter holds the row in the low 64 bits and the block of eight columns above them. One counter step gives eight 32-bit numbers.
+So a shard is born where it lives: any rectangle that any rank makes equals that rectangle of the
+whole table, whatever the plan, and no rank ever holds the whole. The values come from the
+counter-based Philox generator: its key is a stable hash of (seed, table name), its 256-bit counter
+holds the row in the low 64 bits and the block of eight columns above them. One counter step gives
+eight 32-bit numbers.
 
-Cost: about 1.5 seconds per 100 M values on one core, and only for the columns asked for (rounded to blocks of eight). Other distributions
-than the uniform one are those of a table's own `init_fn`.
+Cost: about 1.5 seconds per 100 M values on one core, and only for the columns asked for (rounded to
+blocks of eight). Other distributions than the uniform one are those of a table's own `init_fn`.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ def _key(seed: int, name: str) -> int:
 
 
 def _lanes(key: int, start: int, stop: int, cols: range) -> Iterator[tuple[slice, np.ndarray]]:
-    """32 random bits of every element of some rows, by block of columns: which columns of the result, and (rows, columns) uint32."""
+    """32 random bits of every element of some rows, by block of columns: which columns of the
+    result, and (rows, columns) uint32.
+    """
     for block in range(cols.start // _COLUMNS, -(-cols.stop // _COLUMNS)):
         first = block * _COLUMNS
-        bits = np.random.Philox(key=key, counter=start + (block << 64)).random_raw((stop - start) * _COLUMNS // 2)
+        bits = np.random.Philox(key=key, counter=start + (block << 64)).random_raw(
+            (stop - start) * _COLUMNS // 2
+        )
         left, right = max(cols.start, first), min(cols.stop, first + _COLUMNS)
         lanes = bits.view("<u4").reshape(stop - start, _COLUMNS)[:, left - first : right - first]
         yield slice(left - cols.start, right - cols.start), lanes
@@ -45,7 +51,8 @@ def table_values(seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
 
     Args:
         seed: any integer; the same on all ranks.
-        table: its name picks the stream, its `init_bounds()` the uniform distribution, or its `init_fn` what is done.
+        table: its name picks the stream, its `init_bounds()` the uniform distribution, or its
+            `init_fn` what is done.
         rows, cols: half-open, step 1, within the table.
     Returns:
         (len(rows), len(cols)) float32 on CPU.
@@ -53,9 +60,15 @@ def table_values(seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
         InputError: the rectangle is not within the table.
         ConfigError: the `init_fn` does what cannot be done for a part of a table.
     """
-    for what, span, size in (("rows", rows, table.num_embeddings), ("cols", cols, table.embedding_dim)):
+    for what, span, size in (
+        ("rows", rows, table.num_embeddings),
+        ("cols", cols, table.embedding_dim),
+    ):
         if span.step != 1 or not 0 <= span.start <= span.stop <= size:
-            raise InputError(f"{what}={span} of table {table.name!r} are not a range of step 1 within [0, {size}).")
+            raise InputError(
+                f"{what}={span} of table {table.name!r} are not a range of step 1 "
+                f"within [0, {size})."
+            )
     if table.init_fn is not None:
         return _play(InitProgram.of(table), seed, table, rows, cols)
     low, high = table.init_bounds()
@@ -74,16 +87,23 @@ def table_values(seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
     return torch.from_numpy(values)
 
 
-def _play(program: InitProgram, seed: int, table: BaseEmbeddingConfig, rows: range, cols: range) -> Tensor:
+def _play(
+    program: InitProgram, seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
+) -> Tensor:
     """The rectangle of a table with an `init_fn`."""
 
     def lanes(draw: int, rows: range, cols: range) -> np.ndarray:
         found = np.empty((len(rows), len(cols)), dtype=np.uint32)
-        for columns, part in _lanes(_key(seed, f"{table.name}/{draw}"), rows.start, rows.stop, cols):
+        for columns, part in _lanes(
+            _key(seed, f"{table.name}/{draw}"), rows.start, rows.stop, cols
+        ):
             found[:, columns] = part
         return found
 
-    chunks = (range(start, min(start + _CHUNK_ROWS, rows.stop)) for start in range(rows.start, rows.stop, _CHUNK_ROWS))
+    chunks = (
+        range(start, min(start + _CHUNK_ROWS, rows.stop))
+        for start in range(rows.start, rows.stop, _CHUNK_ROWS)
+    )
     parts = [program.play(lanes, chunk, cols) for chunk in chunks]
     return torch.cat(parts) if parts else torch.empty(0, len(cols))
 
@@ -98,20 +118,33 @@ def check_init_fn(table: BaseEmbeddingConfig) -> None:
         InitProgram.of(table)
 
 
-def fill(weight: Tensor, seed: int, table: BaseEmbeddingConfig, rows: range | None = None, cols: range | None = None) -> None:
-    """Write initial values into `weight` in place, converted to its dtype and device, a chunk of rows at a time.
+def fill(
+    weight: Tensor,
+    seed: int,
+    table: BaseEmbeddingConfig,
+    rows: range | None = None,
+    cols: range | None = None,
+) -> None:
+    """Write initial values into `weight` in place, converted to its dtype and device, a chunk of
+    rows at a time.
 
     Args:
-        weight: (len(rows), len(cols)); the whole table when `rows` and `cols` are None. A meta tensor is left alone.
+        weight: (len(rows), len(cols)); the whole table when `rows` and `cols` are None. A meta
+            tensor is left alone.
         seed, table, rows, cols: as for `table_values`.
     """
     rows = range(table.num_embeddings) if rows is None else rows
     cols = range(table.embedding_dim) if cols is None else cols
     if tuple(weight.shape) != (len(rows), len(cols)):
-        raise InputError(f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and columns {cols} of table {table.name!r}.")
+        raise InputError(
+            f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and "
+            f"columns {cols} of table {table.name!r}."
+        )
     if weight.is_meta:
         return
     with torch.no_grad():
         for start in range(rows.start, rows.stop, _CHUNK_ROWS):
             stop = min(start + _CHUNK_ROWS, rows.stop)
-            weight[start - rows.start : stop - rows.start].copy_(table_values(seed, table, range(start, stop), cols))
+            weight[start - rows.start : stop - rows.start].copy_(
+                table_values(seed, table, range(start, stop), cols)
+            )

@@ -87,7 +87,9 @@ class _Recorder(TorchDispatchMode):
         self.numbers = {id(whole): 0}
         self.steps: list[_Step] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         mine = any(id(leaf) in self.numbers for leaf in pytree.tree_leaves((args, kwargs)))
         random = torch.Tag.nondeterministic_seeded in function.tags
@@ -95,13 +97,17 @@ class _Recorder(TorchDispatchMode):
             if random:
                 raise self.refused(
                     function,
-                    "it draws numbers for a tensor of its own; draw into the given one, or by rand_like",
+                    "it draws numbers for a tensor of its own; draw into the given one, or by "
+                    "rand_like",
                 )
             return function(*args, **kwargs)
-        if function not in _RANDOM and (random or not (function in _WHOLE or torch.Tag.pointwise in function.tags)):
+        if function not in _RANDOM and (
+            random or not (function in _WHOLE or torch.Tag.pointwise in function.tags)
+        ):
             raise self.refused(
                 function,
-                "a part of a table cannot be computed by it alone; use what treats each element alike",
+                "a part of a table cannot be computed by it alone; use what treats each element "
+                "alike",
             )
         if kwargs.get("generator") is not None:
             raise self.refused(
@@ -110,7 +116,9 @@ class _Recorder(TorchDispatchMode):
             )
         result = function(*args, **kwargs)
         if not isinstance(result, Tensor) or result.shape != self.shape:
-            raise self.refused(function, f"its result has not the table's shape {tuple(self.shape)}")
+            raise self.refused(
+                function, f"its result has not the table's shape {tuple(self.shape)}"
+            )
         same = function._schema.returns[0].alias_info is not None  # in place, or another name
         number = self.numbers[id(args[0])] if same else len(self.kept)
         self.kept.append(result)
@@ -130,7 +138,10 @@ class _Recorder(TorchDispatchMode):
         return _Slot(self.numbers[id(leaf)]) if id(leaf) in self.numbers else leaf
 
     def refused(self, function: Any, why: str) -> ConfigError:
-        return ConfigError(f"{self.where} applies {function}: {why}. Or fill the table after it is made (load_table).")
+        return ConfigError(
+            f"{self.where} applies {function}: {why}. Or fill the table after it is "
+            "made (load_table)."
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,8 @@ class InitProgram:
             raise
         except Exception as error:
             raise ConfigError(
-                f"{recorder.where} failed on a tensor without values ({type(error).__name__}: {error}); it may not look at values."
+                f"{recorder.where} failed on a tensor without values ({type(error).__name__}: "
+                f"{error}); it may not look at values."
             ) from error
         if not any(step.number == 0 for step in recorder.steps):
             raise ConfigError(
@@ -206,15 +218,24 @@ class InitProgram:
 def _draw(function: Any, args: Any, kwargs: Mapping[str, Any], lanes_RC: np.ndarray) -> Tensor:
     """Random numbers of one operator, from 32 random bits each."""
     if function in (_aten.uniform_.default, _aten.rand_like.default):
-        share = torch.from_numpy((lanes_RC >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24))
+        share = torch.from_numpy(
+            (lanes_RC >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+        )
         if function is _aten.rand_like.default:
             return share
-        low, high = (_argument(args, kwargs, i, name, at) for i, name, at in ((1, "from", 0.0), (2, "to", 1.0)))
+        low, high = (
+            _argument(args, kwargs, i, name, at)
+            for i, name, at in ((1, "from", 0.0), (2, "to", 1.0))
+        )
         return share.mul_(high - low).add_(low).clamp_(low, high)
-    standard = torch.special.ndtri(torch.from_numpy((lanes_RC.astype(np.float64) + 0.5) * 2.0**-32)).float()
+    standard = torch.special.ndtri(
+        torch.from_numpy((lanes_RC.astype(np.float64) + 0.5) * 2.0**-32)
+    ).float()
     if function is _aten.randn_like.default:
         return standard
-    mean, std = (_argument(args, kwargs, i, name, at) for i, name, at in ((1, "mean", 0.0), (2, "std", 1.0)))
+    mean, std = (
+        _argument(args, kwargs, i, name, at) for i, name, at in ((1, "mean", 0.0), (2, "std", 1.0))
+    )
     return standard.mul_(std).add_(mean)
 
 
@@ -222,17 +243,23 @@ def _argument(args: Any, kwargs: Mapping[str, Any], index: int, name: str, defau
     return args[index] if len(args) > index else kwargs.get(name, default)
 
 
-def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
+def trunc_normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+) -> Tensor:
     """Fill a tensor in place from a normal distribution that is cut off below `a` and above `b`.
 
-    For an `init_fn`; arguments are those of torch.nn.init.trunc_normal_. Values come by the inverse of
-    the distribution function.
+    For an `init_fn`; arguments are those of torch.nn.init.trunc_normal_. Values come by the inverse
+    of the distribution function.
 
     Raises:
         ConfigError: std is not above zero, or a not below b.
     """
     if not std > 0 or not a < b:
-        raise ConfigError(f"trunc_normal_(std={std}, a={a}, b={b}): std must be above zero and a below b.")
+        raise ConfigError(
+            f"trunc_normal_(std={std}, a={a}, b={b}): std must be above zero and a below b."
+        )
     low, high = (math.erf((bound - mean) / std / math.sqrt(2.0)) for bound in (a, b))
     with torch.no_grad():
-        return tensor.uniform_(low, high).erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)
+        return (
+            tensor.uniform_(low, high).erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)
+        )

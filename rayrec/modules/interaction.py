@@ -1,7 +1,8 @@
 """The dot products of all pairs of features (DLRM).
 
-They have a backward of their own: the product of a matrix with its transpose is symmetric, so the gradient is one gather of the pairs
-into a symmetric matrix and one batched product, where autograd would scatter and multiply twice.
+They have a backward of their own: the product of a matrix with its transpose is symmetric, so the
+gradient is one gather of the pairs into a symmetric matrix and one batched product, where autograd
+would scatter and multiply twice.
 
     # B rows, F features, D width
 """
@@ -18,7 +19,9 @@ from torch.nn import functional
 
 @cache
 def _pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Flat positions of the pairs i < j in a (count, count) matrix, and for each cell of that matrix its pair (the diagonal: one past)."""
+    """Flat positions of the pairs i < j in a (count, count) matrix, and for each cell of that
+    matrix its pair (the diagonal: one past).
+    """
     rows, cols = torch.triu_indices(count, count, offset=1)
     pair_of = torch.full((count, count), len(rows))
     pair_of[rows, cols] = pair_of[cols, rows] = torch.arange(len(rows))
@@ -30,15 +33,21 @@ class _PairwiseDots(torch.autograd.Function):
     def forward(ctx: Any, features_BFD: Tensor) -> Tensor:
         ctx.save_for_backward(features_BFD)
         positions, _ = _pairs(features_BFD.shape[1], features_BFD.device)
-        return torch.bmm(features_BFD, features_BFD.transpose(1, 2)).flatten(1).index_select(1, positions)
+        return (
+            torch.bmm(features_BFD, features_BFD.transpose(1, 2))
+            .flatten(1)
+            .index_select(1, positions)
+        )
 
     @staticmethod
     def backward(ctx: Any, grad_BP: Tensor) -> Tensor:
         (features_BFD,) = ctx.saved_tensors
         rows, count, _ = features_BFD.shape
         _, pair_of = _pairs(count, features_BFD.device)
-        symmetric = functional.pad(grad_BP, (0, 1)).index_select(1, pair_of)  # the padded column is the diagonal's zero
-        return torch.bmm(symmetric.view(rows, count, count).to(features_BFD.dtype), features_BFD)  # dtypes differ under autocast
+        # the padded column is the diagonal's zero
+        symmetric = functional.pad(grad_BP, (0, 1)).index_select(1, pair_of)
+        # dtypes differ under autocast
+        return torch.bmm(symmetric.view(rows, count, count).to(features_BFD.dtype), features_BFD)
 
 
 def pairwise_dots(features: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
-"""`linear`: x W^T + b by the faster of the two matrix libraries that torch carries, and `FastLinear`, an nn.Linear that calls it.
+"""`linear`: x W^T + b by the faster of the two matrix libraries that torch carries, and
+`FastLinear`, an nn.Linear that calls it.
 
-torch multiplies float32 matrices with MKL on CPU. On AMD processors oneDNN, which torch carries too, is as fast or up to twice as fast for
-the same float32 maths, forward and both gradients. Which one is taken follows from the processor's maker and the shape alone, and is not
-timed: two processes with the same processor take the same kernel for the same shape, so a run that is continued elsewhere repeats bit for
-bit. Anything but plain float32 matrices on such a CPU goes to torch: other devices and types, autocast, torch.compile, torch.func, small
-products. Second derivatives are torch's, too.
+torch multiplies float32 matrices with MKL on CPU. On AMD processors oneDNN, which torch carries
+too, is as fast or up to twice as fast for the same float32 maths, forward and both gradients. Which
+one is taken follows from the processor's maker and the shape alone, and is not timed: two processes
+with the same processor take the same kernel for the same shape, so a run that is continued
+elsewhere repeats bit for bit. Anything but plain float32 matrices on such a CPU goes to torch:
+other devices and types, autocast, torch.compile, torch.func, small products. Second derivatives are
+torch's, too.
 """
 
 # B rows, I columns in, O columns out
@@ -31,7 +34,9 @@ def _is_amd() -> bool:
 
 
 def uses_onednn(input: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` of (B, I) and (O, I) runs in oneDNN: the same answer in every process on this processor."""
+    """Whether `linear` of (B, I) and (O, I) runs in oneDNN: the same answer in every process on
+    this processor.
+    """
     return (
         input.dtype == weight.dtype == torch.float32
         and input.device.type == weight.device.type == "cpu"
@@ -60,18 +65,26 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool
     if not uses_onednn(input, weight):
         out = functional.linear(input, weight, bias)
         return out.relu() if relu else out
-    if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+    if torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
         return _Linear.apply(input, weight, bias, relu)
     return _product(input, weight, bias, relu)
 
 
-def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "relu" if relu else "none", [], "")
+def _product(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(
+        input, weight, bias, "relu" if relu else "none", [], ""
+    )
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
+    def forward(
+        ctx: Any, input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool
+    ) -> Tensor:
         out_BO = _product(input_BI, weight_OI, bias_O, relu)
         ctx.save_for_backward(input_BI, weight_OI, out_BO if relu else None)
         return out_BO
@@ -100,7 +113,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _grad_of_weight(grad_BO: Tensor, input_BI: Tensor) -> Tensor:
-    if 2 * input_BI.shape[1] <= grad_BO.shape[1]:  # oneDNN copies its first argument, so that one should be the smaller
+    # oneDNN copies its first argument, so that one should be the smaller
+    if 2 * input_BI.shape[1] <= grad_BO.shape[1]:
         return _product(input_BI.t(), grad_BO.t()).t().contiguous()
     return _product(grad_BO.t(), input_BI.t())
 
@@ -114,6 +128,11 @@ class FastLinear(nn.Linear):
 
     def forward_relu(self, input: Tensor) -> Tensor:
         """`relu(self(input))` in one pass, unless hooks want to see what comes before the relu."""
-        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
+        if (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+        ):
             return self(input).relu()
         return linear(input, self.weight, self.bias, relu=True)

@@ -1,7 +1,9 @@
-"""How the outputs of an embedding collection are named, and what its tables must satisfy; shared by all collections.
+"""How the outputs of an embedding collection are named, and what its tables must satisfy; shared by
+all collections.
 
-A feature looked up in one table gives an output of its own name; a feature of several tables gives one output per table, `feature@table`.
-Outputs come in the order of tables, and within a table in the order of its features.
+A feature looked up in one table gives an output of its own name; a feature of several tables gives
+one output per table, `feature@table`. Outputs come in the order of tables, and within a table in
+the order of its features.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ DTYPES = {DataType.FP32: torch.float32, DataType.FP16: torch.float16, DataType.B
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
     """Output names of each table's features, in the table's feature order."""
     uses = Counter(feature for table in tables for feature in table.feature_names)
-    return [[f"{feature}@{table.name}" if uses[feature] > 1 else feature for feature in table.feature_names] for table in tables]
+    return [
+        [
+            f"{feature}@{table.name}" if uses[feature] > 1 else feature
+            for feature in table.feature_names
+        ]
+        for table in tables
+    ]
 
 
 def torch_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
@@ -39,5 +47,6 @@ def check_module_names(tables: Sequence[BaseEmbeddingConfig]) -> None:
     for table in tables:
         if "." in table.name or hasattr(nn.ModuleDict(), table.name):
             raise ConfigError(
-                f"table {table.name!r} cannot name a torch module: no dots, and not an attribute of nn.ModuleDict. Rename it."
+                f"table {table.name!r} cannot name a torch module: no dots, and not an attribute "
+                "of nn.ModuleDict. Rename it."
             )

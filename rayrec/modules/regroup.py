@@ -34,7 +34,10 @@ class KTRegroupAsDict(nn.Module):
     ) -> None:
         super().__init__()
         if len(groups) != len(keys):
-            raise ShapeError(f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it needs one key per group.")
+            raise ShapeError(
+                f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it "
+                "needs one key per group."
+            )
         self._groups, self._keys = [list(group) for group in groups], list(keys)
         self._dtype = None if emb_dtype is None else DTYPES[emb_dtype]
 
@@ -46,4 +49,8 @@ class KTRegroupAsDict(nn.Module):
             InputError: there are no tensors.
         """
         found = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
-        return found if self._dtype is None else {name: tensor.to(self._dtype) for name, tensor in found.items()}
+        return (
+            found
+            if self._dtype is None
+            else {name: tensor.to(self._dtype) for name, tensor in found.items()}
+        )

@@ -1,8 +1,10 @@
-"""After training: what a step really took, part by part and rank by rank, beside what the plan's prices promised.
+"""After training: what a step really took, part by part and rank by rank, beside what the plan's
+prices promised.
 
-The parts are those of `RankEstimate`; data and dense layers have no price and are only shown. A rank that waits for others is not slow, so
-what it waited longer than the least waiting rank (whose wait is the transfer itself) is shown apart. Where a part is far off, a finding
-names the constant to look at. Standard library only.
+The parts are those of `RankEstimate`; data and dense layers have no price and are only shown. A
+rank that waits for others is not slow, so what it waited longer than the least waiting rank (whose
+wait is the transfer itself) is shown apart. Where a part is far off, a finding names the constant
+to look at. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,9 +35,16 @@ class Hindsight:
 
     @property
     def worked(self) -> tuple[dict[str, float], ...]:
-        """Per rank, seconds of every part without waiting for slower ranks; of what ran ahead, those beside the step."""
-        least = {part: min(_waited(rank.parts[part]) for rank in self.measured) for part in STEP_PARTS}
-        return tuple({part: _seconds(t) - _waited(t) + least[part] for part, t in rank.parts.items()} for rank in self.measured)
+        """Per rank, seconds of every part without waiting for slower ranks; of what ran ahead,
+        those beside the step.
+        """
+        least = {
+            part: min(_waited(rank.parts[part]) for rank in self.measured) for part in STEP_PARTS
+        }
+        return tuple(
+            {part: _seconds(t) - _waited(t) + least[part] for part, t in rank.parts.items()}
+            for rank in self.measured
+        )
 
     @property
     def waits(self) -> tuple[float, ...]:
@@ -44,11 +53,16 @@ class Hindsight:
         return tuple(rank.waited_s - least for rank in self.measured)
 
     def findings(self) -> list[str]:
-        """Parts and ranks that were far from the prediction, and what may be wrong; empty when all was near."""
+        """Parts and ranks that were far from the prediction, and what may be wrong; empty when all
+        was near.
+        """
         found = []
         step_s = max(rank.step_s for rank in self.measured)
-        # what ran beside the step before says as much about that step as about itself, and prices may have left it out
-        priced = [part for part in PARTS if not any(rank.parts[part].ahead for rank in self.measured)]
+        # what ran beside the step before says as much about that step as about itself, and prices
+        # may have left it out
+        priced = [
+            part for part in PARTS if not any(rank.parts[part].ahead for rank in self.measured)
+        ]
         for part in priced:
             took = _mean([work[part] for work in self.worked])
             wanted = _mean([getattr(rank, f"{part}_s") for rank in self.predicted])
@@ -56,7 +70,8 @@ class Hindsight:
                 moved = _mean([rank.parts[part].waited for rank in self.measured]) > took / 2
                 constant = "latency_s or the bandwidth between ranks" if moved else f"rates.{part}"
                 found.append(
-                    f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} of the topology is off, or a pooling "
+                    f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} "
+                    "of the topology is off, or a pooling "
                     "factor or skew is; calibrate, or measure the data with rayrec plan --profile"
                 )
         found += self._slow_ranks(priced, step_s)
@@ -65,8 +80,8 @@ class Hindsight:
     def _slow_ranks(self, priced: Sequence[str], step_s: float) -> list[str]:
         """Ranks that took much longer than the others for the same predicted work.
 
-        A rank without shards is predicted to do nothing, and what little it does is no sign of a slow
-        machine. So only ranks count whose excess is a noticeable part of a step.
+        A rank without shards is predicted to do nothing, and what little it does is no sign of a
+        slow machine. So only ranks count whose excess is a noticeable part of a step.
         """
         took = [sum(work[part] for part in priced) for work in self.worked]
         told = [sum(getattr(rank, f"{part}_s") for part in priced) for rank in self.predicted]
@@ -76,7 +91,8 @@ class Hindsight:
         ratios = {rank: took[rank] / told[rank] for rank in busy}
         middle = sorted(ratios.values())[(len(busy) - 1) // 2]
         return [
-            f"rank {rank} took {ratio / middle:.1f} times as long as the others for what it was given: its machine is slower"
+            f"rank {rank} took {ratio / middle:.1f} times as long as the others for what it was "
+            "given: its machine is slower"
             for rank, ratio in ratios.items()
             if ratio > FAR * middle and took[rank] - middle * told[rank] > COUNTS * step_s
         ]
@@ -84,20 +100,37 @@ class Hindsight:
     def report(self) -> str:
         """A table of milliseconds, "measured/predicted" by rank and part, and the findings."""
         others = ("data", "dense", "waiting", "rest", "step")
-        lines = ["Milliseconds of a step, measured/predicted; dense with its backward and optimizer:"]
-        lines.append(f"{'rank':>4}" + "".join(f"{part:>12}" for part in PARTS) + "".join(f"{name:>{_width(name)}}" for name in others))
-        for rank, (work, wait, times, told) in enumerate(zip(self.worked, self.waits, self.measured, self.predicted, strict=True)):
+        lines = [
+            "Milliseconds of a step, measured/predicted; dense with its backward and optimizer:"
+        ]
+        lines.append(
+            f"{'rank':>4}"
+            + "".join(f"{part:>12}" for part in PARTS)
+            + "".join(f"{name:>{_width(name)}}" for name in others)
+        )
+        for rank, (work, wait, times, told) in enumerate(
+            zip(self.worked, self.waits, self.measured, self.predicted, strict=True)
+        ):
             if rank == MAX_RANKS:
                 lines.append(f"... and {len(self.measured) - MAX_RANKS} more ranks")
                 break
-            cells = [f"{format_ms(work[part])}/{format_ms(getattr(told, f'{part}_s'))}" for part in PARTS]
+            cells = [
+                f"{format_ms(work[part])}/{format_ms(getattr(told, f'{part}_s'))}" for part in PARTS
+            ]
             dense = work["dense"] + work["backward"] + work["optimizer"]
-            shown = zip(others, (work["data"], dense, wait, times.rest_s, times.step_s), strict=True)
+            shown = zip(
+                others, (work["data"], dense, wait, times.rest_s, times.step_s), strict=True
+            )
             lines.append(
-                f"{rank:>4}" + "".join(f"{cell:>12}" for cell in cells) + "".join(f"{format_ms(s):>{_width(name)}}" for name, s in shown)
+                f"{rank:>4}"
+                + "".join(f"{cell:>12}" for cell in cells)
+                + "".join(f"{format_ms(s):>{_width(name)}}" for name, s in shown)
             )
         if any(times.ahead for times in self.measured):
-            lines.append("Batches are read and their input exchanged beside the step before; the input is no part of a step.")
+            lines.append(
+                "Batches are read and their input exchanged beside the step before; the "
+                "input is no part of a step."
+            )
         return "\n".join(lines + [f"! {finding}" for finding in self.findings()])
 
 

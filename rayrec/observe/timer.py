@@ -1,9 +1,11 @@
-"""Where a step's time goes on this rank: seconds by part, and how much of them was waiting for other ranks.
+"""Where a step's time goes on this rank: seconds by part, and how much of them was waiting for
+other ranks.
 
-A model with a `StepTimer` wraps its parts in spans and hands them an exchange whose waits are counted; without one it does neither, so
-timing costs nothing when it is off, and a few microseconds a step when it is on. Parts of the backward pass are timed by hooks of their
-autograd nodes. A part within a part counts for itself alone, so parts never add up to more than the step. The clock is the host's: on a GPU
-it sees launches and not kernels, unless it waits for the device.
+A model with a `StepTimer` wraps its parts in spans and hands them an exchange whose waits are
+counted; without one it does neither, so timing costs nothing when it is off, and a few microseconds
+a step when it is on. Parts of the backward pass are timed by hooks of their autograd nodes. A part
+within a part counts for itself alone, so parts never add up to more than the step. The clock is the
+host's: on a GPU it sees launches and not kernels, unless it waits for the device.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class StepTimer:
 
     Args:
         clock: seconds now; by default those of the wall.
-        tracing: parts and waits are named ranges in the trace of the torch profiler that runs, such as "rayrec::lookup".
+        tracing: parts and waits are named ranges in the trace of the torch profiler that runs, such
+            as "rayrec::lookup".
     Attributes:
         waits: how often the step stopped for other ranks.
     """
@@ -55,7 +58,8 @@ class StepTimer:
     def __init__(self, clock: Callable[[], float] = perf_counter, tracing: bool = False) -> None:
         self.clock, self._tracing = clock, tracing
         self.reset()
-        self._open: list[_Span] = []  # of the step, the innermost last; on a GPU its backward pass runs in a thread of autograd
+        # of the step, the innermost last; on a GPU its backward pass runs in a thread of autograd
+        self._open: list[_Span] = []
         self._beside = threading.local()  # seconds waited in the span of a thread beside the step
 
     def reset(self) -> None:
@@ -65,7 +69,10 @@ class StepTimer:
 
     def read(self) -> dict[str, PartTimes]:
         """Times of every part so far."""
-        return {part: PartTimes(s.seconds, s.waited, s.ahead, s.ahead_waited) for part, s in self._sums.items()}
+        return {
+            part: PartTimes(s.seconds, s.waited, s.ahead, s.ahead_waited)
+            for part, s in self._sums.items()
+        }
 
     @contextmanager
     def span(self, part: str, ahead: bool = False) -> Iterator[None]:
@@ -87,7 +94,9 @@ class StepTimer:
             self._beside.waited = None
 
     def follow(self, part: str, output: Tensor) -> None:
-        """Count the backward pass of the operation that made `output` as `part`; does nothing where there will be none."""
+        """Count the backward pass of the operation that made `output` as `part`; does nothing where
+        there will be none.
+        """
         node = output.grad_fn
         if node is not None:
             started: list[_Span] = []
@@ -146,14 +155,23 @@ class _Watched(FlatExchange):
     def _counted(self, pending: Pending[T]) -> Pending[T]:
         return Pending(lambda: self._timer.wait(pending.wait))
 
-    def all_to_all(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[Tensor]:
+    def all_to_all(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[Tensor]:
         return self._counted(self._inner.all_to_all(send, send_splits, recv_splits))
 
-    def views(self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]) -> Pending[list[Tensor]]:
+    def views(
+        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
+    ) -> Pending[list[Tensor]]:
         return self._counted(self._inner.views(send, send_splits, recv_splits))
 
     def headed(
-        self, headers: Sequence[Sequence[int]], send: Tensor, send_splits: Sequence[int], head: int, splits_of: SplitsOf
+        self,
+        headers: Sequence[Sequence[int]],
+        send: Tensor,
+        send_splits: Sequence[int],
+        head: int,
+        splits_of: SplitsOf,
     ) -> Pending[Headed]:
         return self._counted(self._inner.headed(headers, send, send_splits, head, splits_of))
 

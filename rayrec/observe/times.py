@@ -1,4 +1,6 @@
-"""Measured seconds of a training step by part: what a rank's timer finds, and what hindsight and profiles show. Standard library only."""
+"""Measured seconds of a training step by part: what a rank's timer finds, and what hindsight and
+profiles show. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-STEP_PARTS = {  # in the order of a step; those of `rates.PARTS` are the embedding's, which have a price
+# in the order of a step; those of `rates.PARTS` are the embedding's, which have a price
+STEP_PARTS = {
     "data": "waiting for the next batch",
     "input": "ids to the ranks that own their rows",
     "lookup": "rows read and pooled",
@@ -23,8 +26,10 @@ class PartTimes(NamedTuple):
     """Seconds of one part.
 
     Attributes:
-        seconds: of the step, without parts within this one. waited: of them, spent waiting for other ranks.
-        ahead: beside the step before, in a thread of its own, and so no part of the step. ahead_waited: of them, waiting.
+        seconds: of the step, without parts within this one. waited: of them, spent waiting for
+            other ranks.
+        ahead: beside the step before, in a thread of its own, and so no part of the step.
+            ahead_waited: of them, waiting.
     """
 
     seconds: float = 0.0
@@ -52,7 +57,9 @@ class RankTimes:
 
     @property
     def ahead(self) -> bool:
-        """Whether the input was exchanged beside the step before, so that the step only waits for it."""
+        """Whether the input was exchanged beside the step before, so that the step only waits for
+        it.
+        """
         return self.parts["input"].ahead > 0
 
     @property

@@ -1,9 +1,16 @@
-"""Sparse optimizers, fused into the backward pass of the lookup kernels, and torch optimizers by parameter name around them."""
+"""Sparse optimizers, fused into the backward pass of the lookup kernels, and torch optimizers by
+parameter name around them.
+"""
 
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.fused import FusedOptimizer
 from rayrec.optim.in_backward import apply_optimizer_in_backward, as_sparse_optimizer, optimizer_of
-from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from rayrec.optim.keyed import (
+    CombinedOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+)
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
 from rayrec.optim.sparse import (
     LAMB,

@@ -63,12 +63,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
         track_grad_norm: bool = False,
     ) -> None:
         if clipping is not GradientClipping.NONE and not max_gradient > 0:
-            raise ConfigError(f"GradientClippingOptimizer(max_gradient={max_gradient}): the limit must be above zero.")
+            raise ConfigError(
+                f"GradientClippingOptimizer(max_gradient={max_gradient}): the limit "
+                "must be above zero."
+            )
         if not float(norm_type) > 0:
-            raise ConfigError(f"GradientClippingOptimizer(norm_type={norm_type}): it must be above zero.")
+            raise ConfigError(
+                f"GradientClippingOptimizer(norm_type={norm_type}): it must be above zero."
+            )
         if param_to_pgs and not enable_global_grad_clip:
             raise ConfigError(
-                "GradientClippingOptimizer(param_to_pgs=...) is read with enable_global_grad_clip=True alone; give both or neither."
+                "GradientClippingOptimizer(param_to_pgs=...) is read with "
+                "enable_global_grad_clip=True alone; give both or neither."
             )
         super().__init__(optimizer)
         self._clipping, self._max_gradient, self._norm_type = (
@@ -99,7 +105,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if self._clipping is GradientClipping.VALUE and parameters:
             torch.nn.utils.clip_grad_value_(parameters, self._max_gradient)
         elif self._last_total_grad_norm is not None and self._clipping is GradientClipping.NORM:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self._max_gradient, self._last_total_grad_norm)
+            torch.nn.utils.clip_grads_with_norm_(
+                parameters, self._max_gradient, self._last_total_grad_norm
+            )
         super().step(closure)
 
     def _parameters(self) -> list[Tensor]:
@@ -116,7 +124,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
         norms = [self._norm_over(grads, groups) for groups, grads in by_groups.items()]
         if len(norms) < 2:
             return norms[0] if norms else None
-        return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), self._norm_type)
+        return torch.linalg.vector_norm(
+            torch.stack([norm.to(norms[0].device) for norm in norms]), self._norm_type
+        )
 
     def _norm_over(self, grads: Sequence[Tensor], groups: Sequence[dist.ProcessGroup]) -> Tensor:
         """The norm of some gradients and of those that the other ranks of `groups` hold."""

@@ -1,9 +1,12 @@
-"""The tables' fused optimizers as a torch optimizer: its learning rates reach the lookup kernels, its state is the kernels' own.
+"""The tables' fused optimizers as a torch optimizer: its learning rates reach the lookup kernels,
+its state is the kernels' own.
 
-The backward pass makes the updates, so `step` and `zero_grad` only pass learning rates on. Writing `param_groups[i]["lr"]`, as every
-learning-rate scheduler does, reaches the kernel at once, whatever the order of scheduler and step; one group per kernel.
+The backward pass makes the updates, so `step` and `zero_grad` only pass learning rates on. Writing
+`param_groups[i]["lr"]`, as every learning-rate scheduler does, reaches the kernel at once, whatever
+the order of scheduler and step; one group per kernel.
 
-A kernel is anything with the attributes of `FusedUpdate`, so that this package knows nothing of the sharded runtime.
+A kernel is anything with the attributes of `FusedUpdate`, so that this package knows nothing of the
+sharded runtime.
 """
 
 from __future__ import annotations
@@ -52,15 +55,20 @@ class FusedOptimizer(KeyedOptimizer):
         kernels: this rank's lookups; none on a rank without shards.
         name_of: table -> name of its parameter in the model; by default "<table>.weight".
 
-    State is keyed by parameter name where this rank holds one shard of the table, else by "name[r0-100,c0-64]": the rows and columns
-    of each shard. It is that of this rank and plan; checkpoints, not state_dicts, carry it to another plan.
+    State is keyed by parameter name where this rank holds one shard of the table, else by
+    "name[r0-100,c0-64]": the rows and columns of each shard. It is that of this rank and plan;
+    checkpoints, not state_dicts, carry it to another plan.
     """
 
-    def __init__(self, kernels: Sequence[FusedUpdate], name_of: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self, kernels: Sequence[FusedUpdate], name_of: Callable[[str], str] | None = None
+    ) -> None:
         self._kernels = list(kernels)
         name_of = name_of or (lambda table: f"{table}.weight")
         shards = [state.shard for kernel in self._kernels for state in kernel.shard_states()]
-        count = {table: sum(s.table == table for s in shards) for table in {s.table for s in shards}}
+        count = {
+            table: sum(s.table == table for s in shards) for table in {s.table for s in shards}
+        }
         params: dict[str, Tensor] = {}
         state: dict[Any, Any] = {}
         groups: list[dict[str, Any]] = []
@@ -68,12 +76,28 @@ class FusedOptimizer(KeyedOptimizer):
             members = []
             for part in kernel.shard_states():
                 shard, weight = part.shard, part.weight
-                where = f"[r{shard.rows.start}-{shard.rows.stop},c{shard.cols.start}-{shard.cols.stop}]"
+                where = (
+                    f"[r{shard.rows.start}-{shard.rows.stop},c{shard.cols.start}-{shard.cols.stop}]"
+                )
                 params[name_of(shard.table) + (where if count[shard.table] > 1 else "")] = weight
                 state[weight] = dict(part.optimizer)
                 members.append(weight)
-            options = {name: value for name, value in kernel.optimizer.hyperparameters.items() if name != "lr"}
-            groups.append(_Group(kernel, {"params": members, "lr": kernel.optimizer.lr, "name": kernel.optimizer.name, **options}))
+            options = {
+                name: value
+                for name, value in kernel.optimizer.hyperparameters.items()
+                if name != "lr"
+            }
+            groups.append(
+                _Group(
+                    kernel,
+                    {
+                        "params": members,
+                        "lr": kernel.optimizer.lr,
+                        "name": kernel.optimizer.name,
+                        **options,
+                    },
+                )
+            )
         super().__init__(params, state, groups)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -95,18 +119,24 @@ class FusedOptimizer(KeyedOptimizer):
         """Take over state, learning rates and iterations.
 
         Raises:
-            CheckpointError: names, shapes or constants are not those of these kernels; constants but the learning rate are the model's.
+            CheckpointError: names, shapes or constants are not those of these kernels; constants
+                but the learning rate are the model's.
         """
         own = {tuple(group["params"]): group for group in self.state_dict()["param_groups"]}
         for saved in state_dict.get("param_groups", ()):
             here = own.get(tuple(saved["params"]), saved)
             differ = [
-                key for key in here if key not in ("params", "lr", "initial_lr", "iteration") and here[key] != saved.get(key, here[key])
+                key
+                for key in here
+                if key not in ("params", "lr", "initial_lr", "iteration")
+                and here[key] != saved.get(key, here[key])
             ]
             if differ:
                 raise CheckpointError(
-                    f"the optimizer of {saved['params'][0]!r} was saved with {differ[0]}={saved[differ[0]]!r}, here it is "
-                    f"{here[differ[0]]!r}; build the model with the optimizer that it was trained with."
+                    f"the optimizer of {saved['params'][0]!r} was saved with "
+                    f"{differ[0]}={saved[differ[0]]!r}, here it is "
+                    f"{here[differ[0]]!r}; build the model with the optimizer that it was trained "
+                    "with."
                 )
         super().load_state_dict(state_dict)
 

@@ -1,8 +1,10 @@
-"""Choose an optimizer per table before sharding: `apply_optimizer_in_backward` marks parameters, the sharded runtime reads the marks.
+"""Choose an optimizer per table before sharding: `apply_optimizer_in_backward` marks parameters,
+the sharded runtime reads the marks.
 
-The call is that of `torch.distributed.optim._apply_optimizer_in_backward`, and its classes may be torch's or this package's. A mark is
-a value on the parameter and does nothing by itself: tables that are not sharded train with an outer optimizer as ever. A copy of a
-module (copy.deepcopy, pickle) loses its marks, as in torch.
+The call is that of `torch.distributed.optim._apply_optimizer_in_backward`, and its classes may be
+torch's or this package's. A mark is a value on the parameter and does nothing by itself: tables
+that are not sharded train with an outer optimizer as ever. A copy of a module (copy.deepcopy,
+pickle) loses its marks, as in torch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
-from rayrec.optim.sparse import SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, DecayMode, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim.sparse import (
+    SGD,
+    SPARSE_OPTIMIZERS,
+    Adagrad,
+    Adam,
+    DecayMode,
+    RowWiseAdagrad,
+    SparseOptimizer,
+)
 
 _MARK = "_rayrec_optimizer"
 
@@ -28,22 +38,27 @@ def apply_optimizer_in_backward(
     """Mark tables with the optimizer that their updates in the backward pass use.
 
     Args:
-        optimizer_class: a class of SPARSE_OPTIMIZERS, or torch's SGD, Adagrad, Adam, AdamW or SparseAdam, or DenseRowWiseAdagrad.
-        params: the tables' weights, or a module all of whose parameters are tables, such as an EmbeddingBagCollection.
+        optimizer_class: a class of SPARSE_OPTIMIZERS, or torch's SGD, Adagrad, Adam, AdamW or
+            SparseAdam, or DenseRowWiseAdagrad.
+        params: the tables' weights, or a module all of whose parameters are tables, such as an
+            EmbeddingBagCollection.
         optimizer_kwargs: its constructor's arguments; what is left out has that class's default.
     Raises:
-        ConfigError: the class or an argument has no counterpart in the lookup kernels, or a parameter has another optimizer already.
+        ConfigError: the class or an argument has no counterpart in the lookup kernels, or a
+            parameter has another optimizer already.
 
     Example:
         apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings, {"lr": 0.02})
-        apply_optimizer_in_backward(torch.optim.Adam, model.embeddings.embedding_bags["user"].parameters(), {"lr": 1e-3})
+        apply_optimizer_in_backward(torch.optim.Adam,
+        model.embeddings.embedding_bags["user"].parameters(), {"lr": 1e-3})
     """
     optimizer = as_sparse_optimizer(optimizer_class, optimizer_kwargs or {})
     for parameter in params.parameters() if isinstance(params, nn.Module) else params:
         already = optimizer_of(parameter)
         if already is not None and already != optimizer:
             raise ConfigError(
-                f"a table of shape {tuple(parameter.shape)} is marked with {already} and cannot take {optimizer} as well. "
+                f"a table of shape {tuple(parameter.shape)} is marked with {already} and cannot "
+                f"take {optimizer} as well. "
                 "Mark each table once: single tables by their own parameters."
             )
         setattr(parameter, _MARK, optimizer)
@@ -65,15 +80,31 @@ def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> Spa
     if optimizer_class not in _OF_TORCH:
         names = ", ".join(cls.__name__ for cls in SPARSE_OPTIMIZERS.values())
         raise ConfigError(
-            f"{optimizer_class.__name__} has no counterpart in the lookup kernels. Use one of rayrec.optim ({names}) "
+            f"{optimizer_class.__name__} has no counterpart in the lookup kernels. Use one of "
+            f"rayrec.optim ({names}) "
             f"or of torch.optim ({', '.join(cls.__name__ for cls in _OF_TORCH)})."
         )
     # torch's own defaults, so that what is left out means what it means there
-    filled = _construct(optimizer_class, {"params": [nn.Parameter(torch.zeros(1, 1))], **kwargs}).defaults
-    for name in ("nesterov", "maximize", "amsgrad", "momentum", "dampening", "lr_decay", "initial_accumulator_value"):
+    filled = _construct(
+        optimizer_class, {"params": [nn.Parameter(torch.zeros(1, 1))], **kwargs}
+    ).defaults
+    for name in (
+        "nesterov",
+        "maximize",
+        "amsgrad",
+        "momentum",
+        "dampening",
+        "lr_decay",
+        "initial_accumulator_value",
+    ):
         if filled.get(name):
-            raise ConfigError(f"torch.optim.{optimizer_class.__name__}({name}={filled[name]!r}): tables cannot be trained with {name}.")
-    return _OF_TORCH[optimizer_class]({name: float(v) if isinstance(v, Tensor) else v for name, v in filled.items()})
+            raise ConfigError(
+                f"torch.optim.{optimizer_class.__name__}({name}={filled[name]!r}): "
+                f"tables cannot be trained with {name}."
+            )
+    return _OF_TORCH[optimizer_class](
+        {name: float(v) if isinstance(v, Tensor) else v for name, v in filled.items()}
+    )
 
 
 def _construct(cls: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
@@ -96,13 +127,24 @@ def _adam(values: Mapping[str, Any]) -> SparseOptimizer:
     mode: DecayMode = "decoupled" if values.get("decoupled_weight_decay") else "l2"
     beta1, beta2 = values["betas"]
     decay = values.get("weight_decay", 0.0)
-    return Adam(lr=values["lr"], eps=values["eps"], beta1=beta1, beta2=beta2, weight_decay=decay, weight_decay_mode=mode)
+    return Adam(
+        lr=values["lr"],
+        eps=values["eps"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=decay,
+        weight_decay_mode=mode,
+    )
 
 
 _OF_TORCH: dict[type, Callable[[Mapping[str, Any]], SparseOptimizer]] = {
     torch.optim.SGD: lambda v: SGD(lr=v["lr"], weight_decay=v["weight_decay"]),
-    torch.optim.Adagrad: lambda v: Adagrad(lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]),
-    DenseRowWiseAdagrad: lambda v: RowWiseAdagrad(lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]),
+    torch.optim.Adagrad: lambda v: Adagrad(
+        lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]
+    ),
+    DenseRowWiseAdagrad: lambda v: RowWiseAdagrad(
+        lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]
+    ),
     torch.optim.Adam: _adam,
     torch.optim.AdamW: lambda v: _adam({**v, "decoupled_weight_decay": True}),
     torch.optim.SparseAdam: _adam,

@@ -1,9 +1,11 @@
-"""Optimizers whose state is keyed by parameter name instead of by position, and how several of them act as one.
+"""Optimizers whose state is keyed by parameter name instead of by position, and how several of them
+act as one.
 
-`KeyedOptimizer` has TorchRec's names and form of state_dict: {"state": {parameter name: state}, "param_groups": [...]}. So a state_dict
-outlives a change of order, and the parts of a model (dense parameters, tables) merge into one `CombinedOptimizer`. All of them are
-torch optimizers: learning-rate schedulers, step hooks and GradScaler take them. Copies and pickles are whole; as torch's, they come
-without hooks and schedulers.
+`KeyedOptimizer` has TorchRec's names and form of state_dict: {"state": {parameter name: state},
+"param_groups": [...]}. So a state_dict outlives a change of order, and the parts of a model (dense
+parameters, tables) merge into one `CombinedOptimizer`. All of them are torch optimizers:
+learning-rate schedulers, step hooks and GradScaler take them. Copies and pickles are whole; as
+torch's, they come without hooks and schedulers.
 """
 
 from __future__ import annotations
@@ -30,23 +32,40 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         ConfigError: a group or the state holds a parameter that has no name.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], state: MutableMapping[Any, Any], param_groups: list[dict[str, Any]]) -> None:
-        # torch's constructor refuses to have no parameters, as a rank without shards has; this sets up the hooks alike
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        state: MutableMapping[Any, Any],
+        param_groups: list[dict[str, Any]],
+    ) -> None:
+        # torch's constructor refuses to have no parameters, as a rank without shards has; this sets
+        # up the hooks alike
         self.__setstate__({"defaults": {}, "state": state, "param_groups": param_groups})
         self.params = dict(params)
         names = {id(p) for p in self.params.values()}
         for group in param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
-                    raise ConfigError(f"a parameter of shape {tuple(parameter.shape)} is in a param_group and has no name in params.")
+                    raise ConfigError(
+                        f"a parameter of shape {tuple(parameter.shape)} is in a param_group and "
+                        "has no name in params."
+                    )
         for parameter in state:
             if id(parameter) not in names:
-                what = f"a parameter of shape {tuple(parameter.shape)}" if isinstance(parameter, Tensor) else repr(parameter)
+                what = (
+                    f"a parameter of shape {tuple(parameter.shape)}"
+                    if isinstance(parameter, Tensor)
+                    else repr(parameter)
+                )
                 raise ConfigError(f"the state is keyed by {what}, which has no name in params.")
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps groups and state alone; hooks and a scheduler's `step` belong to this object
-        return {name: value for name, value in self.__dict__.items() if not name.endswith("_hooks") and name not in ("step", "_opt_called")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if not name.endswith("_hooks") and name not in ("step", "_opt_called")
+        }
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.params.items()}
@@ -58,7 +77,10 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             options = {key: value for key, value in group.items() if key != "params"}
             groups.append({"params": sorted(names[id(p)] for p in group["params"]), **options})
-        return {"state": {names[id(p)]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+        return {
+            "state": {names[id(p)]: dict(state) for p, state in self.state.items()},
+            "param_groups": groups,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over state, by copying into the tensors that are there, and options of equal groups.
@@ -69,41 +91,62 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         names = self._names()
         own = {names[id(p)]: state for p, state in self.state.items()}
         saved = state_dict["state"]
-        missing = sorted(set(own) - set(saved))  # the other way round is fine: torch's optimizers make state at the first step
+        # the other way round is fine: torch's optimizers make state at the first step
+        missing = sorted(set(own) - set(saved))
         if missing:
-            raise CheckpointError(f"the optimizer state to load lacks {len(missing)} parameters, for example {missing[0]!r}.")
+            raise CheckpointError(
+                f"the optimizer state to load lacks {len(missing)} parameters, for example "
+                f"{missing[0]!r}."
+            )
         unknown = sorted(set(saved) - set(self.params))
         if unknown:
-            raise CheckpointError(f"the optimizer state to load has parameter {unknown[0]!r}, which is not optimized here.")
+            raise CheckpointError(
+                f"the optimizer state to load has parameter {unknown[0]!r}, which is not optimized "
+                "here."
+            )
         for name, values in saved.items():
             self._load_parameter(name, self.state[self.params[name]], values)
-        own_groups = {tuple(sorted(names[id(p)] for p in group["params"])): group for group in self.param_groups}
+        own_groups = {
+            tuple(sorted(names[id(p)] for p in group["params"])): group
+            for group in self.param_groups
+        }
         for saved_group in state_dict.get("param_groups", ()):
             group = own_groups.get(tuple(saved_group["params"]))
             if group is None:
-                raise CheckpointError(f"no group of this optimizer has just the parameters {saved_group['params'][:5]}; group them alike.")
+                raise CheckpointError(
+                    "no group of this optimizer has just the parameters "
+                    f"{saved_group['params'][:5]}; group them alike."
+                )
             for key, value in saved_group.items():
                 if key != "params":
                     group[key] = value
         self.post_load_state_dict()
 
-    def _load_parameter(self, name: str, own: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
+    def _load_parameter(
+        self, name: str, own: MutableMapping[str, Any], saved: Mapping[str, Any]
+    ) -> None:
         known = set(own) or self._state_keys(name)
         if known and known != set(saved):
             raise CheckpointError(
-                f"the state of {name!r} holds {sorted(saved)}, this optimizer's {sorted(known)}; it is another optimizer's."
+                f"the state of {name!r} holds {sorted(saved)}, this optimizer's {sorted(known)}; "
+                "it is another optimizer's."
             )
         for key, value in saved.items():
             mine = own.get(key)
             if isinstance(mine, Tensor) and isinstance(value, Tensor):
                 if mine.shape != value.shape:
-                    raise CheckpointError(f"state {key!r} of {name!r} has shape {tuple(value.shape)}, here it is {tuple(mine.shape)}.")
+                    raise CheckpointError(
+                        f"state {key!r} of {name!r} has shape {tuple(value.shape)}, here it is "
+                        f"{tuple(mine.shape)}."
+                    )
                 mine.detach().copy_(value)
             else:
                 own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 
     def _state_keys(self, name: str) -> set[str]:
-        """What the state of a parameter that has none yet will hold; nothing where that is not known."""
+        """What the state of a parameter that has none yet will hold; nothing where that is not
+        known.
+        """
         return set()
 
     def post_load_state_dict(self) -> None:
@@ -119,7 +162,10 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError("a keyed optimizer takes no more groups: build another one and join them with CombinedOptimizer.")
+        raise ConfigError(
+            "a keyed optimizer takes no more groups: build another one and join them with "
+            "CombinedOptimizer."
+        )
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
@@ -130,10 +176,15 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         optim_factory: makes the torch optimizer of a list of parameters or of groups.
 
     Example:
-        KeyedOptimizerWrapper(dict(model.dense_parameters()), lambda params: torch.optim.Adam(params, lr=1e-3))
+        KeyedOptimizerWrapper(dict(model.dense_parameters()), lambda params:
+            torch.optim.Adam(params, lr=1e-3))
     """
 
-    def __init__(self, params: Mapping[str, Tensor], optim_factory: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        optim_factory: Callable[[list[Tensor]], torch.optim.Optimizer],
+    ) -> None:
         self._optimizer = optim_factory(list(params.values()))
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
         self.defaults = self._optimizer.defaults
@@ -149,13 +200,20 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     def _state_keys(self, name: str) -> set[str]:
         """Found by a step of the same optimizer on a parameter of one element."""
         parameter = self.params[name]
-        probe = torch.zeros([1] * parameter.dim(), dtype=parameter.dtype, device=parameter.device, requires_grad=True)
+        probe = torch.zeros(
+            [1] * parameter.dim(),
+            dtype=parameter.dtype,
+            device=parameter.device,
+            requires_grad=True,
+        )
         probe.grad = torch.zeros_like(probe)
         group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
         trial = object.__new__(type(self._optimizer))
         trial.__dict__.update(KeyedOptimizer.__getstate__(self._optimizer))  # type: ignore[arg-type]
         try:
-            trial.__setstate__({"state": defaultdict(dict), "param_groups": [{**group, "params": [probe]}]})
+            trial.__setstate__(
+                {"state": defaultdict(dict), "param_groups": [{**group, "params": [probe]}]}
+            )
             trial.step()
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError):
             return set()  # an optimizer that wants a closure, or more than a step
@@ -163,7 +221,9 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
 
 class OptimizerWrapper(KeyedOptimizer):
-    """A keyed optimizer around another one, which it shares parameters, state and groups with; for subclasses."""
+    """A keyed optimizer around another one, which it shares parameters, state and groups with; for
+    subclasses.
+    """
 
     def __init__(self, optimizer: KeyedOptimizer) -> None:
         self._optimizer = optimizer
@@ -204,11 +264,17 @@ class CombinedOptimizer(KeyedOptimizer):
                 key = self.prepend_opt_key(name, prefix)
                 if key in params:
                     raise ConfigError(
-                        f"two optimizers have a parameter {key!r}; give one a prefix: CombinedOptimizer([('a', first), ...])."
+                        f"two optimizers have a parameter {key!r}; give one a prefix: "
+                        "CombinedOptimizer([('a', first), ...])."
                     )
                 params[key] = parameter
-        state = ChainMap(*(optimizer.state for _, optimizer in self._optims))  # to read: each part writes its own
-        super().__init__(params, state, [group for _, optimizer in self._optims for group in optimizer.param_groups])
+        # to read: each part writes its own
+        state = ChainMap(*(optimizer.state for _, optimizer in self._optims))
+        super().__init__(
+            params,
+            state,
+            [group for _, optimizer in self._optims for group in optimizer.param_groups],
+        )
 
     @property
     def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
@@ -231,14 +297,25 @@ class CombinedOptimizer(KeyedOptimizer):
             optimizer.step(closure=closure)
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts' state_dicts under their prefixes; what else they hold is under "parts", by position."""
+        """The parts' state_dicts under their prefixes; what else they hold is under "parts", by
+        position.
+        """
         merged: dict[str, Any] = {"state": {}, "param_groups": [], "parts": {}}
         for i, (prefix, optimizer) in enumerate(self._optims):
             part = optimizer.state_dict()
-            merged["parts"][i] = {key: value for key, value in part.items() if key not in ("state", "param_groups")}
-            merged["state"] |= {self.prepend_opt_key(name, prefix): value for name, value in part["state"].items()}
+            merged["parts"][i] = {
+                key: value for key, value in part.items() if key not in ("state", "param_groups")
+            }
+            merged["state"] |= {
+                self.prepend_opt_key(name, prefix): value for name, value in part["state"].items()
+            }
             for group in part["param_groups"]:
-                merged["param_groups"].append({**group, "params": [self.prepend_opt_key(name, prefix) for name in group["params"]]})
+                merged["param_groups"].append(
+                    {
+                        **group,
+                        "params": [self.prepend_opt_key(name, prefix) for name in group["params"]],
+                    }
+                )
         return merged
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -249,13 +326,20 @@ class CombinedOptimizer(KeyedOptimizer):
         """
         left = set(state_dict["state"]) - set(self.params)
         if left:
-            raise CheckpointError(f"the optimizer state to load has parameter {sorted(left)[0]!r}, which is not optimized here.")
+            raise CheckpointError(
+                f"the optimizer state to load has parameter {sorted(left)[0]!r}, which is not "
+                "optimized here."
+            )
         for i, (prefix, optimizer) in enumerate(self._optims):
             names = {self.prepend_opt_key(name, prefix): name for name in optimizer.params}
-            state = {names[key]: value for key, value in state_dict["state"].items() if key in names}
+            state = {
+                names[key]: value for key, value in state_dict["state"].items() if key in names
+            }
             groups = [
                 {**group, "params": sorted(names[key] for key in group["params"])}
                 for group in state_dict.get("param_groups", ())
                 if group["params"] and set(group["params"]) <= set(names)
             ]
-            optimizer.load_state_dict({"state": state, "param_groups": groups, **state_dict.get("parts", {}).get(i, {})})
+            optimizer.load_state_dict(
+                {"state": state, "param_groups": groups, **state_dict.get("parts", {}).get(i, {})}
+            )

@@ -63,7 +63,8 @@ class DenseRowWiseAdagrad(torch.optim.Optimizer):
     def _start(self, p: Tensor, value: float) -> None:
         if p.dim() != 2:
             raise ConfigError(
-                f"DenseRowWiseAdagrad has one state per row of a matrix; a parameter has shape {tuple(p.shape)}. "
+                "DenseRowWiseAdagrad has one state per row of a matrix; a parameter has shape "
+                f"{tuple(p.shape)}. "
                 "Give such parameters to torch.optim.Adagrad."
             )
         self.state[p] = {
@@ -94,7 +95,10 @@ class DenseRowWiseAdagrad(torch.optim.Optimizer):
 
     def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         if grad.is_sparse:
-            raise ConfigError("DenseRowWiseAdagrad takes no sparse gradients; build the embedding with sparse=False.")
+            raise ConfigError(
+                "DenseRowWiseAdagrad takes no sparse gradients; build the embedding "
+                "with sparse=False."
+            )
         state = self.state[p]
         state["step"] += 1
         if group["maximize"]:

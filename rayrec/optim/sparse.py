@@ -1,13 +1,17 @@
 """Sparse optimizers as values: the update of a table's touched rows, and the state a row has.
 
-A lookup kernel sums the gradients of equal ids over the global batch and updates each touched row once, inside the backward pass; rows
-that no id touched keep weight and state as they are, decay included. `state_widths` says which state tensors exist and whether they hold
-one value per row or per element; checkpoints and the planner's memory model read it. Each of them trains on CPU and on CUDA.
+A lookup kernel sums the gradients of equal ids over the global batch and updates each touched row
+once, inside the backward pass; rows that no id touched keep weight and state as they are, decay
+included. `state_widths` says which state tensors exist and whether they hold one value per row or
+per element; checkpoints and the planner's memory model read it. Each of them trains on CPU and on
+CUDA.
 
-Formulas: w weight, g summed gradient, t the iteration of the kernel (counts its backward passes), means and norms |.| over one row. Under
-a layout with column blocks these are taken over each block's own columns; with one column block no result depends on the layout.
+Formulas: w weight, g summed gradient, t the iteration of the kernel (counts its backward passes),
+means and norms |.| over one row. Under a layout with column blocks these are taken over each
+block's own columns; with one column block no result depends on the layout.
 
-Source: Duchi et al. 2011 (Adagrad); Naumov et al. 2019 (row-wise); Kingma and Ba 2015 (Adam); You et al. 2017 (LARS), 2020 (LAMB).
+Source: Duchi et al. 2011 (Adagrad); Naumov et al. 2019 (row-wise); Kingma and Ba 2015 (Adam); You
+et al. 2017 (LARS), 2020 (LAMB).
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ class SparseOptimizer:
 
     Attributes:
         lr: learning rate.
-        max_gradient: each element of a bag's gradient is clamped to +- this before the sum over equal ids.
-        max_row_norm: a row's summed gradient is scaled down to at most this 2-norm before the update.
+        max_gradient: each element of a bag's gradient is clamped to +- this before the sum over
+            equal ids.
+        max_row_norm: a row's summed gradient is scaled down to at most this 2-norm before the
+            update.
         name: as written on the command line, in plans and in checkpoints.
         state_widths: state tensor name -> one value per "row" or per "element".
     Raises:
@@ -65,7 +71,9 @@ class SparseOptimizer:
 
 @dataclass(frozen=True)
 class _Decaying(SparseOptimizer):
-    """Weight decay of the touched rows: "l2" adds weight_decay * w to g, "decoupled" first scales w by 1 - lr * weight_decay."""
+    """Weight decay of the touched rows: "l2" adds weight_decay * w to g, "decoupled" first scales w
+    by 1 - lr * weight_decay.
+    """
 
     weight_decay: float = field(default=0.0, kw_only=True)
     weight_decay_mode: DecayMode = field(default="l2", kw_only=True)
@@ -73,7 +81,11 @@ class _Decaying(SparseOptimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("weight_decay", "zero or more", self.weight_decay >= 0)
-        self._require("weight_decay_mode", f"one of {get_args(DecayMode)}", self.weight_decay_mode in get_args(DecayMode))
+        self._require(
+            "weight_decay_mode",
+            f"one of {get_args(DecayMode)}",
+            self.weight_decay_mode in get_args(DecayMode),
+        )
 
 
 @dataclass(frozen=True)
@@ -103,9 +115,11 @@ class RowWiseAdagrad(_Decaying):
 
 @dataclass(frozen=True)
 class Adam(_Decaying):
-    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr * m / (1 - b1^t) / (sqrt(v / (1 -
+    b2^t)) + eps).
 
-    As in torch's SparseAdam, t counts all steps while m and v of a row only move when the row is touched.
+    As in torch's SparseAdam, t counts all steps while m and v of a row only move when the row is
+    touched.
     """
 
     eps: float = 1e-8
@@ -132,7 +146,8 @@ class PartialRowWiseAdam(Adam):
 class LAMB(SparseOptimizer):
     """u = Adam's direction + weight_decay * w; w -= lr * |w| / |u| * u.
 
-    The ratio is not bounded: a row of zeros never moves, as in FBGEMM's kernel, so initial values must not be zero.
+    The ratio is not bounded: a row of zeros never moves, as in FBGEMM's kernel, so initial values
+    must not be zero.
     """
 
     eps: float = 1e-8
@@ -150,7 +165,9 @@ class LAMB(SparseOptimizer):
 
 @dataclass(frozen=True)
 class LarsSGD(SparseOptimizer):
-    """r = lr * eta * |w| / (|g| + weight_decay |w|); m = momentum * m + r * (g + weight_decay w); w -= m."""
+    """r = lr * eta * |w| / (|g| + weight_decay |w|); m = momentum * m + r * (g + weight_decay w); w
+    -= m.
+    """
 
     momentum: float = 0.9
     eta: float = 0.001
@@ -176,7 +193,8 @@ SPARSE_OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
 
 
 def sparse_optimizer(name: str, lr: float, **options: float | str | None) -> SparseOptimizer:
-    """The optimizer called `name` with learning rate `lr`; `sparse_optimizer(o.name, **o.hyperparameters)` updates as `o` does.
+    """The optimizer called `name` with learning rate `lr`; `sparse_optimizer(o.name,
+    **o.hyperparameters)` updates as `o` does.
 
     Args:
         name: a key of SPARSE_OPTIMIZERS.
@@ -186,10 +204,14 @@ def sparse_optimizer(name: str, lr: float, **options: float | str | None) -> Spa
         ConfigError: no such optimizer or option; lists those that exist.
     """
     if name not in SPARSE_OPTIMIZERS:
-        raise ConfigError(f"no sparse optimizer {name!r}; choose one of {', '.join(sorted(SPARSE_OPTIMIZERS))}.")
+        raise ConfigError(
+            f"no sparse optimizer {name!r}; choose one of {', '.join(sorted(SPARSE_OPTIMIZERS))}."
+        )
     cls = SPARSE_OPTIMIZERS[name]
     known = [f.name for f in fields(cls)]
     for option in options:
         if option not in known:
-            raise ConfigError(f"sparse optimizer {name!r} has no option {option!r}; it has {', '.join(known)}.")
+            raise ConfigError(
+                f"sparse optimizer {name!r} has no option {option!r}; it has {', '.join(known)}."
+            )
     return cls(lr=lr, **options)  # type: ignore[arg-type]

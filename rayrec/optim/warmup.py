@@ -69,15 +69,21 @@ class WarmupStage:
     def __post_init__(self) -> None:
         for name in ("max_iters", "sgdr_period"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"WarmupStage({name}={getattr(self, name)}): it must be 1 or more.")
+                raise ConfigError(
+                    f"WarmupStage({name}={getattr(self, name)}): it must be 1 or more."
+                )
         for name in ("value", "lr_scale", "end_value"):
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
-                raise ConfigError(f"WarmupStage({name}={number}): it must be zero or more, and finite.")
+                raise ConfigError(
+                    f"WarmupStage({name}={number}): it must be zero or more, and finite."
+                )
         if self.policy is not WarmupPolicy.INTERPOLATE:
             return
         if self.start_interpolating_iters is None or self.end_value is None:
-            raise ConfigError("WarmupStage(INTERPOLATE) needs start_interpolating_iters and end_value.")
+            raise ConfigError(
+                "WarmupStage(INTERPOLATE) needs start_interpolating_iters and end_value."
+            )
         if self.max_iters <= self.start_interpolating_iters:
             raise ConfigError(
                 f"WarmupStage(INTERPOLATE, max_iters={self.max_iters}): it must be above "
@@ -188,9 +194,15 @@ class WarmupOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         check_stages(stages)
         if param_name in self.params:
-            raise ConfigError(f"WarmupOptimizer(param_name={param_name!r}): a parameter has this name; choose another.")
+            raise ConfigError(
+                f"WarmupOptimizer(param_name={param_name!r}): a parameter has this "
+                "name; choose another."
+            )
         if any(lr_param not in group for group in self.param_groups):
-            raise ConfigError(f"WarmupOptimizer(lr_param={lr_param!r}): a group of the optimizer has no such option.")
+            raise ConfigError(
+                f"WarmupOptimizer(lr_param={lr_param!r}): a group of the optimizer "
+                "has no such option."
+            )
         self.params[param_name] = torch.nn.Parameter(torch.empty(0))
         self._stages, self._lr_param, self._param_name = tuple(stages), lr_param, param_name
         self._base = [float(group[lr_param]) if lr is None else lr for group in self.param_groups]
@@ -220,7 +232,10 @@ class WarmupOptimizer(OptimizerWrapper):
         state = dict(state_dict["state"])
         own = state.pop(self._param_name, None)
         if not isinstance(own, Mapping) or "warmup" not in own:
-            raise CheckpointError(f"the optimizer state to load has no {self._param_name!r}: it was saved without a schedule.")
+            raise CheckpointError(
+                f"the optimizer state to load has no {self._param_name!r}: it "
+                "was saved without a schedule."
+            )
         super().load_state_dict({**state_dict, "state": state})
         self._step = int(own["warmup"][0])
         self._write()

@@ -8,28 +8,46 @@ from rayrec.planner.options import Item
 
 
 def simple_bound(items: Sequence[Item], world_size: int) -> float:
-    """The larger of: the cheapest total work over the ranks, and the largest piece that no option avoids."""
+    """The larger of: the cheapest total work over the ranks, and the largest piece that no option
+    avoids.
+    """
     mean = sum(item.options[0].mean_s for item in items)
-    return max([mean, *(min(option.work_s / option.num_ranks + option.home_s for option in item.options) for item in items)], default=0.0)
+    return max(
+        [
+            mean,
+            *(
+                min(option.work_s / option.num_ranks + option.home_s for option in item.options)
+                for item in items
+            ),
+        ],
+        default=0.0,
+    )
 
 
 def lower_bound(items: Sequence[Item], world_size: int) -> float:
     """Seconds that no packing of these options can beat; at least `simple_bound`.
 
-    In T seconds, an item can only use options whose pieces, with what all items cost every home, take at most T; the cheapest of those
-    for the mean rank must not add up to more than T. The smallest such T is found by bisection.
+    In T seconds, an item can only use options whose pieces, with what all items cost every home,
+    take at most T; the cheapest of those for the mean rank must not add up to more than T. The
+    smallest such T is found by bisection.
     """
     home = sum(min(option.home_s for option in item.options) for item in items)
     ways = []
     for item in items:
         spare = home - min(option.home_s for option in item.options)
-        ways.append([(option.work_s / option.num_ranks + option.home_s + spare, option.mean_s) for option in item.options])
+        ways.append(
+            [
+                (option.work_s / option.num_ranks + option.home_s + spare, option.mean_s)
+                for option in item.options
+            ]
+        )
     low = simple_bound(items, world_size)
 
     def possible(top: float) -> bool:
         total = 0.0
         for each in ways:
-            cheapest = next((mean for piece, mean in each if piece <= top), None)  # options are sorted by mean
+            # options are sorted by mean
+            cheapest = next((mean for piece, mean in each if piece <= top), None)
             if cheapest is None:
                 return False
             total += cheapest
@@ -39,7 +57,9 @@ def lower_bound(items: Sequence[Item], world_size: int) -> float:
 
     if not items or possible(low):
         return low
-    high = max(low, max(max(piece, mean) for each in ways for piece, mean in each)) * len(items) + home
+    high = (
+        max(low, max(max(piece, mean) for each in ways for piece, mean in each)) * len(items) + home
+    )
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if possible(middle) else (middle, high)

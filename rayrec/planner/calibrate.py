@@ -1,8 +1,10 @@
-"""From measured steps to the constants of a topology: for every part of a step, the non-negative constants that fit best.
+"""From measured steps to the constants of a topology: for every part of a step, the non-negative
+constants that fit best.
 
-A sample is a step of some plan on one rank: what the cost model counts of each part, and the seconds that the part really took there. The
-model is linear in its constants, so each part is a small least-squares problem, with residuals relative to the whole step. What can be
-measured anywhere can be fitted anywhere: no torch here. Standard library only.
+A sample is a step of some plan on one rank: what the cost model counts of each part, and the
+seconds that the part really took there. The model is linear in its constants, so each part is a
+small least-squares problem, with residuals relative to the whole step. What can be measured
+anywhere can be fitted anywhere: no torch here. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Links:
 
     Attributes:
         memory_bw: bytes/s of random rows. latency_s: of a collective without bytes.
-        near_byte_s, far_byte_s: seconds per byte from ranks of the host, and of other hosts; None where there are none.
+        near_byte_s, far_byte_s: seconds per byte from ranks of the host, and of other hosts; None
+            where there are none.
     """
 
     memory_bw: float
@@ -49,14 +52,16 @@ class Links:
 
 
 NO_WIRE = 1e30
-LEAST_BYTE_S = 1e-12  # in shared memory nothing but the latency is left: peers read where it was written
+# in shared memory nothing but the latency is left: peers read where it was written
+LEAST_BYTE_S = 1e-12
 
 
 def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology:
     """The topology with its constants replaced by those that explain the samples.
 
     Args:
-        topology: hosts, memory and the share of the input that is hidden are kept: steps are measured one by one.
+        topology: hosts, memory and the share of the input that is hidden are kept: steps are
+            measured one by one.
         samples: of some plans, of all ranks.
     Raises:
         ConfigError: nothing was measured.
@@ -66,22 +71,41 @@ def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology
     speeds = {
         "memory_bw": links.memory_bw,
         "latency_s": max(links.latency_s, 0.0),
-        "intra_host_bw": topology.intra_host_bw if links.near_byte_s is None else 1 / max(links.near_byte_s, LEAST_BYTE_S),
-        "inter_host_bw": topology.inter_host_bw if links.far_byte_s is None else 1 / max(links.far_byte_s, LEAST_BYTE_S),
+        "intra_host_bw": topology.intra_host_bw
+        if links.near_byte_s is None
+        else 1 / max(links.near_byte_s, LEAST_BYTE_S),
+        "inter_host_bw": topology.inter_host_bw
+        if links.far_byte_s is None
+        else 1 / max(links.far_byte_s, LEAST_BYTE_S),
     }
     found = {part: _fit_part(i, samples, links.memory_bw) for i, part in enumerate(PARTS)}
     fitted = replace(topology, **speeds, rates=replace(topology.rates, **found, step_s=0.0))  # type: ignore[arg-type]
     # what no part explains: a constant, and a share of the rest
-    alone = CostModel(replace(fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE, input_hidden=0.0))
+    alone = CostModel(
+        replace(
+            fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE, input_hidden=0.0
+        )
+    )
     known = [(alone.seconds(s.amounts) + alone.fixed_cost()).total_s / s.step_s for s in samples]
-    step_s, share = non_negative([[1 / s.step_s, part] for s, part in zip(samples, known, strict=True)], [1 - part for part in known])
+    step_s, share = non_negative(
+        [[1 / s.step_s, part] for s, part in zip(samples, known, strict=True)],
+        [1 - part for part in known],
+    )
     return replace(fitted, rates=replace(fitted.rates.times(1 + share), step_s=step_s))
 
 
 def _fit_part(index: int, samples: Sequence[Sample], memory_bw: float) -> PartRates:
     names = [f.name for f in fields(PartRates)]
     rows = [[value / s.step_s for value in _terms(s.amounts[index], memory_bw)] for s in samples]
-    return PartRates(**dict(zip(names, non_negative(rows, [s.seconds[index] / s.step_s for s in samples]), strict=True)))
+    return PartRates(
+        **dict(
+            zip(
+                names,
+                non_negative(rows, [s.seconds[index] / s.step_s for s in samples]),
+                strict=True,
+            )
+        )
+    )
 
 
 def _terms(a: Amounts, memory_bw: float) -> list[float]:
@@ -90,11 +114,15 @@ def _terms(a: Amounts, memory_bw: float) -> list[float]:
 
 
 def non_negative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """x >= 0 that minimizes |rows x - wanted|^2, by coordinate descent on the normal equations; 0 for columns of zeros."""
+    """x >= 0 that minimizes |rows x - wanted|^2, by coordinate descent on the normal equations; 0
+    for columns of zeros.
+    """
     width = len(rows[0])
     scale = [sum(row[j] ** 2 for row in rows) ** 0.5 for j in range(width)]
     used = [j for j in range(width) if scale[j] > 0]
-    gram = {j: {k: sum(r[j] * r[k] for r in rows) / (scale[j] * scale[k]) for k in used} for j in used}
+    gram = {
+        j: {k: sum(r[j] * r[k] for r in rows) / (scale[j] * scale[k]) for k in used} for j in used
+    }
     aim = {j: sum(r[j] * w for r, w in zip(rows, wanted, strict=True)) / scale[j] for j in used}
     x = dict.fromkeys(used, 0.0)
     for _ in range(SWEEPS):

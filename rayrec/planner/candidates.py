@@ -1,8 +1,10 @@
-"""The ways a table may be laid out: for each allowed sharding kind, a template and the groups of ranks it may go to.
+"""The ways a table may be laid out: for each allowed sharding kind, a template and the groups of
+ranks it may go to.
 
-A template is a layout whose owners are positions 0 .. k-1; a placement is a template and k ranks, ascending. So kinds differ by data:
-table_wise is one cell anywhere, row_wise k row blocks anywhere, table_row_wise as many row blocks as a host has ranks on any host,
-grid_shard and data_parallel have just one site. Templates that two kinds share on this topology are kept once, by the simpler kind.
+A template is a layout whose owners are positions 0 .. k-1; a placement is a template and k ranks,
+ascending. So kinds differ by data: table_wise is one cell anywhere, row_wise k row blocks anywhere,
+table_row_wise as many row blocks as a host has ranks on any host, grid_shard and data_parallel have
+just one site. Templates that two kinds share on this topology are kept once, by the simpler kind.
 Standard library only.
 """
 
@@ -16,7 +18,15 @@ from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLay
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 
-SIMPLEST_FIRST = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel")
+SIMPLEST_FIRST = (
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+    "data_parallel",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,9 @@ class Candidate:
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
-        """Replicated, cut by rows, cut by columns: what layouts of one kind have in common wherever they lie."""
+        """Replicated, cut by rows, cut by columns: what layouts of one kind have in common wherever
+        they lie.
+        """
         template = self.template
         if isinstance(template, Replicated):
             return True, False, False
@@ -61,10 +73,12 @@ def _parts(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Where tables may go: the ranks, those hosts that are allowed whole, and whether that is the whole world.
+    """Where tables may go: the ranks, those hosts that are allowed whole, and whether that is the
+    whole world.
 
     Attributes:
-        ranks: ascending. hosts: of these, by host. by_size: hosts by number of ranks. whole: nothing is left out.
+        ranks: ascending. hosts: of these, by host. by_size: hosts by number of ranks. whole:
+            nothing is left out.
         memory: bytes of each of the ranks where they differ, else empty.
     """
 
@@ -83,21 +97,34 @@ def find_sites(topology: Topology, allowed: Collection[int] | None = None) -> Si
     sizes = sorted({len(host) for host in hosts})
     by_size = {n: tuple(host for host in hosts if len(host) == n) for n in sizes}
     memory = tuple(topology.memory_bytes[rank] for rank in ranks)
-    return Sites(ranks, hosts, by_size, len(ranks) == topology.world_size, memory if len(set(memory)) > 1 else ())
+    return Sites(
+        ranks,
+        hosts,
+        by_size,
+        len(ranks) == topology.world_size,
+        memory if len(set(memory)) > 1 else (),
+    )
 
 
-def _candidates_of(kind: str, table: BaseEmbeddingConfig, sites: Sites, columns: int) -> Iterator[Candidate]:
+def _candidates_of(
+    kind: str, table: BaseEmbeddingConfig, sites: Sites, columns: int
+) -> Iterator[Candidate]:
     """All candidates of one kind; `columns` is the most column blocks that the table allows."""
     everywhere, world = (sites.ranks,), len(sites.ranks)
     if kind == "table_wise":
         yield Candidate(kind, shapes.table_wise(table, 0), everywhere)
     elif kind == "row_wise":
-        # parts of a host would be table_row_wise, so fewer blocks than ranks only where there is one host
+        # parts of a host would be table_row_wise, so fewer blocks than ranks only where there is
+        # one host
         for parts in _parts(world) if len(sites.hosts) <= 1 else [world]:
             yield Candidate(kind, shapes.row_wise(table, range(parts)), everywhere)
         if sites.memory and table.num_embeddings >= world:
             cuts = weighted_cuts(table.num_embeddings, sites.memory)
-            yield Candidate(kind, TableLayout(cuts, (0, table.embedding_dim), tuple((i,) for i in range(world))), everywhere)
+            yield Candidate(
+                kind,
+                TableLayout(cuts, (0, table.embedding_dim), tuple((i,) for i in range(world))),
+                everywhere,
+            )
     elif kind == "column_wise":
         for parts in _parts(min(columns, world)):
             yield Candidate(kind, shapes.column_wise(table, range(parts)), everywhere)
@@ -112,7 +139,11 @@ def _candidates_of(kind: str, table: BaseEmbeddingConfig, sites: Sites, columns:
         if len(sites.by_size) == 1:
             layout = shapes.grid_shard(table, sites.hosts[:columns])
             position = {rank: i for i, rank in enumerate(layout.ranks)}
-            template = TableLayout(layout.row_cuts, layout.col_cuts, tuple(tuple(position[r] for r in row) for row in layout.owners))
+            template = TableLayout(
+                layout.row_cuts,
+                layout.col_cuts,
+                tuple(tuple(position[r] for r in row) for row in layout.owners),
+            )
             yield Candidate(kind, template, (layout.ranks,))
     elif sites.whole:
         yield Candidate(kind, shapes.data_parallel(table, sites.ranks), everywhere)
@@ -127,15 +158,18 @@ def enumerate_candidates(
         sites: where it may go.
         min_partition: narrowest column block; None means 4 columns.
     Returns:
-        None where the kinds have no meaning: grid_shard on hosts of unequal size, data_parallel on some of the ranks, table_row_wise and
-        table_column_wise without a whole host.
+        None where the kinds have no meaning: grid_shard on hosts of unequal size, data_parallel on
+        some of the ranks, table_row_wise and table_column_wise without a whole host.
     """
     columns = max(1, table.embedding_dim // (min_partition or COLUMN_MULTIPLE))
     found: dict[tuple[Layout, tuple[tuple[int, ...], ...]], Candidate] = {}
     for kind in SIMPLEST_FIRST:
         if kind in kinds:
             options = list(_candidates_of(kind, table, sites, columns))
-            # a table too small to cut is one cell under any name; else a kind that splits must split
-            for candidate in [c for c in options if kind == "table_wise" or c.num_ranks > 1] or options:
+            # a table too small to cut is one cell under any name; else a kind that splits must
+            # split
+            for candidate in [
+                c for c in options if kind == "table_wise" or c.num_ranks > 1
+            ] or options:
                 found.setdefault((candidate.template, candidate.sites), candidate)
     return tuple(found.values())

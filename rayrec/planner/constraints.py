@@ -1,6 +1,8 @@
-"""What a user may tell the planner about one table, in Python or as a JSON file. Standard library only.
+"""What a user may tell the planner about one table, in Python or as a JSON file. Standard library
+only.
 
-{"user": {"kinds": ["row_wise", "table_row_wise"], "pooling_factor": 12.5}, "item": {"hosts": [0], "together": "items"}}
+{"user": {"kinds": ["row_wise", "table_row_wise"], "pooling_factor": 12.5}, "item": {"hosts": [0],
+"together": "items"}}
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ class ParameterConstraints:
         pooling_factor: mean ids per bag, of each feature of the table.
         min_partition: narrowest column block, in columns; None leaves it to the prices.
         weighted: the features carry a weight per id.
-        skew: exponent of a Zipf law: how much more often some rows are asked for than others; 0 means all equally often.
-        ranks: the only ranks that may hold a part of it; None allows all. hosts: the same by index of host.
+        skew: exponent of a Zipf law: how much more often some rows are asked for than others; 0
+            means all equally often.
+        ranks: the only ranks that may hold a part of it; None allows all. hosts: the same by index
+            of host.
         together: name of a group of tables that lie on the same ranks, cut the same way.
         apart: name of a group of tables of which no two share a rank.
-        storage: where its rows live: "device"; "host", whose rows take none of a GPU's memory and are slower; "cached", in the host's
-            memory with a cache on the GPU; "auto", on the device where that fits and off it else. CPU ranks have one memory.
+        storage: where its rows live: "device"; "host", whose rows take none of a GPU's memory and
+            are slower; "cached", in the host's memory with a cache on the GPU; "auto", on the
+            device where that fits and off it else. CPU ranks have one memory.
         cache_load_factor: share of its rows that the cache holds where it has one.
     Raises:
         ConfigError: an unknown kind, or a number that makes no sense.
@@ -57,22 +62,45 @@ class ParameterConstraints:
         if self.kinds is not None:
             check_kinds(self.kinds)
         if not 0 < self.pooling_factor < float("inf"):
-            raise ConfigError(f"pooling_factor={self.pooling_factor} must be positive: the mean number of ids per bag.")
+            raise ConfigError(
+                f"pooling_factor={self.pooling_factor} must be positive: the mean "
+                "number of ids per bag."
+            )
         if not 0 <= self.skew < float("inf"):
-            raise ConfigError(f"skew={self.skew} must be a finite number, 0 or more: the exponent of a Zipf law of the ids.")
-        if self.min_partition is not None and (self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE):
-            raise ConfigError(f"min_partition={self.min_partition} must be a positive multiple of {COLUMN_MULTIPLE} columns.")
+            raise ConfigError(
+                f"skew={self.skew} must be a finite number, 0 or more: the exponent "
+                "of a Zipf law of the ids."
+            )
+        if self.min_partition is not None and (
+            self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE
+        ):
+            raise ConfigError(
+                f"min_partition={self.min_partition} must be a positive multiple of "
+                f"{COLUMN_MULTIPLE} columns."
+            )
         if not 0 < self.cache_load_factor <= 1:
-            raise ConfigError(f"cache_load_factor={self.cache_load_factor} must be a share of the rows, above 0 and up to 1.")
+            raise ConfigError(
+                f"cache_load_factor={self.cache_load_factor} must be a share of the "
+                "rows, above 0 and up to 1."
+            )
         if self.storage != "auto":
             self._stored(self.storage)
         for name in ("ranks", "hosts"):
             pinned = getattr(self, name)
-            if pinned is not None and (isinstance(pinned, str) or not pinned or any(not isinstance(i, int) or i < 0 for i in pinned)):
-                raise ConfigError(f"{name}={pinned!r} must be a non-empty list of indices, 0 or more; leave it out to allow all.")
+            if pinned is not None and (
+                isinstance(pinned, str)
+                or not pinned
+                or any(not isinstance(i, int) or i < 0 for i in pinned)
+            ):
+                raise ConfigError(
+                    f"{name}={pinned!r} must be a non-empty list of indices, 0 or "
+                    "more; leave it out to allow all."
+                )
         for name in ("together", "apart"):
             if getattr(self, name) == "":
-                raise ConfigError(f"{name}='' must be the name of a group of tables; leave it out for none.")
+                raise ConfigError(
+                    f"{name}='' must be the name of a group of tables; leave it out for none."
+                )
 
     def _stored(self, kind: StorageKind) -> Storage:
         return Storage(kind, self.cache_load_factor if kind == "cached" else None)
@@ -87,21 +115,37 @@ class ParameterConstraints:
         """The ranks that the pins leave, or None when nothing is pinned.
 
         Raises:
-            ConfigError: a pin names a rank or host that the topology does not have, or the two pins leave no rank.
+            ConfigError: a pin names a rank or host that the topology does not have, or the two pins
+                leave no rank.
         """
         if self.ranks is None and self.hosts is None:
             return None
-        for name, pinned, count in (("ranks", self.ranks, topology.world_size), ("hosts", self.hosts, len(topology.hosts))):
+        for name, pinned, count in (
+            ("ranks", self.ranks, topology.world_size),
+            ("hosts", self.hosts, len(topology.hosts)),
+        ):
             if pinned is not None and max(pinned) >= count:
-                raise ConfigError(f"{name}={list(pinned)} pin a table to {name[:-1]} {max(pinned)}, the topology has {count} {name}.")
+                raise ConfigError(
+                    f"{name}={list(pinned)} pin a table to {name[:-1]} "
+                    f"{max(pinned)}, the topology has {count} {name}."
+                )
         kept = set(topology.ranks if self.ranks is None else self.ranks)
-        kept &= set(topology.ranks if self.hosts is None else (rank for host in self.hosts for rank in topology.hosts[host]))
+        kept &= set(
+            topology.ranks
+            if self.hosts is None
+            else (rank for host in self.hosts for rank in topology.hosts[host])
+        )
         if not kept:
-            raise ConfigError(f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} have no rank in common.")
+            raise ConfigError(
+                f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} "
+                "have no rank in common."
+            )
         return frozenset(kept)
 
 
-def storages_of(table: BaseEmbeddingConfig, limits: ParameterConstraints, device: Device) -> tuple[Storage, ...]:
+def storages_of(
+    table: BaseEmbeddingConfig, limits: ParameterConstraints, device: Device
+) -> tuple[Storage, ...]:
     """Where the rows of a table may live on ranks that compute on `device`, the fastest first.
 
     Raises:
@@ -113,8 +157,10 @@ def storages_of(table: BaseEmbeddingConfig, limits: ParameterConstraints, device
         found = tuple(storage for storage in found if storage.kind == "device")
         if not found:
             raise PlanError(
-                f"table {table.name!r} has {table.embedding_dim} columns of {table.data_type.value} and storage={limits.storage!r}: "
-                f"outside of a GPU's memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or FP16. Change it, or keep it there."
+                f"table {table.name!r} has {table.embedding_dim} columns of "
+                f"{table.data_type.value} and storage={limits.storage!r}: "
+                f"outside of a GPU's memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or "
+                "FP16. Change it, or keep it there."
             )
     return found
 
@@ -125,14 +171,24 @@ def check_kinds(kinds: Sequence[str]) -> None:
         raise ConfigError(f"kinds={kinds!r} must be a non-empty list of {', '.join(KINDS)}.")
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigError(f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the kinds are {', '.join(KINDS)}.")
+            raise ConfigError(
+                f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the "
+                f"kinds are {', '.join(KINDS)}."
+            )
 
 
-def check_constraints(constraints: Mapping[str, ParameterConstraints], tables: Collection[str]) -> None:
-    """Raise ConfigError when a constraint names a table that does not exist: it would silently do nothing."""
+def check_constraints(
+    constraints: Mapping[str, ParameterConstraints], tables: Collection[str]
+) -> None:
+    """Raise ConfigError when a constraint names a table that does not exist: it would silently do
+    nothing.
+    """
     for name in constraints:
         if name not in tables:
-            raise ConfigError(f"constraints name table {name!r}, which is not among the {len(tables)} tables{did_you_mean(name, tables)}.")
+            raise ConfigError(
+                f"constraints name table {name!r}, which is not among the "
+                f"{len(tables)} tables{did_you_mean(name, tables)}."
+            )
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -149,8 +205,8 @@ def constraints_from_json(
     Args:
         measured: fields by table name that hold where the text does not give them.
     Raises:
-        ConfigError: no JSON object, a field that is unknown or of another type, or a value that makes
-            no sense; names the table.
+        ConfigError: no JSON object, a field that is unknown or of another type, or a value that
+            makes no sense; names the table.
     """
     found = {name: ParameterConstraints(**values) for name, values in (measured or {}).items()}
     try:
@@ -188,5 +244,7 @@ def _given(entry: Fields) -> dict[str, Any]:
     for key in entry.keys():  # noqa: SIM118
         if key not in readers:
             meant = did_you_mean(key, readers)
-            raise ConfigError(f"{entry.where} has the unknown field {key!r}{meant}; {', '.join(readers)} exist.")
+            raise ConfigError(
+                f"{entry.where} has the unknown field {key!r}{meant}; {', '.join(readers)} exist."
+            )
     return {key: read(key) for key, read in readers.items() if entry.has(key)}

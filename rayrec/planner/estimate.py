@@ -1,4 +1,5 @@
-"""What any plan would cost, priced table by table: for the planner's own plans, and for plans made by hand, by kind or from a file.
+"""What any plan would cost, priced table by table: for the planner's own plans, and for plans made
+by hand, by kind or from a file.
 
 Standard library only.
 """
@@ -14,7 +15,9 @@ from rayrec.planner.memory import RankMemory, layout_memory_parts
 from rayrec.planner.request import PlanRequest
 
 
-def estimate_ranks(request: PlanRequest, plan: ShardingPlan | Mapping[str, TablePlacement]) -> tuple[RankEstimate, ...]:
+def estimate_ranks(
+    request: PlanRequest, plan: ShardingPlan | Mapping[str, TablePlacement]
+) -> tuple[RankEstimate, ...]:
     """Predicted bytes and seconds of a training step on every rank.
 
     Args:
@@ -27,12 +30,19 @@ def estimate_ranks(request: PlanRequest, plan: ShardingPlan | Mapping[str, Table
     at_home, home_memory = costs.fixed_cost(), RankMemory()
     for table, work in zip(request.tables, request.works(placed), strict=True):
         layout = placed[table.name].layout
-        owners, home_bytes = layout_memory_parts(work, layout, request.sparse_optimizer, costs.summed(work, layout))
+        owners, home_bytes = layout_memory_parts(
+            work, layout, request.sparse_optimizer, costs.summed(work, layout)
+        )
         for rank, price in costs.price(work, layout).items():
             times[rank] += price
             memory[rank] += owners[rank]
-        at_home, home_memory = at_home + costs.layout_home_cost(work, layout), home_memory + home_bytes
-    return tuple(_rank_estimate(a + home_memory, b + at_home) for a, b in zip(memory, times, strict=True))
+        at_home, home_memory = (
+            at_home + costs.layout_home_cost(work, layout),
+            home_memory + home_bytes,
+        )
+    return tuple(
+        _rank_estimate(a + home_memory, b + at_home) for a, b in zip(memory, times, strict=True)
+    )
 
 
 def _rank_estimate(memory: RankMemory, cost: StepCost) -> RankEstimate:

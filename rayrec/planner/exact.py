@@ -1,7 +1,8 @@
-"""The best packing of a small problem, by trying every option of every item on every set of ranks, with branch and bound.
+"""The best packing of a small problem, by trying every option of every item on every set of ranks,
+with branch and bound.
 
-Only where few enough combinations exist: four tables on three ranks, say. A branch ends where a rank already is as slow as the best
-packing known. Standard library only.
+Only where few enough combinations exist: four tables on three ranks, say. A branch ends where a
+rank already is as slow as the best packing known. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ MOST = 30_000  # combinations
 
 
 def solve(items: Sequence[Item], topology: Topology, known: float) -> list[Choice] | None:
-    """A packing faster than `known` seconds, the fastest there is; None if there is none or the problem is too large."""
+    """A packing faster than `known` seconds, the fastest there is; None if there is none or the
+    problem is too large.
+    """
     total = 1
     for item in items:
-        total *= sum(comb(len(site), option.num_ranks) for option in item.options for site in option.sites)
+        total *= sum(
+            comb(len(site), option.num_ranks) for option in item.options for site in option.sites
+        )
         if total > MOST:
             return None
     packing = Packing(topology, items, topology.memory_bytes)
@@ -39,10 +44,17 @@ class _Best:
 
 
 def _ways(item: Item) -> list[Choice]:
-    return [Choice(option, ranks) for option in item.options for site in option.sites for ranks in combinations(site, option.num_ranks)]
+    return [
+        Choice(option, ranks)
+        for option in item.options
+        for site in option.sites
+        for ranks in combinations(site, option.num_ranks)
+    ]
 
 
-def _branch(packing: Packing, order: Sequence[int], ways: Sequence[list[Choice]], best: _Best) -> None:
+def _branch(
+    packing: Packing, order: Sequence[int], ways: Sequence[list[Choice]], best: _Best
+) -> None:
     if not order:
         best.seconds, best.choices = packing.slowest, dict(packing.choices)
         return

@@ -1,4 +1,5 @@
-"""From tables and constraints to the items that the search places: candidates under the pins, priced, and tables kept together joined.
+"""From tables and constraints to the items that the search places: candidates under the pins,
+priced, and tables kept together joined.
 
 Standard library only.
 """
@@ -24,7 +25,11 @@ NO_CONSTRAINTS = ParameterConstraints()
 
 def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:
     """The kinds that a table and the planner both allow."""
-    return tuple(kinds) if limits.kinds is None else tuple(kind for kind in kinds if kind in limits.kinds)
+    return (
+        tuple(kinds)
+        if limits.kinds is None
+        else tuple(kind for kind in kinds if kind in limits.kinds)
+    )
 
 
 def make_items(
@@ -52,44 +57,79 @@ def make_items(
             raise ConfigError(f"table {table.name!r}: {error}") from None
         if allowed not in known:
             known[allowed] = find_sites(costs.topology, allowed)
-        candidates = enumerate_candidates(table, known[allowed], kinds_of(limits, kinds), limits.min_partition)
+        candidates = enumerate_candidates(
+            table, known[allowed], kinds_of(limits, kinds), limits.min_partition
+        )
         if not candidates:
             raise PlanError(_no_kind(table, limits, kinds, costs.topology))
-        ways = [replace(work, storage=storage) for storage in storages_of(table, limits, costs.topology.device)]
-        options.append(tuple(option for way in ways for option in price_options(way, candidates, costs, routes)))
+        ways = [
+            replace(work, storage=storage)
+            for storage in storages_of(table, limits, costs.topology.device)
+        ]
+        options.append(
+            tuple(
+                option for way in ways for option in price_options(way, candidates, costs, routes)
+            )
+        )
         groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
     items = []
     for group in groups.values():
-        joined = options[group[0]] if len(group) == 1 else join_options([options[i] for i in group], costs.topology.world_size)
+        joined = (
+            options[group[0]]
+            if len(group) == 1
+            else join_options([options[i] for i in group], costs.topology.world_size)
+        )
         if not joined:
             names = [tables[i].name for i in group]
-            raise PlanError(f"tables {names} must lie together, but their constraints share no sharding kind and place. Allow one for all.")
+            raise PlanError(
+                f"tables {names} must lie together, but their constraints share no "
+                "sharding kind and place. Allow one for all."
+            )
         items.append(Item.of(tuple(group), joined))
     return _with_rivals(items, tables, constraints)
 
 
-def _with_rivals(items: list[Item], tables: Sequence[BaseEmbeddingConfig], constraints: Mapping[str, ParameterConstraints]) -> list[Item]:
+def _with_rivals(
+    items: list[Item],
+    tables: Sequence[BaseEmbeddingConfig],
+    constraints: Mapping[str, ParameterConstraints],
+) -> list[Item]:
     members: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         for index in item.tables:
             group = constraints.get(tables[index].name, NO_CONSTRAINTS).apart
             if group is not None:
                 if number in members.get(group, ()):
-                    raise ConfigError(f"table {tables[index].name!r} must lie together with a table of its apart group {group!r}.")
+                    raise ConfigError(
+                        f"table {tables[index].name!r} must lie together with a "
+                        f"table of its apart group {group!r}."
+                    )
                 members.setdefault(group, []).append(number)
     rivals: dict[int, set[int]] = {}
     for group_members in members.values():
         for number in group_members:
-            rivals.setdefault(number, set()).update(other for other in group_members if other != number)
-    return [replace(item, rivals=tuple(sorted(rivals[number]))) if number in rivals else item for number, item in enumerate(items)]
+            rivals.setdefault(number, set()).update(
+                other for other in group_members if other != number
+            )
+    return [
+        replace(item, rivals=tuple(sorted(rivals[number]))) if number in rivals else item
+        for number, item in enumerate(items)
+    ]
 
 
-def _no_kind(table: BaseEmbeddingConfig, limits: ParameterConstraints, kinds: Sequence[str], topology: Topology) -> str:
+def _no_kind(
+    table: BaseEmbeddingConfig,
+    limits: ParameterConstraints,
+    kinds: Sequence[str],
+    topology: Topology,
+) -> str:
     sizes = [len(host) for host in topology.hosts]
     shown = f"hosts of {sizes[:16]} ranks" if len(sizes) <= 16 else f"{len(sizes)} hosts"
     return (
-        f"table {table.name!r} may use no sharding kind here: its constraints allow {list(limits.kinds or kinds)}, the planner "
-        f"{list(kinds)}. On {shown}, grid_shard needs hosts of equal size, data_parallel all ranks, and table_row_wise and "
+        f"table {table.name!r} may use no sharding kind here: its constraints allow "
+        f"{list(limits.kinds or kinds)}, the planner "
+        f"{list(kinds)}. On {shown}, grid_shard needs hosts of equal size, data_parallel all "
+        "ranks, and table_row_wise and "
         f"table_column_wise a whole host. Allow row_wise or table_wise."
     )
 
@@ -103,7 +143,8 @@ def table_works(
     placed: Mapping[str, TablePlacement] | None = None,
     share_tables: bool = False,
 ) -> list[TableWork]:
-    """What a step does with each table, where it lies; tables that have no place yet lie where their constraints let them first.
+    """What a step does with each table, where it lies; tables that have no place yet lie where
+    their constraints let them first.
 
     Args:
         share_tables: see `table_work`.

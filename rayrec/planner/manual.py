@@ -1,8 +1,9 @@
-"""Every table by one named kind: for tests, comparisons, and those who know their cluster better than any price.
+"""Every table by one named kind: for tests, comparisons, and those who know their cluster better
+than any price.
 
-Where a kind leaves a choice of ranks (table_wise: any rank, table_row_wise: any host), the tables with most work go first, to the ranks
-with least: lookups and exchange, not bytes, decide how long a step takes. Only where that exceeds a rank's memory do bytes decide.
-Standard library only.
+Where a kind leaves a choice of ranks (table_wise: any rank, table_row_wise: any host), the tables
+with most work go first, to the ranks with least: lookups and exchange, not bytes, decide how long a
+step takes. Only where that exceeds a rank's memory do bytes decide. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ BATCH_SIZE = 2048  # rows per rank; one id per bag. Only ratios between tables m
 NO_CONSTRAINTS = ParameterConstraints()
 
 
-def manual_plan(tables: Sequence[BaseEmbeddingConfig], kind: str, topology: Topology) -> ShardingPlan:
+def manual_plan(
+    tables: Sequence[BaseEmbeddingConfig], kind: str, topology: Topology
+) -> ShardingPlan:
     """Place every table by `kind`, split as widely as the kind allows, work balanced greedily.
 
     A table too small to cut gets fewer blocks. The plan has no estimates.
 
     Raises:
-        PlanError: weights alone exceed a rank's memory, or the kind has no meaning on this topology.
+        PlanError: weights alone exceed a rank's memory, or the kind has no meaning on this
+            topology.
         ConfigError: the kind is unknown, or the tables contradict themselves.
     """
     check_tables(tables)
@@ -40,20 +44,28 @@ def manual_plan(tables: Sequence[BaseEmbeddingConfig], kind: str, topology: Topo
         placements, used = _place(tables, places, topology, by_bytes)
         if all(taken <= limit for taken, limit in zip(used, topology.memory_bytes, strict=True)):
             ordered = {table.name: placements[table.name] for table in tables}
-            return ShardingPlan(world_size=topology.world_size, tables=ordered, hosts=topology.hosts)
+            return ShardingPlan(
+                world_size=topology.world_size, tables=ordered, hosts=topology.hosts
+            )
     rank = max(range(topology.world_size), key=lambda r: used[r] - topology.memory_bytes[r])
     raise PlanError(
-        f"weights by {kind} take {format_bytes(used[rank])} on rank {rank}, which has {format_bytes(topology.memory_bytes[rank])}. "
+        f"weights by {kind} take {format_bytes(used[rank])} on rank {rank}, which has "
+        f"{format_bytes(topology.memory_bytes[rank])}. "
         f"Use another kind, fp16 tables or more ranks, or let EmbeddingShardingPlanner choose."
     )
 
 
-def _places(table: BaseEmbeddingConfig, kind: str, topology: Topology) -> list[tuple[Option, tuple[int, ...]]]:
+def _places(
+    table: BaseEmbeddingConfig, kind: str, topology: Topology
+) -> list[tuple[Option, tuple[int, ...]]]:
     """The widest split for each size of host, with every group of ranks that it may go to."""
     candidates = enumerate_candidates(table, find_sites(topology), [kind])
     if not candidates:
         sizes = [len(host) for host in topology.hosts]
-        raise PlanError(f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} ranks; use row_wise or column_wise.")
+        raise PlanError(
+            f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} "
+            "ranks; use row_wise or column_wise."
+        )
     work = table_work(table, NO_CONSTRAINTS, BATCH_SIZE, topology.world_size, topology.device)
     widest: dict[int, Option] = {}
     for option in price_options(work, candidates, CostModel(topology)):
@@ -64,17 +76,30 @@ def _places(table: BaseEmbeddingConfig, kind: str, topology: Topology) -> list[t
 
 
 def _place(
-    tables: Sequence[BaseEmbeddingConfig], places: Sequence[list[tuple[Option, tuple[int, ...]]]], topology: Topology, by_bytes: bool
+    tables: Sequence[BaseEmbeddingConfig],
+    places: Sequence[list[tuple[Option, tuple[int, ...]]]],
+    topology: Topology,
+    by_bytes: bool,
 ) -> tuple[dict[str, TablePlacement], list[int]]:
     """Greedy by work or by bytes: the placements, and bytes of weights per rank."""
     load, used = [0.0] * topology.world_size, [0] * topology.world_size
     placements: dict[str, TablePlacement] = {}
     sizes = [_weight_bytes(table) for table in tables]
-    amounts = [(0.0 if by_bytes else min(option.work_s for option, _ in each), size) for each, size in zip(places, sizes, strict=True)]
+    amounts = [
+        (0.0 if by_bytes else min(option.work_s for option, _ in each), size)
+        for each, size in zip(places, sizes, strict=True)
+    ]
     for index in sorted(range(len(tables)), key=lambda i: amounts[i], reverse=True):
         table = tables[index]
-        option, site = min(places[index], key=lambda place: (sum(load[rank] for rank in place[1]) / len(place[1]), place[1]))
-        ranks = tuple(sorted(sorted(site, key=lambda rank: (load[rank], used[rank], rank))[: option.num_ranks]))
+        option, site = min(
+            places[index],
+            key=lambda place: (sum(load[rank] for rank in place[1]) / len(place[1]), place[1]),
+        )
+        ranks = tuple(
+            sorted(
+                sorted(site, key=lambda rank: (load[rank], used[rank], rank))[: option.num_ranks]
+            )
+        )
         layout = option.candidates[0].place(ranks)
         placements[table.name] = TablePlacement(layout)
         for shard in layout.shards(table.name):

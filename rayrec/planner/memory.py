@@ -1,12 +1,14 @@
 """Bytes that a layout takes on each rank: weights, optimizer state, and buffers of a step.
 
-Owners group the ids they receive, sort them for the update, and hold the rows and the gradients of all W*B bags, and what of both is under
-way to other ranks; the exchange keeps two of its largest messages. Every rank, as home of its own batch, sends ids, joins the rows that
-return, and holds that output and its gradient; where rows are read in place, it looks up its output itself and holds the gradient once
-more, for all to read. Rows and gradients that are coded on the wire have two copies more at
-either end. Buffers of all tables live at once, as the collections share one exchange; what is freed
-in between is kept for the next step, so all of them count (`python -m benchmarks.memory` compares with real ranks). Integers, so that
-adding and removing tables is exact. Leaves out: the dense model, batches that wait, what the process takes without any table.
+Owners group the ids they receive, sort them for the update, and hold the rows and the gradients of
+all W*B bags, and what of both is under way to other ranks; the exchange keeps two of its largest
+messages. Every rank, as home of its own batch, sends ids, joins the rows that return, and holds
+that output and its gradient; where rows are read in place, it looks up its output itself and holds
+the gradient once more, for all to read. Rows and gradients that are coded on the wire have two
+copies more at either end. Buffers of all tables live at once, as the collections share one
+exchange; what is freed in between is kept for the next step, so all of them count (`python -m
+benchmarks.memory` compares with real ranks). Integers, so that adding and removing tables is exact.
+Leaves out: the dense model, batches that wait, what the process takes without any table.
 """
 
 from __future__ import annotations
@@ -17,14 +19,27 @@ from dataclasses import dataclass
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.planner.optimizers import sparse_state
-from rayrec.planner.work import ID_BYTES, NO_TRAFFIC, ROW_ELEMENT_BYTES, WEIGHT_BYTES, TableWork, Traffic, returned_rows, shard_traffic
+from rayrec.planner.work import (
+    ID_BYTES,
+    NO_TRAFFIC,
+    ROW_ELEMENT_BYTES,
+    WEIGHT_BYTES,
+    TableWork,
+    Traffic,
+    returned_rows,
+    shard_traffic,
+)
 
-SORT_BYTES = 20  # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's sort take
+# per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's
+# sort take
+SORT_BYTES = 20
 CACHE_SET = 32  # rows of a cache come in sets of so many
 CACHE_ROW_BYTES = 16  # per row of a cache: whose it is, and when it was used last
 CACHED_ROW_BYTES = 4  # per row of a table with a cache: its table
 CACHE_ID_BYTES = 20  # per id of a step: its row in the cache, and what finds the distinct ones
-IN_PLACE_ROWS = 5  # times an output read in place: itself and its gradient, holes that malloc leaves beside them, what all ranks read
+# times an output read in place: itself and its gradient, holes that malloc leaves beside them, what
+# all ranks read
+IN_PLACE_ROWS = 5
 OFFSET_BYTES = 12  # per bag: an offset, and the length it was made from
 
 
@@ -55,20 +70,28 @@ def optimizer_bytes(shard: Shard, sparse_optimizer: str) -> int:
 
 
 def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple[int, int]:
-    """Weights and state of one shard on the rank's device, as FBGEMM lays them out: off it, states per row stay, those per element go."""
+    """Weights and state of one shard on the rank's device, as FBGEMM lays them out: off it, states
+    per row stay, those per element go.
+    """
     rows, width = shard.shape
     if not work.off_device:
         return rows * width * work.element_bytes, optimizer_bytes(shard, sparse_optimizer)
     held = -(-math.ceil(rows * (work.storage.load_factor or 0)) // CACHE_SET) * CACHE_SET
-    cache = held * (width * work.element_bytes + CACHE_ROW_BYTES) + rows * CACHED_ROW_BYTES if work.cached else 0
+    cache = (
+        held * (width * work.element_bytes + CACHE_ROW_BYTES) + rows * CACHED_ROW_BYTES
+        if work.cached
+        else 0
+    )
     return cache, rows * sparse_state(sparse_optimizer).row_bytes(0)
 
 
-def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str, summed: int = 1) -> RankMemory:
+def owner_memory(
+    work: TableWork, shards: Sequence[Shard], sparse_optimizer: str, summed: int = 1
+) -> RankMemory:
     """Bytes of owning `shards` of one table.
 
-    Buffers: ids and lengths grouped by slot and ids sorted; rows of all ranks as looked up, and their gradients; of both what goes to or
-    comes from other ranks, twice.
+    Buffers: ids and lengths grouped by slot and ids sorted; rows of all ranks as looked up, and
+    their gradients; of both what goes to or comes from other ranks, twice.
 
     Args:
         summed: see `returned_rows`.
@@ -77,9 +100,17 @@ def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str
     stored = [_device_bytes(work, shard, sparse_optimizer) for shard in shards]
     per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted + CACHE_ID_BYTES * work.cached
     ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
-    bags = sum(returned_rows(work, shard, summed) for shard in shards) if work.pooled else work.bags * len(shards)
+    bags = (
+        sum(returned_rows(work, shard, summed) for shard in shards)
+        if work.pooled
+        else work.bags * len(shards)
+    )
     offsets = world * bags * OFFSET_BYTES
-    rows = 0.0 if work.in_place else 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
+    rows = (
+        0.0
+        if work.in_place
+        else 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
+    )
     return RankMemory(
         weight_bytes=sum(weights for weights, _ in stored),
         optimizer_bytes=sum(state for _, state in stored),
@@ -88,10 +119,12 @@ def owner_memory(work: TableWork, shards: Sequence[Shard], sparse_optimizer: str
 
 
 def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
-    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows joined, the output and its gradient.
+    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows joined, the output
+    and its gradient.
 
     Args:
-        total: with all owners together. row_blocks: ids are sorted into that many blocks before they leave.
+        total: with all owners together. row_blocks: ids are sorted into that many blocks before
+            they leave.
     """
     sorted_ids = work.ids * ID_BYTES if row_blocks > 1 and (work.pooled or not work.in_place) else 0
     rows = (work.bags if work.pooled else work.ids) * (IN_PLACE_ROWS if work.in_place else 3)
@@ -102,11 +135,16 @@ def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
 def layout_memory_parts(
     work: TableWork, layout: Layout, sparse_optimizer: str, summed: int = 1
 ) -> tuple[dict[int, RankMemory], RankMemory]:
-    """Bytes of one table on each rank that owns a part of it, and those on every rank of the world as home."""
+    """Bytes of one table on each rank that owns a part of it, and those on every rank of the world
+    as home.
+    """
     by_rank = shards_by_rank(layout)
     blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
     total = sum((shard_traffic(work, shards, summed) for shards in by_rank.values()), NO_TRAFFIC)
-    owners = {rank: owner_memory(work, shards, sparse_optimizer, summed) for rank, shards in by_rank.items()}
+    owners = {
+        rank: owner_memory(work, shards, sparse_optimizer, summed)
+        for rank, shards in by_rank.items()
+    }
     return owners, RankMemory(buffer_bytes=home_buffer_bytes(work, total, blocks))
 
 

@@ -1,8 +1,10 @@
-"""Tables trade places so that a rank holds neighbours: tables that follow each other in the collection.
+"""Tables trade places so that a rank holds neighbours: tables that follow each other in the
+collection.
 
-A rank's columns are then few wide runs of the output instead of many narrow ones, which halves the time to join and to cut them where
-matrices outgrow the caches: a tenth of an embedding step on CPU. That is not priced, so the slowest rank may get 1% more of what is;
-bytes stay within the limits. Standard library only.
+A rank's columns are then few wide runs of the output instead of many narrow ones, which halves the
+time to join and to cut them where matrices outgrow the caches: a tenth of an embedding step on CPU.
+That is not priced, so the slowest rank may get 1% more of what is; bytes stay within the limits.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -17,21 +19,29 @@ MORE = 1.01
 
 
 def seat_neighbours(
-    items: Sequence[Item], choices: Sequence[Choice], topology: Topology, limits: Sequence[int], more: float = MORE
+    items: Sequence[Item],
+    choices: Sequence[Choice],
+    topology: Topology,
+    limits: Sequence[int],
+    more: float = MORE,
 ) -> list[Choice]:
-    """The choices with single-rank items that may lie on the same ranks seated in order, as far as that fits.
+    """The choices with single-rank items that may lie on the same ranks seated in order, as far as
+    that fits.
 
     Args:
         limits: bytes per rank.
         more: times the seconds of the slowest rank that it may take then.
 
-    Items with rivals keep their place. Where no seats near that order keep the slowest rank about as fast, a group stays as it was.
+    Items with rivals keep their place. Where no seats near that order keep the slowest rank about
+    as fast, a group stays as it was.
     """
     locality = [len(topology.hosts[host]) for host in topology.host_of]
     groups: dict[object, list[int]] = {}
     for i, (item, choice) in enumerate(zip(items, choices, strict=True)):
         if choice.option.num_ranks == 1 and not choice.option.replicated and not item.rivals:
-            groups.setdefault((choice.option.sites, locality[choice.ranks[0]], choice.option.home_bytes), []).append(i)
+            groups.setdefault(
+                (choice.option.sites, locality[choice.ranks[0]], choice.option.home_bytes), []
+            ).append(i)
     seated = list(choices)
     loads = [0.0] * topology.world_size
     used = [sum(choice.option.home_bytes for choice in choices)] * topology.world_size
@@ -54,7 +64,9 @@ def seat_neighbours(
         for i, rank in zip(group, seats.ranks, strict=True):
             after[choices[i].ranks[0]] -= choices[i].option.num_bytes[0]
             after[rank] += choices[i].option.num_bytes[0]
-        if max(seats.loads) <= top and all(new <= limit for new, limit in zip(after, most, strict=True)):
+        if max(seats.loads) <= top and all(
+            new <= limit for new, limit in zip(after, most, strict=True)
+        ):
             loads, used = seats.loads, after
             for i, rank in zip(group, seats.ranks, strict=True):
                 seated[i] = Choice(choices[i].option, (rank,))
@@ -64,11 +76,15 @@ def seat_neighbours(
 class _Seats:
     """The ranks of one group of items, with what every item costs wherever it is."""
 
-    def __init__(self, seconds: Sequence[float], ranks: Sequence[int], loads: Sequence[float]) -> None:
+    def __init__(
+        self, seconds: Sequence[float], ranks: Sequence[int], loads: Sequence[float]
+    ) -> None:
         self.seconds, self.ranks, self.loads = seconds, list(ranks), list(loads)
 
     def sort(self) -> None:
-        """Items in order take ranks in order; every rank gets about the seconds it had, to the nearest whole number of items."""
+        """Items in order take ranks in order; every rank gets about the seconds it had, to the
+        nearest whole number of items.
+        """
         shares = dict.fromkeys(sorted(set(self.ranks)), 0.0)
         for rank, value in zip(self.ranks, self.seconds, strict=True):
             shares[rank] += value

@@ -1,7 +1,8 @@
-"""What the planner knows of a sparse optimizer: its state per row, by the names of `rayrec.optim`, which needs torch and stays out.
+"""What the planner knows of a sparse optimizer: its state per row, by the names of `rayrec.optim`,
+which needs torch and stays out.
 
-A state is one float32 value per row of a shard, or one per element. A test holds this table against the optimizers themselves.
-Standard library only.
+A state is one float32 value per row of a shard, or one per element. A test holds this table against
+the optimizers themselves. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,5 +48,7 @@ def sparse_state(name: str) -> SparseState:
         ConfigError: the planner does not know it; lists those it knows.
     """
     if name not in SPARSE_STATES:
-        raise ConfigError(f"sparse_optimizer={name!r} is unknown; the planner knows {', '.join(SPARSE_STATES)}.")
+        raise ConfigError(
+            f"sparse_optimizer={name!r} is unknown; the planner knows {', '.join(SPARSE_STATES)}."
+        )
     return SPARSE_STATES[name]

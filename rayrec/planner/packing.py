@@ -1,7 +1,9 @@
-"""The state of a search: seconds and bytes of every rank, the choice of every item placed so far, and where one more would go.
+"""The state of a search: seconds and bytes of every rank, the choice of every item placed so far,
+and where one more would go.
 
-Ranks are kept in order of load, so that the places of an option are found by walking from the least loaded: k ranks anywhere, or one
-host after another. Sorting an almost sorted list is nearly free, and that is all the upkeep. Standard library only.
+Ranks are kept in order of load, so that the places of an option are found by walking from the least
+loaded: k ranks anywhere, or one host after another. Sorting an almost sorted list is nearly free,
+and that is all the upkeep. Standard library only.
 """
 
 from __future__ import annotations
@@ -40,15 +42,27 @@ class Packing:
         by_bytes: balance bytes instead of seconds.
     """
 
-    def __init__(self, topology: Topology, items: Sequence[Item], limits: Sequence[int], by_bytes: bool = False) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        items: Sequence[Item],
+        limits: Sequence[int],
+        by_bytes: bool = False,
+    ) -> None:
         world = topology.world_size
-        self.topology, self.items, self.limits, self.by_bytes = topology, items, list(limits), by_bytes
+        self.topology, self.items, self.limits, self.by_bytes = (
+            topology,
+            items,
+            list(limits),
+            by_bytes,
+        )
         self.loads = [0.0] * world
         self.used = [0] * world
         self.home_bytes = 0
         self.home_s = 0.0
         self.least_home = [min(option.home_bytes for option in item.options) for item in items]
-        self.reserve = sum(self.least_home)  # on every rank, for the buffers of items that have no place yet
+        # on every rank, for the buffers of items that have no place yet
+        self.reserve = sum(self.least_home)
         self.choices: dict[int, Choice] = {}
         self.on_rank: list[set[int]] = [set() for _ in range(world)]
         self.locality = [len(topology.hosts[host]) for host in topology.host_of]
@@ -64,15 +78,22 @@ class Packing:
     def seconds_of(self, option: Option, ranks: Sequence[int]) -> Sequence[float]:
         """What the option adds to the load of each of `ranks`."""
         if self.by_bytes:
-            return [b / max(self.limits[rank], 1) for b, rank in zip(option.num_bytes, ranks, strict=True)]
+            return [
+                b / max(self.limits[rank], 1)
+                for b, rank in zip(option.num_bytes, ranks, strict=True)
+            ]
         if len(option.seconds) == 1:
             return next(iter(option.seconds.values()))
-        return [option.seconds[self.locality[rank]][position] for position, rank in enumerate(ranks)]
+        return [
+            option.seconds[self.locality[rank]][position] for position, rank in enumerate(ranks)
+        ]
 
     def put(self, item: int, choice: Choice) -> None:
         """Place an item."""
         option, loads, used = choice.option, self.loads, self.used
-        for rank, load, num_bytes in zip(choice.ranks, self.seconds_of(option, choice.ranks), option.num_bytes, strict=True):
+        for rank, load, num_bytes in zip(
+            choice.ranks, self.seconds_of(option, choice.ranks), option.num_bytes, strict=True
+        ):
             loads[rank] += load
             used[rank] += num_bytes
             self.on_rank[rank].add(item)
@@ -86,7 +107,9 @@ class Packing:
         """Take an item out again."""
         choice = self.choices.pop(item)
         option, loads, used = choice.option, self.loads, self.used
-        for rank, load, num_bytes in zip(choice.ranks, self.seconds_of(option, choice.ranks), option.num_bytes, strict=True):
+        for rank, load, num_bytes in zip(
+            choice.ranks, self.seconds_of(option, choice.ranks), option.num_bytes, strict=True
+        ):
             loads[rank] -= load
             used[rank] -= num_bytes
             self.on_rank[rank].discard(item)
@@ -102,7 +125,10 @@ class Packing:
 
     def free_bytes(self) -> tuple[int, ...]:
         """What every rank has left."""
-        return tuple(limit - used - self.home_bytes for limit, used in zip(self.limits, self.used, strict=True))
+        return tuple(
+            limit - used - self.home_bytes
+            for limit, used in zip(self.limits, self.used, strict=True)
+        )
 
     def order(self) -> list[int]:
         """Ranks by load, the least first."""
@@ -120,10 +146,20 @@ class Packing:
     def banned(self, item: int) -> Set[int]:
         """Ranks that the rivals of an item hold."""
         rivals = self.items[item].rivals
-        return {rank for other in rivals if other in self.choices for rank in self.choices[other].ranks} if rivals else NOBODY
+        return (
+            {
+                rank
+                for other in rivals
+                if other in self.choices
+                for rank in self.choices[other].ranks
+            }
+            if rivals
+            else NOBODY
+        )
 
     def find(self, item: int, option: Option, ceiling: float = INFINITE) -> Choice | None:
-        """Ranks for an option of an item that has no place, the least loaded first: with room, and at most `ceiling` seconds then.
+        """Ranks for an option of an item that has no place, the least loaded first: with room, and
+        at most `ceiling` seconds then.
 
         Returns:
             None if there are none.
@@ -143,7 +179,9 @@ class Packing:
                 return Choice(option, ranks)
         return None
 
-    def _pick(self, option: Option, site: tuple[int, ...], home: int, banned: Set[int]) -> tuple[int, ...] | None:
+    def _pick(
+        self, option: Option, site: tuple[int, ...], home: int, banned: Set[int]
+    ) -> tuple[int, ...] | None:
         """The least loaded ranks of a site that have room for the largest piece."""
         loads, limits, used = self.loads, self.limits, self.used
         count, need = option.num_ranks, option.most_bytes - option.home_bytes + home
@@ -169,7 +207,14 @@ class Packing:
         return True
 
     def lifted(self, choice: Choice) -> float:
-        """Seconds of the slowest of the ranks of a choice, once it is placed, with what it adds to every home."""
+        """Seconds of the slowest of the ranks of a choice, once it is placed, with what it adds to
+        every home.
+        """
         loads = self.loads
-        top = max(loads[rank] + load for rank, load in zip(choice.ranks, self.seconds_of(choice.option, choice.ranks), strict=True))
+        top = max(
+            loads[rank] + load
+            for rank, load in zip(
+                choice.ranks, self.seconds_of(choice.option, choice.ranks), strict=True
+            )
+        )
         return top if self.by_bytes else top + choice.option.home_s

@@ -1,8 +1,9 @@
 """The planner: tables and a topology in, a `ShardingPlan` with its predictions out.
 
-Four steps, each in a module of its own: enumerate candidates, price them, search under the memory limits, and say why. Prices are in
-seconds of the slowest rank. Deterministic: the same request gives the same plan. When nothing fits, `remedies` finds what would.
-`manual_plan` in `manual.py` is for those who know better. Standard library only.
+Four steps, each in a module of its own: enumerate candidates, price them, search under the memory
+limits, and say why. Prices are in seconds of the slowest rank. Deterministic: the same request
+gives the same plan. When nothing fits, `remedies` finds what would. `manual_plan` in `manual.py` is
+for those who know better. Standard library only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class EmbeddingShardingPlanner:
         constraints: per table name; tables without one may take any kind, with one id per bag.
         sparse_optimizer: name as in `rayrec.optim`; decides state bytes and update time.
         kinds: the sharding kinds any table may use; None allows all.
-        qcomms_forward, qcomms_backward: what rows and their gradients travel as: fp32, fp16, bf16 or int8.
+        qcomms_forward, qcomms_backward: what rows and their gradients travel as: fp32, fp16, bf16
+            or int8.
         share_tables: as in `DistributedModelParallel`, which then reads rows in place where it can.
     Raises:
         ConfigError: a number, kind or optimizer that makes no sense.
@@ -65,7 +67,11 @@ class EmbeddingShardingPlanner:
         self.constraints = dict(constraints or {})
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self.costs = CostModel(topology, sparse_optimizer)
-        self.qcomms_forward, self.qcomms_backward, self.share_tables = qcomms_forward, qcomms_backward, share_tables
+        self.qcomms_forward, self.qcomms_backward, self.share_tables = (
+            qcomms_forward,
+            qcomms_backward,
+            share_tables,
+        )
         self.request([])  # checks
 
     def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
@@ -92,9 +98,11 @@ class EmbeddingShardingPlanner:
         Args:
             tables: of the whole model; names are unique.
         Returns:
-            A plan with estimates, tables in the order given, within every rank's memory as `planner.memory` counts it.
+            A plan with estimates, tables in the order given, within every rank's memory as
+            `planner.memory` counts it.
         Raises:
-            NoPlan: a table fits nowhere; a PlanError with numbers, and with changes that were found to help.
+            NoPlan: a table fits nowhere; a PlanError with numbers, and with changes that were found
+                to help.
             PlanError: constraints leave a table no kind.
             ConfigError: tables or constraints contradict themselves.
         """
@@ -104,15 +112,22 @@ class EmbeddingShardingPlanner:
 def plan_request(request: PlanRequest) -> ShardingPlan:
     """The plan of a request. Raises as `EmbeddingShardingPlanner.plan`."""
     items = request.items()
-    narrowest = [request.constraints.get(table.name, NO_CONSTRAINTS).min_partition for table in request.tables]
-    recutter = Recutter(request.works(), CostModel(request.topology, request.sparse_optimizer), narrowest)
+    narrowest = [
+        request.constraints.get(table.name, NO_CONSTRAINTS).min_partition
+        for table in request.tables
+    ]
+    recutter = Recutter(
+        request.works(), CostModel(request.topology, request.sparse_optimizer), narrowest
+    )
     try:
         choices = pack(items, request.topology, recutter)
     except NoRoom as problem:
         raise _no_plan(request, items[problem.item], problem.free_bytes) from None
     placed: dict[int, TablePlacement] = {}
     for item, choice in zip(items, choices, strict=True):
-        for index, layout, storage in zip(item.tables, choice.layouts, choice.option.storages, strict=True):
+        for index, layout, storage in zip(
+            item.tables, choice.layouts, choice.option.storages, strict=True
+        ):
             placed[index] = TablePlacement(layout, storage)
     tables = {table.name: placed[index] for index, table in enumerate(request.tables)}
     return ShardingPlan(
@@ -124,17 +139,26 @@ def plan_request(request: PlanRequest) -> ShardingPlan:
 
 
 def _estimate(
-    request: PlanRequest, items: Sequence[Item], choices: Sequence[Choice], placed: Mapping[str, TablePlacement]
+    request: PlanRequest,
+    items: Sequence[Item],
+    choices: Sequence[Choice],
+    placed: Mapping[str, TablePlacement],
 ) -> PlanEstimates:
     """Predictions, counted anew from the layouts."""
     topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
     world = topology.world_size
     told: dict[str, TableEstimate] = {}
-    chosen = {index: (item, choice) for item, choice in zip(items, choices, strict=True) for index in item.tables}
+    chosen = {
+        index: (item, choice)
+        for item, choice in zip(items, choices, strict=True)
+        for index in item.tables
+    }
     for index, (table, work) in enumerate(zip(request.tables, request.works(placed), strict=True)):
         layout = placed[table.name].layout
         prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
-        owners, _ = layout_memory_parts(work, layout, request.sparse_optimizer, costs.summed(work, layout))
+        owners, _ = layout_memory_parts(
+            work, layout, request.sparse_optimizer, costs.summed(work, layout)
+        )
         item, choice = chosen[index]
         runner_up = _runner_up(item, choice, topology) if len(item.tables) == 1 else None
         told[table.name] = TableEstimate(
@@ -148,14 +172,21 @@ def _estimate(
         )
     ranks = estimate_ranks(request, placed)
     return PlanEstimates(
-        topology=topology, batch_size=request.batch_size, sparse_optimizer=request.sparse_optimizer, ranks=ranks, tables=told
+        topology=topology,
+        batch_size=request.batch_size,
+        sparse_optimizer=request.sparse_optimizer,
+        ranks=ranks,
+        tables=told,
     )
 
 
 def _runner_up(item: Item, choice: Choice, topology: Topology) -> Option | None:
     """The cheapest layout cut along other axes that the largest rank has room for."""
     room = max(topology.memory_bytes)
-    return next((o for o in item.families if o.family != choice.option.family and o.most_bytes <= room), None)
+    return next(
+        (o for o in item.families if o.family != choice.option.family and o.most_bytes <= room),
+        None,
+    )
 
 
 def _why(item: Item, choice: Choice, runner_up: Option | None) -> str:
@@ -165,7 +196,11 @@ def _why(item: Item, choice: Choice, runner_up: Option | None) -> str:
         return "forced"
     if runner_up is None:
         return "only fit" if len(item.tables) == 1 else "together"
-    return "least work" if choice.option.mean_s <= item.options[0].mean_s * (1 + 1e-9) else "even ranks"
+    return (
+        "least work"
+        if choice.option.mean_s <= item.options[0].mean_s * (1 + 1e-9)
+        else "even ranks"
+    )
 
 
 def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
@@ -182,9 +217,16 @@ def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
     changes = find_changes(request, item.tables)
     tips = "; or ".join(change.text for change in changes)
     return NoPlan(
-        f"{shown} fits nowhere: even as {least.kind} over {copies} it needs {format_bytes(least.most_bytes)} on a rank with optimizer "
+        f"{shown} fits nowhere: even as {least.kind} over {copies} it needs "
+        f"{format_bytes(least.most_bytes)} on a rank with optimizer "
         f"state and buffers; rank {rank} has most free, {format_bytes(max(free[rank], 0))} of "
-        f"{format_bytes(request.topology.memory_bytes[rank])}, and the tightest rank {format_bytes(max(min(free), 0))} for buffers of "
-        f"its batch. " + (f"Any one of these makes a plan exist: {tips}." if tips else "No single change helps; lift constraints."),
+        f"{format_bytes(request.topology.memory_bytes[rank])}, and the tightest rank "
+        f"{format_bytes(max(min(free), 0))} for buffers of "
+        f"its batch. "
+        + (
+            f"Any one of these makes a plan exist: {tips}."
+            if tips
+            else "No single change helps; lift constraints."
+        ),
         changes,
     )

@@ -1,4 +1,5 @@
-"""Polish a packing: empty its slowest rank, moving what lies there or exchanging it for lighter items, as long as that helps.
+"""Polish a packing: empty its slowest rank, moving what lies there or exchanging it for lighter
+items, as long as that helps.
 
 Standard library only.
 """
@@ -43,7 +44,9 @@ def polish(packing: Packing, bound: float) -> None:
 
 
 def _relieve(packing: Packing, rank: int) -> bool:
-    """Move an item off a rank, or exchange it for a lighter one, so that all ranks that it meets end below what this one had."""
+    """Move an item off a rank, or exchange it for a lighter one, so that all ranks that it meets
+    end below what this one had.
+    """
     had = packing.loads[rank]
     mine = sorted(packing.on_rank[rank], key=lambda i: (-packing.choices[i].option.mean_s, i))
     for item in mine:
@@ -53,7 +56,10 @@ def _relieve(packing: Packing, rank: int) -> bool:
         for option in packing.items[item].options:
             choice = packing.find(item, option, goal - option.home_s)
             if choice is not None:
-                key = (max(packing.lifted(choice), packing.loads[rank] + option.home_s), option.mean_s)
+                key = (
+                    max(packing.lifted(choice), packing.loads[rank] + option.home_s),
+                    option.mean_s,
+                )
                 if key < best_key:
                     best, best_key = choice, key
         packing.put(item, best or old)
@@ -74,7 +80,10 @@ def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
             seconds = packing.seconds_of(choice.option, (rank,))[0]
             for partner in sorted(packing.on_rank[other]):
                 theirs = packing.choices[partner]
-                if theirs.option.num_ranks > 1 or not 0 < seconds - packing.seconds_of(theirs.option, (other,))[0] < gap:
+                if (
+                    theirs.option.num_ranks > 1
+                    or not 0 < seconds - packing.seconds_of(theirs.option, (other,))[0] < gap
+                ):
                     continue
                 if _swap(packing, item, partner, had):
                     return True
@@ -83,13 +92,22 @@ def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
 
 def _swap(packing: Packing, item: int, partner: int, ceiling: float) -> bool:
     old = {item: packing.take(item), partner: packing.take(partner)}
-    wanted = {item: Choice(old[item].option, old[partner].ranks), partner: Choice(old[partner].option, old[item].ranks)}
+    wanted = {
+        item: Choice(old[item].option, old[partner].ranks),
+        partner: Choice(old[partner].option, old[item].ranks),
+    }
     home = packing.home_bytes + sum(choice.option.home_bytes for choice in wanted.values())
     for one, choice in wanted.items():
         (rank,) = choice.ranks
         room = packing.limits[rank] - packing.used[rank] >= choice.option.num_bytes[0] + home
-        allowed = any(rank in site for site in choice.option.sites) and rank not in packing.banned(one)
-        if not (room and allowed and packing.loads[rank] + packing.seconds_of(choice.option, choice.ranks)[0] < ceiling):
+        allowed = any(rank in site for site in choice.option.sites) and rank not in packing.banned(
+            one
+        )
+        if not (
+            room
+            and allowed
+            and packing.loads[rank] + packing.seconds_of(choice.option, choice.ranks)[0] < ceiling
+        ):
             break
         packing.put(one, choice)
     else:

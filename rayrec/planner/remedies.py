@@ -1,8 +1,10 @@
-"""When nothing fits: the smallest changes of each kind that would help, each tried before it is named.
+"""When nothing fits: the smallest changes of each kind that would help, each tried before it is
+named.
 
-A change is a request like the one that failed, with one thing different; only changes whose request has a plan are told. Tried in
-order of how little they cost: another sharding kind, a lifted constraint, a lighter optimizer, half-precision rows, rows in the host's
-memory, smaller batches, more memory, more hosts. Standard library only.
+A change is a request like the one that failed, with one thing different; only changes whose request
+has a plan are told. Tried in order of how little they cost: another sharding kind, a lifted
+constraint, a lighter optimizer, half-precision rows, rows in the host's memory, smaller batches,
+more memory, more hosts. Standard library only.
 """
 
 from __future__ import annotations
@@ -64,12 +66,16 @@ def find_changes(request: PlanRequest, failed: Sequence[int]) -> tuple[Change, .
     """
     found: list[Change] = []
     for attempts in (_kinds, _lift, _optimizer, _half, _storage, _batch, _memory, _hosts):
-        helped = next((change for change in attempts(request, failed) if _helps(change.request)), None)
+        helped = next(
+            (change for change in attempts(request, failed) if _helps(change.request)), None
+        )
         found += [helped] if helped else []
         if len(found) == ENOUGH:
             break
     if not found:  # one change is not enough
-        found = list(islice((change for change in _everything(request) if _helps(change.request)), 1))
+        found = list(
+            islice((change for change in _everything(request) if _helps(change.request)), 1)
+        )
     return tuple(found)
 
 
@@ -91,9 +97,20 @@ def _with_limits(request: PlanRequest, tables: Sequence[int], change: Edit) -> P
 def _kinds(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     """One more kind for the tables that failed; then all kinds for all."""
     names = " and ".join(repr(request.tables[i].name) for i in failed)
-    have = set(kinds_of(request.constraints.get(request.tables[failed[0]].name, NO_CONSTRAINTS), request.kinds))
+    have = set(
+        kinds_of(
+            request.constraints.get(request.tables[failed[0]].name, NO_CONSTRAINTS), request.kinds
+        )
+    )
     every = tuple(KINDS)
-    for kind in ("row_wise", "column_wise", "table_wise", "table_row_wise", "table_column_wise", "grid_shard"):
+    for kind in (
+        "row_wise",
+        "column_wise",
+        "table_wise",
+        "table_row_wise",
+        "table_column_wise",
+        "grid_shard",
+    ):
         if kind not in have:
             wider = [k for k in every if k in have or k == kind]
 
@@ -101,16 +118,29 @@ def _kinds(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
                 return replace(limits, kinds=wider)
 
             others = _keep_kinds(request, failed)
-            yield Change(f"allow {kind} for {names}", _with_limits(replace(others, kinds=every), failed, add))
-    if set(request.kinds) != set(every) or any(limits.kinds for limits in request.constraints.values()):
+            yield Change(
+                f"allow {kind} for {names}", _with_limits(replace(others, kinds=every), failed, add)
+            )
+    if set(request.kinds) != set(every) or any(
+        limits.kinds for limits in request.constraints.values()
+    ):
         free = {name: replace(limits, kinds=None) for name, limits in request.constraints.items()}
-        yield Change("allow all sharding kinds for all tables", replace(request, kinds=every, constraints=free))
+        yield Change(
+            "allow all sharding kinds for all tables",
+            replace(request, kinds=every, constraints=free),
+        )
 
 
 def _keep_kinds(request: PlanRequest, failed: Sequence[int]) -> PlanRequest:
-    """The planner's own kinds written into the constraints of all other tables, so that one table may use more."""
+    """The planner's own kinds written into the constraints of all other tables, so that one table
+    may use more.
+    """
     others = [i for i in range(len(request.tables)) if i not in failed]
-    return _with_limits(request, others, lambda limits: replace(limits, kinds=kinds_of(limits, request.kinds) or limits.kinds))
+    return _with_limits(
+        request,
+        others,
+        lambda limits: replace(limits, kinds=kinds_of(limits, request.kinds) or limits.kinds),
+    )
 
 
 def _lift(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
@@ -125,21 +155,33 @@ def _lift(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     everyone = range(len(request.tables))
     for whose, tables in ((names, failed), ("all tables", everyone)):
         for attribute, word, lift in lifts:
-            limits = [request.constraints.get(request.tables[i].name, NO_CONSTRAINTS) for i in tables]
-            if any(getattr(own, attribute) is not None or (attribute == "ranks" and own.hosts is not None) for own in limits):
+            limits = [
+                request.constraints.get(request.tables[i].name, NO_CONSTRAINTS) for i in tables
+            ]
+            if any(
+                getattr(own, attribute) is not None
+                or (attribute == "ranks" and own.hosts is not None)
+                for own in limits
+            ):
                 yield Change(f"drop the {word} of {whose}", _with_limits(request, tables, lift))
 
 
 def _optimizer(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     if request.sparse_optimizer not in ("sgd", "rowwise_adagrad"):
-        yield Change(f"use rowwise_adagrad instead of {request.sparse_optimizer}", replace(request, sparse_optimizer="rowwise_adagrad"))
+        yield Change(
+            f"use rowwise_adagrad instead of {request.sparse_optimizer}",
+            replace(request, sparse_optimizer="rowwise_adagrad"),
+        )
 
 
 def _half(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     names = " and ".join(repr(request.tables[i].name) for i in failed)
     wide = {i for i, table in enumerate(request.tables) if table.data_type is DataType.FP32}
     for whose, which in ((names, wide & set(failed)), ("all tables", wide)):
-        tables = [replace(t, data_type=DataType.FP16) if i in which else t for i, t in enumerate(request.tables)]
+        tables = [
+            replace(t, data_type=DataType.FP16) if i in which else t
+            for i, t in enumerate(request.tables)
+        ]
         if which:
             yield Change(f"store {whose} as FP16", replace(request, tables=tables))
 
@@ -148,7 +190,13 @@ def _storage(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     if request.topology.device == "cuda":
         names = " and ".join(repr(request.tables[i].name) for i in failed)
         for whose, which in ((names, failed), ("all tables", range(len(request.tables)))):
-            eased = _with_limits(request, which, lambda limits: replace(limits, storage="auto") if limits.storage == "device" else limits)
+            eased = _with_limits(
+                request,
+                which,
+                lambda limits: (
+                    replace(limits, storage="auto") if limits.storage == "device" else limits
+                ),
+            )
             if eased.constraints != request.constraints:
                 yield Change(f"let {whose} lie in the host's memory (storage='auto')", eased)
 
@@ -156,7 +204,10 @@ def _storage(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 def _batch(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     size = request.batch_size // 2
     while size >= 1:
-        yield Change(f"lower batch_size from {request.batch_size} to {size} rows per rank", replace(request, batch_size=size))
+        yield Change(
+            f"lower batch_size from {request.batch_size} to {size} rows per rank",
+            replace(request, batch_size=size),
+        )
         size = size // 2 if size < 16 else size // 4
 
 
@@ -172,7 +223,15 @@ def _memory(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 def _everything(request: PlanRequest) -> Iterator[Change]:
     """All kinds and places for all tables, and more memory."""
     free = {
-        name: replace(limits, kinds=None, ranks=None, hosts=None, apart=None, together=None, min_partition=None)
+        name: replace(
+            limits,
+            kinds=None,
+            ranks=None,
+            hosts=None,
+            apart=None,
+            together=None,
+            min_partition=None,
+        )
         for name, limits in request.constraints.items()
     }
     lifted = replace(request, constraints=free, kinds=tuple(KINDS))
@@ -192,5 +251,6 @@ def _hosts(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
         if len(memory) <= MOST_RANKS:
             more: Topology = replace(topology, hosts=tuple(hosts), memory_bytes=tuple(memory))
             yield Change(
-                f"use {len(hosts)} hosts with {len(memory)} ranks instead of {topology.world_size}", replace(request, topology=more)
+                f"use {len(hosts)} hosts with {len(memory)} ranks instead of {topology.world_size}",
+                replace(request, topology=more),
             )

@@ -1,4 +1,6 @@
-"""What is asked of the planner, as one value: it can be changed, asked again, and told in an error. Standard library only."""
+"""What is asked of the planner, as one value: it can be changed, asked again, and told in an error.
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class PlanRequest:
         constraints: by table name.
         sparse_optimizer: name of the fused optimizer.
         kinds: the sharding kinds any table may use.
-        qcomms_forward, qcomms_backward: what rows and their gradients travel as; names of `CommType`.
+        qcomms_forward, qcomms_backward: what rows and their gradients travel as; names of
+            `CommType`.
         share_tables: as in `DistributedModelParallel`: CPU ranks of one host read rows in place.
     Raises:
         ConfigError: a number, kind, name or optimizer that makes no sense.
@@ -49,7 +52,9 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size={self.batch_size} must be positive: the rows per rank and step.")
+            raise ConfigError(
+                f"batch_size={self.batch_size} must be positive: the rows per rank and step."
+            )
         sparse_state(self.sparse_optimizer)
         check_kinds(self.kinds)
         Wire.of(self.qcomms_forward, self.qcomms_backward)
@@ -58,8 +63,15 @@ class PlanRequest:
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""
         wire = Wire.of(self.qcomms_forward, self.qcomms_backward)
-        shared = self.share_tables and self.topology.device == "cpu" and len(self.topology.hosts) == 1 and wire == FLOAT32
-        return table_works(self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared)
+        shared = (
+            self.share_tables
+            and self.topology.device == "cpu"
+            and len(self.topology.hosts) == 1
+            and wire == FLOAT32
+        )
+        return table_works(
+            self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared
+        )
 
     def items(self) -> list[Item]:
         """The priced items of the search.
@@ -69,7 +81,13 @@ class PlanRequest:
             ConfigError: a constraint names what does not exist.
         """
         check_constraints(self.constraints, {table.name for table in self.tables})
-        return make_items(self.tables, self.works(), self.constraints, self.kinds, CostModel(self.topology, self.sparse_optimizer))
+        return make_items(
+            self.tables,
+            self.works(),
+            self.constraints,
+            self.kinds,
+            CostModel(self.topology, self.sparse_optimizer),
+        )
 
     def has_plan(self) -> bool:
         """Whether the search finds room for every table; much cheaper than planning.

@@ -1,4 +1,5 @@
-"""Which layouts send rows home in two hops: summed inside the host first, so that fewer bytes cross between hosts.
+"""Which layouts send rows home in two hops: summed inside the host first, so that fewer bytes cross
+between hosts.
 
 The rule is the runtime's own, `rayrec.layout.takes_two_hops`. Standard library only.
 """
@@ -12,5 +13,7 @@ from rayrec.layout.kinds import takes_two_hops
 
 
 def summed_ranks(layout: Layout, hosts: Sequence[Sequence[int]]) -> int:
-    """Ranks of a host whose rows are summed before they go home: all of them on the two-hop route, else 1."""
+    """Ranks of a host whose rows are summed before they go home: all of them on the two-hop route,
+    else 1.
+    """
     return len(hosts[0]) if takes_two_hops(layout, hosts) else 1

@@ -1,15 +1,18 @@
-"""Choose an option and ranks for every item so that the slowest rank is fast and every rank's memory holds.
+"""Choose an option and ranks for every item so that the slowest rank is fast and every rank's
+memory holds.
 
-For a ceiling of T seconds the best packing is nearly the greedy one: items by falling work, each by the option that is cheapest for
-the mean rank among those that fit under T, on the least loaded ranks. So a ladder of ceilings is packed, from the lower bound up; the
-best are then polished by moving or exchanging what lies on the slowest rank and by uneven cuts, as long as that helps, and neighbours are
-seated together. Where memory is tight, an item that finds no place goes to the front and the packing starts again; the last resort packs
-by bytes alone.
+For a ceiling of T seconds the best packing is nearly the greedy one: items by falling work, each by
+the option that is cheapest for the mean rank among those that fit under T, on the least loaded
+ranks. So a ladder of ceilings is packed, from the lower bound up; the best are then polished by
+moving or exchanging what lies on the slowest rank and by uneven cuts, as long as that helps, and
+neighbours are seated together. Where memory is tight, an item that finds no place goes to the front
+and the packing starts again; the last resort packs by bytes alone.
 
-More memory makes no plan slower: besides the packing that ignores memory, those under a fixed ladder of limits count as found wherever
-they fit, and the fastest is taken. Where storages are open, `storages` fixes them step by step until such a packing fits; a later step may
-have found a plan that is faster by up to a percent. The last resort is not on the ladder: in a little more memory than it needs, a plan
-may be some percent slower. Deterministic. Standard library only.
+More memory makes no plan slower: besides the packing that ignores memory, those under a fixed
+ladder of limits count as found wherever they fit, and the fastest is taken. Where storages are
+open, `storages` fixes them step by step until such a packing fits; a later step may have found a
+plan that is faster by up to a percent. The last resort is not on the ladder: in a little more
+memory than it needs, a plan may be some percent slower. Deterministic. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,13 +31,18 @@ from rayrec.planner.storages import fixed_storages, least_bytes
 from rayrec.planner.uneven import Recutter, even_out
 
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
-FINE = tuple(1.0 + i / 32 for i in range(32))  # where the ladder ended far from the bound, on problems of at most SMALL
+# where the ladder ended far from the bound, on problems of at most SMALL
+FINE = tuple(1.0 + i / 32 for i in range(32))
 FAR = 1.05
-POLISHED, POLISHED_FINE, POLISHED_FREE = 2, 4, 16  # the best packings of the ladder; of the fine one; of that without memory limits
+# the best packings of the ladder; of the fine one; of that without memory limits
+POLISHED, POLISHED_FINE, POLISHED_FREE = 2, 4, 16
 NO_LIMIT = 1 << 62
-LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)  # memory ladder, times the bytes of a perfectly even packing
+# memory ladder, times the bytes of a perfectly even packing
+LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)
 SMALL = 4000  # items x ranks up to which every search is a fine one
-MONOTONE = 16_000  # items x ranks up to which the whole memory ladder is always searched, so that more memory makes no plan slower
+# items x ranks up to which the whole memory ladder is always searched, so that more memory makes no
+# plan slower
+MONOTONE = 16_000
 RESTARTS = 16
 
 
@@ -46,7 +54,9 @@ class NoRoom(Exception):
     free_bytes: tuple[int, ...] = ()
 
 
-def pack(items: Sequence[Item], topology: Topology, recutter: Recutter | None = None) -> list[Choice]:
+def pack(
+    items: Sequence[Item], topology: Topology, recutter: Recutter | None = None
+) -> list[Choice]:
     """A choice for every item.
 
     Args:
@@ -68,27 +78,40 @@ def pack(items: Sequence[Item], topology: Topology, recutter: Recutter | None = 
         exact = _search(items, topology, limits, bound, recutter)
         found = [exact if exact is not None else _by_bytes(items, topology, limits)]
     best = min(found, key=quality)
-    if best.slowest > bound * 1.001 and (exact_choices := solve(items, topology, best.slowest)) is not None:
+    if (
+        best.slowest > bound * 1.001
+        and (exact_choices := solve(items, topology, best.slowest)) is not None
+    ):
         return seat_neighbours(items, exact_choices, topology, limits, more=1.0)
     return [best.choices[item] for item in range(len(items))]
 
 
-def _packings(items: Sequence[Item], topology: Topology, recutter: Recutter | None) -> tuple[list[Packing], bool]:
-    """Those that fit under the memory limits, and whether the one that ignores memory is among them."""
+def _packings(
+    items: Sequence[Item], topology: Topology, recutter: Recutter | None
+) -> tuple[list[Packing], bool]:
+    """Those that fit under the memory limits, and whether the one that ignores memory is among
+    them.
+    """
     world, limits = topology.world_size, topology.memory_bytes
     bound = lower_bound(items, world)
     free = _search(items, topology, [NO_LIMIT] * world, bound, recutter)
     found: list[Packing] = []
-    fits = free is not None and all(used + free.home_bytes <= limit for used, limit in zip(free.used, limits, strict=True))
+    fits = free is not None and all(
+        used + free.home_bytes <= limit for used, limit in zip(free.used, limits, strict=True)
+    )
     if free is not None and fits:
         found.append(free)
-    if not fits or (len(items) * world <= MONOTONE and free is not None and free.slowest > bound * 1.0001):
+    if not fits or (
+        len(items) * world <= MONOTONE and free is not None and free.slowest > bound * 1.0001
+    ):
         even = least_bytes(items, world)
         mean = max(sum(limits) / world, 1.0)
         for factor in LIMITS:
             share = even * factor / mean
             if share <= 1.0:
-                packing = _search(items, topology, [int(limit * share) for limit in limits], bound, recutter)
+                packing = _search(
+                    items, topology, [int(limit * share) for limit in limits], bound, recutter
+                )
                 found += [packing] if packing is not None else []
     return found, fits
 
@@ -96,7 +119,12 @@ def _packings(items: Sequence[Item], topology: Topology, recutter: Recutter | No
 def has_room(items: Sequence[Item], topology: Topology) -> bool:
     """Whether `pack` finds room for every item, without searching for a fast packing."""
     order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
-    if _first(items, topology, topology.memory_bytes, order, lower_bound(items, topology.world_size)) is not None:
+    if (
+        _first(
+            items, topology, topology.memory_bytes, order, lower_bound(items, topology.world_size)
+        )
+        is not None
+    ):
         return True
     try:
         _by_bytes(items, topology, topology.memory_bytes)
@@ -105,7 +133,13 @@ def has_room(items: Sequence[Item], topology: Topology) -> bool:
     return True
 
 
-def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bound: float, recutter: Recutter | None) -> Packing | None:
+def _search(
+    items: Sequence[Item],
+    topology: Topology,
+    limits: Sequence[int],
+    bound: float,
+    recutter: Recutter | None,
+) -> Packing | None:
     """The best packing under some limits, or None when the greedy order finds no room."""
     order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
     best = _climb(items, topology, limits, order, bound, CEILINGS, POLISHED)
@@ -120,7 +154,9 @@ def _search(items: Sequence[Item], topology: Topology, limits: Sequence[int], bo
     if recutter is not None:
         even_out(best, recutter, bound)
     choices = [best.choices[item] for item in range(len(items))]
-    return _packed(topology, items, limits, dict(enumerate(seat_neighbours(items, choices, topology, limits))))
+    return _packed(
+        topology, items, limits, dict(enumerate(seat_neighbours(items, choices, topology, limits)))
+    )
 
 
 def _climb(
@@ -147,8 +183,16 @@ def _climb(
     return min(ladder[:polished], key=quality, default=None)
 
 
-def _first(items: Sequence[Item], topology: Topology, limits: Sequence[int], order: Sequence[int], ceiling: float) -> Packing | None:
-    """Greedy under a ceiling; items that found no room go to the front of another attempt. None when that does not help."""
+def _first(
+    items: Sequence[Item],
+    topology: Topology,
+    limits: Sequence[int],
+    order: Sequence[int],
+    ceiling: float,
+) -> Packing | None:
+    """Greedy under a ceiling; items that found no room go to the front of another attempt. None
+    when that does not help.
+    """
     order = list(order)
     for _ in range(RESTARTS):
         packing = Packing(topology, items, limits)
@@ -163,7 +207,9 @@ def _first(items: Sequence[Item], topology: Topology, limits: Sequence[int], ord
 
 
 def _place_all(packing: Packing, order: Sequence[int], ceiling: float) -> int | None:
-    """Place items in order, each by the first option that fits under the ceiling, else by the least harmful. The first without room."""
+    """Place items in order, each by the first option that fits under the ceiling, else by the least
+    harmful. The first without room.
+    """
     for item in order:
         choice = _under(packing, item, ceiling - packing.home_s) or _least_harm(packing, item)
         if choice is None:
@@ -197,7 +243,9 @@ def _least_harm(packing: Packing, item: int) -> Choice | None:
 
 
 def _tidy(packing: Packing, order: Sequence[int]) -> None:
-    """Undo splits that do not help: every item to its cheapest option that leaves the slowest rank no slower. Small items first."""
+    """Undo splits that do not help: every item to its cheapest option that leaves the slowest rank
+    no slower. Small items first.
+    """
     slowest = packing.slowest
     for item in reversed(order):
         options = packing.items[item].options
@@ -205,7 +253,9 @@ def _tidy(packing: Packing, order: Sequence[int]) -> None:
             continue
         old = packing.take(item)
         better = _under(packing, item, slowest - packing.home_s)
-        packing.put(item, better if better is not None and better.option.mean_s < old.option.mean_s else old)
+        packing.put(
+            item, better if better is not None and better.option.mean_s < old.option.mean_s else old
+        )
 
 
 def _rebuilt(packing: Packing) -> Packing:
@@ -213,7 +263,9 @@ def _rebuilt(packing: Packing) -> Packing:
     return _packed(packing.topology, packing.items, packing.limits, packing.choices)
 
 
-def _packed(topology: Topology, items: Sequence[Item], limits: Sequence[int], choices: Mapping[int, Choice]) -> Packing:
+def _packed(
+    topology: Topology, items: Sequence[Item], limits: Sequence[int], choices: Mapping[int, Choice]
+) -> Packing:
     fresh = Packing(topology, items, limits)
     for item, choice in sorted(choices.items()):
         fresh.put(item, choice)
@@ -226,7 +278,9 @@ def _by_bytes(items: Sequence[Item], topology: Topology, limits: Sequence[int]) 
     Raises:
         NoRoom: an item found no place.
     """
-    order = sorted(range(len(items)), key=lambda i: (-min(o.most_bytes for o in items[i].options), i))
+    order = sorted(
+        range(len(items)), key=lambda i: (-min(o.most_bytes for o in items[i].options), i)
+    )
     packing = Packing(topology, items, limits, by_bytes=True)
     failed = _place_all(packing, order, 0.0)
     if failed is not None:

@@ -1,7 +1,9 @@
-"""Uneven cuts: a table that is split over the slowest rank gives rows, or columns, of its piece there to its pieces elsewhere.
+"""Uneven cuts: a table that is split over the slowest rank gives rows, or columns, of its piece
+there to its pieces elsewhere.
 
-A piece's seconds rise with its size almost in a line, so the sizes that level the ranks under a common ceiling are found by bisection
-from two prices; what they are worth is then priced anew and counts only if the slowest rank gets faster. Standard library only.
+A piece's seconds rise with its size almost in a line, so the sizes that level the ranks under a
+common ceiling are found by bisection from two prices; what they are worth is then priced anew and
+counts only if the slowest rank gets faster. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Recutter:
         works: of every table. min_partition: of every table, in columns.
     """
 
-    def __init__(self, works: Sequence[TableWork], costs: CostModel, min_partition: Sequence[int | None]) -> None:
+    def __init__(
+        self, works: Sequence[TableWork], costs: CostModel, min_partition: Sequence[int | None]
+    ) -> None:
         self._works, self._costs, self._min_partition = works, costs, min_partition
 
     def axis(self, tables: Sequence[int], choice: Choice) -> Axis | None:
@@ -60,7 +64,9 @@ class Recutter:
         cuts = (0, *accumulate(sizes))
         moved = replace(template, row_cuts=cuts) if rows else replace(template, col_cuts=cuts)
         work = replace(self._works[table], storage=choice.option.storages[0])
-        (option,) = price_options(work, [Candidate(candidate.kind, moved, candidate.sites)], self._costs)
+        (option,) = price_options(
+            work, [Candidate(candidate.kind, moved, candidate.sites)], self._costs
+        )
         return Choice(option, choice.ranks)
 
 
@@ -71,12 +77,17 @@ def even_out(packing: Packing, recutter: Recutter, bound: float) -> None:
         if before <= bound * NEAR:
             return
         rank = packing.order()[-1]
-        if not any(_shift(packing, recutter, item, before * (1 - GAIN)) for item in sorted(packing.on_rank[rank])):
+        if not any(
+            _shift(packing, recutter, item, before * (1 - GAIN))
+            for item in sorted(packing.on_rank[rank])
+        ):
             return
 
 
 def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool:
-    """Level the ranks of one item; undone unless the slowest rank of all then takes less than `goal`."""
+    """Level the ranks of one item; undone unless the slowest rank of all then takes less than
+    `goal`.
+    """
     tables, old = packing.items[item].tables, packing.choices[item]
     axis = recutter.axis(tables, old)
     if axis is None:
@@ -90,7 +101,11 @@ def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool
     packing.take(item)
     lines = _lines(packing, recutter, tables[0], old, axis, sizes)
     wanted = _level([packing.loads[rank] for rank in old.ranks], lines, sum(sizes), axis)
-    new = recutter.cut(tables[0], old, axis.rows, wanted) if wanted is not None and wanted != sizes else None
+    new = (
+        recutter.cut(tables[0], old, axis.rows, wanted)
+        if wanted is not None and wanted != sizes
+        else None
+    )
     if new is not None:
         packing.put(item, new)
         if packing.slowest < goal and min(packing.free_bytes()) >= 0:
@@ -103,12 +118,24 @@ def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool
 Line = tuple[float, float]  # seconds of nothing, seconds per unit of size
 
 
-def _lines(packing: Packing, recutter: Recutter, table: int, choice: Choice, axis: Axis, sizes: Sequence[int]) -> list[Line]:
-    """What a piece takes by its size, on each of the ranks: through the piece of today and one of another size."""
+def _lines(
+    packing: Packing,
+    recutter: Recutter,
+    table: int,
+    choice: Choice,
+    axis: Axis,
+    sizes: Sequence[int],
+) -> list[Line]:
+    """What a piece takes by its size, on each of the ranks: through the piece of today and one of
+    another size.
+    """
     total, count = sum(sizes), len(sizes)
     odd = total % axis.unit  # columns that only the last block may have
     other = [total - (count - 1) * axis.least - odd, *[axis.least] * (count - 2), axis.least + odd]
-    large, small = (packing.seconds_of(option, choice.ranks) for option in _extremes(recutter, table, choice, axis, other))
+    large, small = (
+        packing.seconds_of(option, choice.ranks)
+        for option in _extremes(recutter, table, choice, axis, other)
+    )
     now = packing.seconds_of(choice.option, choice.ranks)
     lines = []
     for i, (size, seconds) in enumerate(zip(sizes, now, strict=True)):
@@ -118,24 +145,37 @@ def _lines(packing: Packing, recutter: Recutter, table: int, choice: Choice, axi
     return lines
 
 
-def _extremes(recutter: Recutter, table: int, choice: Choice, axis: Axis, sizes: Sequence[int]) -> tuple[Option, Option]:
-    """Options that hold, at every position, the largest piece or the smallest: their seconds at a position are what counts."""
+def _extremes(
+    recutter: Recutter, table: int, choice: Choice, axis: Axis, sizes: Sequence[int]
+) -> tuple[Option, Option]:
+    """Options that hold, at every position, the largest piece or the smallest: their seconds at a
+    position are what counts.
+    """
     option = recutter.cut(table, choice, axis.rows, sizes).option
     large = {near: (values[0],) * len(values) for near, values in option.seconds.items()}
     small = {near: (values[-1],) * len(values) for near, values in option.seconds.items()}
     return replace(option, seconds=large), replace(option, seconds=small)
 
 
-def _level(loads: Sequence[float], lines: Sequence[Line], total: int, axis: Axis) -> list[int] | None:
-    """Sizes that add up to `total` and make the slowest of the ranks as fast as can be; None when a line is flat."""
+def _level(
+    loads: Sequence[float], lines: Sequence[Line], total: int, axis: Axis
+) -> list[int] | None:
+    """Sizes that add up to `total` and make the slowest of the ranks as fast as can be; None when a
+    line is flat.
+    """
     if any(slope <= 0 for _, slope in lines):
         return None
 
     def sizes_under(ceiling: float) -> list[float]:
-        return [max((ceiling - load - start) / slope, axis.least) for load, (start, slope) in zip(loads, lines, strict=True)]
+        return [
+            max((ceiling - load - start) / slope, axis.least)
+            for load, (start, slope) in zip(loads, lines, strict=True)
+        ]
 
     low = min(load + start for load, (start, _) in zip(loads, lines, strict=True))
-    high = max(load + start + slope * total for load, (start, slope) in zip(loads, lines, strict=True))
+    high = max(
+        load + start + slope * total for load, (start, slope) in zip(loads, lines, strict=True)
+    )
     high = _bisect(low, high, lambda ceiling: sum(sizes_under(ceiling)) >= total)
     wanted = sizes_under(high)
     sizes = [max(int(size) // axis.unit * axis.unit, axis.least) for size in wanted]

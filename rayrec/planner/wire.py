@@ -1,7 +1,9 @@
-"""What rows and their gradients cost between ranks by the type they travel as: bytes on the wire, and passes over memory to code them.
+"""What rows and their gradients cost between ranks by the type they travel as: bytes on the wire,
+and passes over memory to code them.
 
-The types are those of `rayrec.comm.codec`, which needs torch and stays out; a test holds this table against it. Everything is told per
-byte of float32, which rows are at either end. Standard library only.
+The types are those of `rayrec.comm.codec`, which needs torch and stays out; a test holds this table
+against it. Everything is told per byte of float32, which rows are at either end. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ class Coding:
     """One type on the wire.
 
     Attributes:
-        size: bytes on the wire. passes: bytes read and written to encode, and as many again to decode; 0 where nothing is coded.
+        size: bytes on the wire. passes: bytes read and written to encode, and as many again to
+            decode; 0 where nothing is coded.
     """
 
     size: float = 1.0
@@ -25,7 +28,9 @@ class Coding:
 
     @property
     def copies(self) -> float:
-        """Bytes that either end holds more of: what is coded, and float32 apart from the exchange's own memory."""
+        """Bytes that either end holds more of: what is coded, and float32 apart from the exchange's
+        own memory.
+        """
         return 1 + self.size if self.passes else 0.0
 
 
@@ -53,7 +58,10 @@ class Wire(NamedTuple):
         """
         for direction, name in (("forward", forward), ("backward", backward)):
             if name not in CODINGS:
-                raise ConfigError(f"qcomms_{direction}={name!r} is unknown; the types on the wire are {', '.join(CODINGS)}.")
+                raise ConfigError(
+                    f"qcomms_{direction}={name!r} is unknown; the types on the wire "
+                    f"are {', '.join(CODINGS)}."
+                )
         return cls(CODINGS[forward], CODINGS[backward])
 
 

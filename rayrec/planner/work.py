@@ -1,10 +1,12 @@
 """How much of each thing a table asks of a rank: ids, rows and bytes, for any layout.
 
-The two halves of every price and every buffer: `TableWork` says what a step does with a table, `shard_traffic` how much of it meets
-the rectangles that one rank owns. Ids follow a Zipf law over rows whose order is hashed or shuffled, so that any block of rows has its
-share of the frequent ones. What travels is what `distributed.route` packs: per feature, row
-block and destination rank a header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when pooled, the
-lengths (4 bytes a bag); and per bag a pooled row. Bags without ids in a row block stay at home. Standard library only.
+The two halves of every price and every buffer: `TableWork` says what a step does with a table,
+`shard_traffic` how much of it meets the rectangles that one rank owns. Ids follow a Zipf law over
+rows whose order is hashed or shuffled, so that any block of rows has its share of the frequent
+ones. What travels is what `distributed.route` packs: per feature, row block and destination rank a
+header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when
+pooled, the lengths (4 bytes a bag); and per bag a pooled row. Bags without ids in a row block stay
+at home. Standard library only.
 """
 
 from __future__ import annotations
@@ -40,11 +42,14 @@ class TableWork:
         pooling_factor: mean ids per bag. weighted: a weight travels with each id.
         pooled: a bag gives one row; else every id gives one.
         skew: exponent of the Zipf law of its ids; 0 means uniform.
-        storage: where its rows lie. gpu: the rank is one, so that the host's memory is another than its own.
+        storage: where its rows lie. gpu: the rank is one, so that the host's memory is another than
+            its own.
         wire: what rows and gradients travel as; one rank alone codes nothing.
-        in_place: every rank reads its rows where they lie, so that none travel; see `rayrec.distributed.shared.in_place`.
+        in_place: every rank reads its rows where they lie, so that none travel; see
+            `rayrec.distributed.shared.in_place`.
         distinct_at_home: different rows among the ids of one rank.
-        distinct: different rows among the ids of all ranks, as is to be expected; a block of rows has its share of them.
+        distinct: different rows among the ids of all ranks, as is to be expected; a block of rows
+            has its share of them.
         missed: share of them that a cache does not hold; 0 without a cache.
     """
 
@@ -69,8 +74,16 @@ class TableWork:
     def __post_init__(self) -> None:
         ids, kept = self.world_size * self.ids, self.storage.load_factor if self.gpu else None
         object.__setattr__(self, "distinct", distinct_rows(self.rows, ids, self.skew))
-        object.__setattr__(self, "distinct_at_home", distinct_rows(self.rows, self.ids, self.skew) if self.in_place else 0.0)
-        held = 1.0 if kept is None else distinct_rows(self.rows, ids, self.skew, round(kept * self.rows)) / self.distinct
+        object.__setattr__(
+            self,
+            "distinct_at_home",
+            distinct_rows(self.rows, self.ids, self.skew) if self.in_place else 0.0,
+        )
+        held = (
+            1.0
+            if kept is None
+            else distinct_rows(self.rows, ids, self.skew, round(kept * self.rows)) / self.distinct
+        )
         object.__setattr__(self, "missed", 1.0 - held)
 
     @property
@@ -104,7 +117,8 @@ def table_work(
     storage: Storage | None = None,
     share_tables: bool = False,
 ) -> TableWork:
-    """The work of one table for `batch_size` rows per rank, where its constraints let it lie first unless `storage` is given.
+    """The work of one table for `batch_size` rows per rank, where its constraints let it lie first
+    unless `storage` is given.
 
     Args:
         share_tables: rows are read in place.
@@ -153,8 +167,9 @@ NO_TRAFFIC = Traffic(0.0, 0.0)
 def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
     """Rows that a shard returns to one source rank.
 
-    Sequences: one for every id that meets it. Pooled: one per bag; of row blocks one per bag with ids there where few bags have any,
-    unless rows are read in place. As many as the fullest of several features or tables has: two standard deviations more than the mean.
+    Sequences: one for every id that meets it. Pooled: one per bag; of row blocks one per bag with
+    ids there where few bags have any, unless rows are read in place. As many as the fullest of
+    several features or tables has: two standard deviations more than the mean.
 
     Args:
         summed: ranks of a host that sum their rows first, see `routes`; those are of all bags.
@@ -162,8 +177,18 @@ def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
     share = len(shard.rows) / work.rows
     if not work.pooled:
         return work.ids * share
-    filled = share * work.pooling_factor if work.pooling_factor < 1 else 1.0 - (1.0 - share) ** work.pooling_factor
-    if share == 1.0 or summed > 1 or work.in_place or filled >= COMPACT_BELOW or math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS:
+    filled = (
+        share * work.pooling_factor
+        if work.pooling_factor < 1
+        else 1.0 - (1.0 - share) ** work.pooling_factor
+    )
+    if (
+        share == 1.0
+        or summed > 1
+        or work.in_place
+        or filled >= COMPACT_BELOW
+        or math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS
+    ):
         return work.bags
     mean = work.batch_size * filled
     return work.features * min(work.batch_size, mean + 2 * math.sqrt(mean * (1.0 - filled)))
@@ -174,10 +199,17 @@ def shard_traffic(work: TableWork, shards: Sequence[Shard], summed: int = 1) -> 
     blocks = {(shard.rows.start, shard.rows.stop): shard for shard in shards}
     fraction = sum(stop - start for start, stop in blocks) / work.rows
     per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
-    lengths = sum(returned_rows(work, shard, summed) for shard in blocks.values()) * LENGTH_BYTES if work.pooled else 0
+    lengths = (
+        sum(returned_rows(work, shard, summed) for shard in blocks.values()) * LENGTH_BYTES
+        if work.pooled
+        else 0
+    )
     if work.in_place and not work.pooled:
         fraction = len(blocks)  # owners pick their ids themselves
     return Traffic(
-        id_bytes=work.ids * fraction * per_id + len(blocks) * work.features * HEADER_BYTES + lengths,
-        row_bytes=sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards) * ROW_ELEMENT_BYTES,
+        id_bytes=work.ids * fraction * per_id
+        + len(blocks) * work.features * HEADER_BYTES
+        + lengths,
+        row_bytes=sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards)
+        * ROW_ELEMENT_BYTES,
     )

@@ -1,9 +1,10 @@
 """How many rows of a table a step touches when some are asked for more often than others.
 
-An id is the row of rank r (by how often it is asked for) with probability r^-s / H, a Zipf law of exponent s; s = 0 makes all rows equal.
-Of n ids, a row of probability p is among them with probability 1 - e^(-n p); the sum over all rows is taken row by row over the most
-frequent ones and by Gauss's quadrature over log-spaced intervals of the rest: about a hundred terms whatever the table's size, within
-0.1% of the whole sum. Standard library only.
+An id is the row of rank r (by how often it is asked for) with probability r^-s / H, a Zipf law of
+exponent s; s = 0 makes all rows equal. Of n ids, a row of probability p is among them with
+probability 1 - e^(-n p); the sum over all rows is taken row by row over the most frequent ones and
+by Gauss's quadrature over log-spaced intervals of the rest: about a hundred terms whatever the
+table's size, within 0.1% of the whole sum. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from functools import lru_cache
 
 HEAD = 24  # ranks that are summed one by one
 SPACING = 0.7  # width of the other intervals, in ln(rank)
-NODES = ((-math.sqrt(0.6), 5 / 18), (0.0, 8 / 18), (math.sqrt(0.6), 5 / 18))  # of an interval, and their weights
+# of an interval, and their weights
+NODES = ((-math.sqrt(0.6), 5 / 18), (0.0, 8 / 18), (math.sqrt(0.6), 5 / 18))
 STEEPEST = 8.0  # skew beyond which every id of a step is one of a few rows
 HALVINGS = 40
 
 
 @lru_cache(maxsize=4096)
 def _ranks(rows: int) -> tuple[tuple[float, float], ...]:
-    """(ln rank, number of rows that it stands for) of terms whose sum is that over the ranks 1 .. rows."""
+    """(ln rank, number of rows that it stands for) of terms whose sum is that over the ranks 1 ..
+    rows.
+    """
     found = [(math.log(rank), 1.0) for rank in range(1, min(rows, HEAD) + 1)]
     if rows > HEAD:
         low, high = math.log(HEAD + 0.5), math.log(rows + 0.5)
@@ -53,11 +57,14 @@ def distinct_rows(rows: int, ids: float, skew: float = 0.0, first: int | None = 
     if skew == 0.0:
         return -counted * math.expm1(-ids / rows)
     scale = -ids / _total(rows, skew)
-    return -sum(count * math.expm1(scale * math.exp(-skew * rank)) for rank, count in _ranks(counted))
+    return -sum(
+        count * math.expm1(scale * math.exp(-skew * rank)) for rank, count in _ranks(counted)
+    )
 
 
 def fit_skew(rows: int, ids: float, seen: float) -> float:
-    """The exponent for which so many ids are expected to be of so many different rows; 0 where uniform ids would repeat as often.
+    """The exponent for which so many ids are expected to be of so many different rows; 0 where
+    uniform ids would repeat as often.
 
     Args:
         rows: of the table. ids: of a sample. seen: different ones among them.

@@ -43,8 +43,13 @@ input { font: inherit; color: inherit; background: var(--panel); border: 1px sol
 
 
 def _fills() -> str:
-    parts = [f".p{i} {{ fill: {color}; background: {color}; }}" for i, color in enumerate(PART_COLORS)]
-    kinds = [f".k-{kind} {{ fill: {color}; background: {color}; }}" for kind, color in KIND_COLORS.items()]
+    parts = [
+        f".p{i} {{ fill: {color}; background: {color}; }}" for i, color in enumerate(PART_COLORS)
+    ]
+    kinds = [
+        f".k-{kind} {{ fill: {color}; background: {color}; }}"
+        for kind, color in KIND_COLORS.items()
+    ]
     return "\n".join([*parts, *kinds])
 
 

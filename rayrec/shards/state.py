@@ -1,8 +1,10 @@
-"""What a checkpoint sees of a model: rectangles of tables with their optimizer state, as live tensors.
+"""What a checkpoint sees of a model: rectangles of tables with their optimizer state, as live
+tensors.
 
-A `ShardState` is a view, not a copy: saving reads it in bounded chunks, restoring writes into it. Row-wise optimizers keep one value per
-row of a shard, (rows,); element-wise ones one per element, (rows, cols). The package knows neither modules nor process groups; the one
-collective it needs is handed in as a `Gather`.
+A `ShardState` is a view, not a copy: saving reads it in bounded chunks, restoring writes into it.
+Row-wise optimizers keep one value per row of a shard, (rows,); element-wise ones one per element,
+(rows, cols). The package knows neither modules nor process groups; the one collective it needs is
+handed in as a `Gather`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class ShardState:
     Attributes:
         shard: the rectangle, and the rank that owns it.
         weight: (rows, cols), float32, float16 or bfloat16, on any device; may be strided.
-        optimizer: state name -> (rows,) row-wise or (rows, cols) element-wise; empty for SGD, or to restore the weights alone.
+        optimizer: state name -> (rows,) row-wise or (rows, cols) element-wise; empty for SGD, or to
+            restore the weights alone.
     Raises:
         ShapeError: a tensor does not have the shape of the rectangle.
     """
@@ -46,15 +49,21 @@ class ShardState:
         rows, cols = self.shard.shape
         where = f"{describe(self.shard)} of table {self.shard.table!r} on rank {self.shard.rank}"
         if tuple(self.weight.shape) != (rows, cols):
-            raise ShapeError(f"the weight of {where} has shape {tuple(self.weight.shape)}, not ({rows}, {cols}).")
+            raise ShapeError(
+                f"the weight of {where} has shape {tuple(self.weight.shape)}, not ({rows}, {cols})."
+            )
         for name, state in self.optimizer.items():
             if tuple(state.shape) not in ((rows,), (rows, cols)):
                 raise ShapeError(
-                    f"optimizer state {name!r} of {where} has shape {tuple(state.shape)}; it must be ({rows},), one value per row, "
+                    f"optimizer state {name!r} of {where} has shape {tuple(state.shape)}; it must "
+                    f"be ({rows},), one value per row, "
                     f"or ({rows}, {cols}), one per element."
                 )
             if name == WEIGHT:
-                raise ShapeError(f"optimizer state of {where} is called {WEIGHT!r}, the name of the rows themselves; rename it.")
+                raise ShapeError(
+                    f"optimizer state of {where} is called {WEIGHT!r}, the name of "
+                    "the rows themselves; rename it."
+                )
 
     def tensors(self) -> dict[str, Tensor]:
         """The weight and the optimizer state by column name, weight first."""

@@ -1,8 +1,10 @@
-"""`JaggedTensor`: a list of B bags of different lengths as one tensor of values and their lengths or offsets.
+"""`JaggedTensor`: a list of B bags of different lengths as one tensor of values and their lengths
+or offsets.
 
-Lengths and offsets derive from each other, lazily and once. A tensor is never copied here: bags are slices of the values. Names,
-argument order and meaning are TorchRec's, so that its users feel at home; torch.jit scripting is left out. One difference: a jagged
-tensor of no bags has offsets [0], never an empty tensor, so every consumer may read offsets[-1].
+Lengths and offsets derive from each other, lazily and once. A tensor is never copied here: bags are
+slices of the values. Names, argument order and meaning are TorchRec's, so that its users feel at
+home; torch.jit scripting is left out. One difference: a jagged tensor of no bags has offsets [0],
+never an empty tensor, so every consumer may read offsets[-1].
 
     # B bags, N values in all, D optional width of a value
 """
@@ -24,7 +26,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
-    """Lengths or offsets as they are; those of no bags as integers, since torch makes floats of an empty list.
+    """Lengths or offsets as they are; those of no bags as integers, since torch makes floats of an
+    empty list.
 
     Raises:
         InputError: they are of no integer type.
@@ -32,7 +35,9 @@ def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
     if not isinstance(sizes, Tensor) or sizes.dtype in _INTEGERS:
         return sizes
     if sizes.numel():
-        raise InputError(f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or {name}.long().")
+        raise InputError(
+            f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or {name}.long()."
+        )
     return sizes.long()
 
 
@@ -48,7 +53,11 @@ def bags_of(values: Tensor, offsets: Tensor) -> list[Tensor]:
 
 def describe(tensor: Tensor | None) -> str:
     """Shape and dtype in one word, for repr."""
-    return "None" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return (
+        "None"
+        if tensor is None
+        else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    )
 
 
 class JaggedTensor:
@@ -63,7 +72,13 @@ class JaggedTensor:
         InputError: neither lengths nor offsets are given, or they are not integers.
     """
 
-    def __init__(self, values: Tensor, weights: Tensor | None = None, lengths: Tensor | None = None, offsets: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
         if lengths is None and offsets is None:
             raise InputError("a JaggedTensor needs lengths or offsets; both are None.")
         offsets = whole_offsets(integer_sizes("offsets", offsets))
@@ -87,7 +102,9 @@ class JaggedTensor:
 
     @staticmethod
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
-        """No bags, dtypes and device of `jt`; with `device`, uninitialised tensors of its shapes there, for a later copy."""
+        """No bags, dtypes and device of `jt`; with `device`, uninitialised tensors of its shapes
+        there, for a later copy.
+        """
         if device is not None:
             return jt._map(lambda t: torch.empty_like(t, device=device))
         weights = jt.weights_or_none()
@@ -98,23 +115,31 @@ class JaggedTensor:
         )
 
     @staticmethod
-    def from_dense(values: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> JaggedTensor:
+    def from_dense(
+        values: Sequence[Tensor], weights: Sequence[Tensor] | None = None
+    ) -> JaggedTensor:
         """One bag per tensor of `values`; `weights` has the same shapes.
 
         Raises:
             InputError: `values` is an empty list, whose dtype nobody knows.
         """
         if not values:
-            raise InputError("from_dense needs at least one tensor; use JaggedTensor.empty() for no bags.")
+            raise InputError(
+                "from_dense needs at least one tensor; use JaggedTensor.empty() for no bags."
+            )
         flat = torch.cat(list(values))
         return JaggedTensor(
             values=flat,
             weights=None if weights is None else torch.cat(list(weights)),
-            lengths=torch.tensor([len(bag) for bag in values], dtype=torch.int32, device=flat.device),
+            lengths=torch.tensor(
+                [len(bag) for bag in values], dtype=torch.int32, device=flat.device
+            ),
         )
 
     @staticmethod
-    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+    def from_dense_lengths(
+        values: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> JaggedTensor:
         """The first lengths[b] values of each row b.
 
         Args:
@@ -122,8 +147,12 @@ class JaggedTensor:
             lengths: (B,) integers in [0, L].
             weights: (B, L) or None.
         """
-        mask = torch.arange(values.size(1), device=values.device).expand(values.size(0), -1) < lengths.unsqueeze(-1)
-        return JaggedTensor(values=values[mask], weights=None if weights is None else weights[mask], lengths=lengths)
+        mask = torch.arange(values.size(1), device=values.device).expand(
+            values.size(0), -1
+        ) < lengths.unsqueeze(-1)
+        return JaggedTensor(
+            values=values[mask], weights=None if weights is None else weights[mask], lengths=lengths
+        )
 
     def values(self) -> Tensor:
         """(N,) or (N, D)."""
@@ -132,7 +161,9 @@ class JaggedTensor:
     def weights(self) -> Tensor:
         """(N,); InputError when there are none."""
         if self._weights is None:
-            raise InputError("this JaggedTensor has no weights; ask weights_or_none() or construct it with weights.")
+            raise InputError(
+                "this JaggedTensor has no weights; ask weights_or_none() or construct it with weights."
+            )
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
@@ -177,15 +208,25 @@ class JaggedTensor:
         """B views of the weights, or None."""
         return None if self._weights is None else bags_of(self._weights, self.offsets())
 
-    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
-        """(B, L) or (B, L, D): bags cut or padded to L = `desired_length`, by default the longest bag (one host sync)."""
-        return ops.jagged_to_padded_dense(self._values, self.offsets(), self._width(desired_length), padding_value)
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
+        """(B, L) or (B, L, D): bags cut or padded to L = `desired_length`, by default the longest
+        bag (one host sync).
+        """
+        return ops.jagged_to_padded_dense(
+            self._values, self.offsets(), self._width(desired_length), padding_value
+        )
 
-    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor | None:
         """(B, L) weights, as `to_padded_dense`, or None."""
         if self._weights is None:
             return None
-        return ops.jagged_to_padded_dense(self._weights, self.offsets(), self._width(desired_length), padding_value)
+        return ops.jagged_to_padded_dense(
+            self._weights, self.offsets(), self._width(desired_length), padding_value
+        )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
         """All tensors on `device`."""
@@ -234,4 +275,6 @@ def _unflatten(leaves: Any, present: Any) -> JaggedTensor:
     return JaggedTensor(*(next(leaf) if has else None for has in present))  # type: ignore[arg-type]
 
 
-register_pytree_node(JaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.JaggedTensor")
+register_pytree_node(
+    JaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.JaggedTensor"
+)

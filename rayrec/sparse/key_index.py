@@ -1,8 +1,10 @@
-"""Where the bags of each key lie: lengths, offsets, strides, and what the host knows of them, derived lazily and cached.
+"""Where the bags of each key lie: lengths, offsets, strides, and what the host knows of them,
+derived lazily and cached.
 
-`KeyIndex` is the part of a KeyedJaggedTensor that does not depend on its values' content. Lengths and offsets derive from each other on
-the device; strides are host integers from shapes; the lengths per key need one host sync, read from the offsets at the keys' cuts (3 us at
-200 keys of 8192 bags on CPU, where a sum over the lengths takes 769 us).
+`KeyIndex` is the part of a KeyedJaggedTensor that does not depend on its values' content. Lengths
+and offsets derive from each other on the device; strides are host integers from shapes; the lengths
+per key need one host sync, read from the offsets at the keys' cuts (3 us at 200 keys of 8192 bags
+on CPU, where a sum over the lengths takes 769 us).
 
     # F keys, B bags per key (the stride), R ranks
 """
@@ -62,7 +64,8 @@ class KeyIndex:
         if self._lengths is None:
             if self._offsets is None:
                 raise InputError(
-                    f"the KeyedJaggedTensor of keys {self._keys[:5]} has neither lengths nor offsets; construct it with one of them."
+                    f"the KeyedJaggedTensor of keys {self._keys[:5]} has neither lengths nor "
+                    "offsets; construct it with one of them."
                 )
             self._lengths = torch.diff(self._offsets)
         return self._lengths
@@ -82,7 +85,8 @@ class KeyIndex:
         return self._offsets
 
     def stride(self) -> int:
-        """B; for a VBE batch the columns of the inverse indices, or without them the most bags of any key.
+        """B; for a VBE batch the columns of the inverse indices, or without them the most bags of
+        any key.
 
         Raises:
             ShapeError: the number of lengths is no multiple of the number of keys.
@@ -95,7 +99,9 @@ class KeyIndex:
         """Bags of each key."""
         if self._stride_per_key is None:
             ranks = self._stride_per_key_per_rank
-            self._stride_per_key = [self.stride()] * len(self._keys) if ranks is None else [sum(row) for row in ranks]
+            self._stride_per_key = (
+                [self.stride()] * len(self._keys) if ranks is None else [sum(row) for row in ranks]
+            )
         return self._stride_per_key
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
@@ -109,7 +115,10 @@ class KeyIndex:
     def inverse_indices(self) -> InverseIndices:
         """(keys, (F, B)); InputError when there are none."""
         if self._inverse_indices is None:
-            raise InputError(f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse indices; ask inverse_indices_or_none().")
+            raise InputError(
+                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse "
+                "indices; ask inverse_indices_or_none()."
+            )
         return self._inverse_indices
 
     def inverse_indices_or_none(self) -> InverseIndices | None:
@@ -158,7 +167,8 @@ class KeyIndex:
         sizes = self._offsets.numel() - 1 if self._offsets is not None else self.lengths().numel()
         if sizes % len(self._keys):
             raise ShapeError(
-                f"{sizes} lengths do not divide over {len(self._keys)} keys {self._keys[:5]}; every key needs one length per bag."
+                f"{sizes} lengths do not divide over {len(self._keys)} keys {self._keys[:5]}; "
+                "every key needs one length per bag."
             )
         return sizes // len(self._keys)
 
@@ -170,7 +180,10 @@ class KeyIndex:
             return [each + rest, *[each] * (len(self._keys) - 1)]
         cuts, offsets = self.lengths_offset_per_key(), self.offsets()
         if cuts[-1] != offsets.numel() - 1:
-            raise ShapeError(f"{offsets.numel() - 1} lengths, but the bags of keys {self._keys[:5]} number {self.stride_per_key()[:5]}.")
+            raise ShapeError(
+                f"{offsets.numel() - 1} lengths, but the bags of keys "
+                f"{self._keys[:5]} number {self.stride_per_key()[:5]}."
+            )
         if self.variable_stride_per_key() or not self.stride():
             offsets = offsets[torch.tensor(cuts, device=offsets.device)]
         else:

@@ -1,7 +1,9 @@
-"""`KeyedTensor`: dense tensors of different widths side by side in one tensor, each found by its key.
+"""`KeyedTensor`: dense tensors of different widths side by side in one tensor, each found by its
+key.
 
-What an EmbeddingBagCollection returns: (B, sum of widths). Views and regrouping cost nothing or one copy; a group whose keys lie side by
-side in one tensor is a view. Names, argument order and meaning are TorchRec's.
+What an EmbeddingBagCollection returns: (B, sum of widths). Views and regrouping cost nothing or one
+copy; a group whose keys lie side by side in one tensor is a view. Names, argument order and meaning
+are TorchRec's.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class KeyedTensor:
         self._offset_per_key, self._index_per_key = offset_per_key, index_per_key
 
     @staticmethod
-    def from_tensor_list(keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1) -> KeyedTensor:
+    def from_tensor_list(
+        keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
+    ) -> KeyedTensor:
         """Join one tensor per key along `cat_dim`.
 
         Raises:
@@ -55,7 +59,12 @@ class KeyedTensor:
             raise ShapeError(
                 f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one tensor per key, at least one."
             )
-        return KeyedTensor(keys, [tensor.shape[key_dim] for tensor in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
+        return KeyedTensor(
+            keys,
+            [tensor.shape[key_dim] for tensor in tensors],
+            torch.cat(list(tensors), dim=cat_dim),
+            key_dim,
+        )
 
     def keys(self) -> list[str]:
         """F names."""
@@ -102,21 +111,30 @@ class KeyedTensor:
         if key not in self.index_per_key():
             raise UnknownKeyError(f"no key {key!r} in this KeyedTensor; it has {self._keys}.")
         index = self.index_per_key()[key]
-        return self._values.narrow(self._key_dim, self.offset_per_key()[index], self._length_per_key[index])
+        return self._values.narrow(
+            self._key_dim, self.offset_per_key()[index], self._length_per_key[index]
+        )
 
     def to_dict(self) -> dict[str, Tensor]:
         """The tensor of every key, as views."""
-        return dict(zip(self._keys, self._values.split(self._length_per_key, dim=self._key_dim), strict=True))
+        return dict(
+            zip(
+                self._keys, self._values.split(self._length_per_key, dim=self._key_dim), strict=True
+            )
+        )
 
     @staticmethod
-    def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+    def regroup(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
+    ) -> list[Tensor]:
         """One tensor per group: the tensors of its keys, side by side.
 
         Args:
             keyed_tensors: where the keys are found; of a key in several, the last one counts.
             groups: names; a key may serve several groups.
         Returns:
-            One (B, sum of the group's widths) per group; a view when the keys already lie side by side. A group without keys gives (B, 0).
+            One (B, sum of the group's widths) per group; a view when the keys already lie side by
+            side. A group without keys gives (B, 0).
         Raises:
             UnknownKeyError: no tensor has the key.
             InputError: there are no tensors.
@@ -128,23 +146,39 @@ class KeyedTensor:
         pieces: dict[int, dict[range, Tensor]] = {}
         for kt in {id(kt): kt for found in spans for kt, _ in found}.values():
             pieces[id(kt)] = _cut(kt, {span for found in spans for k, span in found if k is kt})
-        return [_join([(kt, pieces[id(kt)][span]) for kt, span in found]) if found else _nothing(keyed_tensors[0]) for found in spans]
+        return [
+            _join([(kt, pieces[id(kt)][span]) for kt, span in found])
+            if found
+            else _nothing(keyed_tensors[0])
+            for found in spans
+        ]
 
     @staticmethod
-    def regroup_as_dict(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]) -> dict[str, Tensor]:
+    def regroup_as_dict(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
+    ) -> dict[str, Tensor]:
         """`regroup`, with a name per group.
 
         Raises:
             ShapeError: the numbers of groups and names differ.
         """
         if len(groups) != len(keys):
-            raise ShapeError(f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key per group.")
+            raise ShapeError(
+                f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key per group."
+            )
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """The values on `device`."""
         moved = self._values.to(device, non_blocking=non_blocking)
-        return KeyedTensor(self._keys, self._length_per_key, moved, self._key_dim, self._offset_per_key, self._index_per_key)
+        return KeyedTensor(
+            self._keys,
+            self._length_per_key,
+            moved,
+            self._key_dim,
+            self._offset_per_key,
+            self._index_per_key,
+        )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the CUDA allocator that `stream` uses the values."""
@@ -153,19 +187,27 @@ class KeyedTensor:
     def __str__(self) -> str:
         if not self._keys:
             return "KeyedTensor()\n"
-        return "KeyedTensor({\n" + ",\n".join(f'    "{key}": {self[key].tolist()}' for key in self._keys) + "\n})\n"
+        return (
+            "KeyedTensor({\n"
+            + ",\n".join(f'    "{key}": {self[key].tolist()}' for key in self._keys)
+            + "\n})\n"
+        )
 
     def __repr__(self) -> str:
         widths = dict(zip(self._keys, self._length_per_key, strict=True))
         return f"KeyedTensor({widths}, values={describe(self._values)}, key_dim={self._key_dim}, device='{self.device()}')"
 
 
-def _spans(home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]) -> list[tuple[KeyedTensor, range]]:
+def _spans(
+    home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]
+) -> list[tuple[KeyedTensor, range]]:
     """Where a group's keys lie, in order; neighbours in one KeyedTensor are one range."""
     spans: list[tuple[KeyedTensor, range]] = []
     for key in group:
         if key not in home:
-            raise UnknownKeyError(f"no key {key!r} in the tensors to regroup; they have {sorted(home)}.")
+            raise UnknownKeyError(
+                f"no key {key!r} in the tensors to regroup; they have {sorted(home)}."
+            )
         kt, index = home[key]
         if spans and spans[-1][0] is kt and spans[-1][1].stop == index:
             spans[-1] = (kt, range(spans[-1][1].start, index + 1))
@@ -181,19 +223,35 @@ def _nothing(kt: KeyedTensor) -> Tensor:
 
 def _cut(kt: KeyedTensor, spans: set[range]) -> dict[range, Tensor]:
     """The columns of each range of keys, as views."""
-    if spans == {range(len(kt.keys()))}:  # a view of everything would still cost its backward a copy
+    # a view of everything would still cost its backward a copy
+    if spans == {range(len(kt.keys()))}:
         return dict.fromkeys(spans, kt.values())
-    cuts, bounds = kt.offset_per_key(), sorted({0, len(kt.keys()), *(edge for span in spans for edge in (span.start, span.stop))})
+    cuts, bounds = (
+        kt.offset_per_key(),
+        sorted({0, len(kt.keys()), *(edge for span in spans for edge in (span.start, span.stop))}),
+    )
     between = [range(*pair) for pair in pairwise(bounds)]
     if not spans <= set(between):  # groups share some keys, but not the same neighbours
-        return {span: kt.values().narrow(kt.key_dim(), cuts[span.start], cuts[span.stop] - cuts[span.start]) for span in spans}
-    # one split, whose backward is one cat: every narrow would fill a gradient of the whole with zeros
-    parts = kt.values().split([cuts[span.stop] - cuts[span.start] for span in between], dim=kt.key_dim())
+        return {
+            span: kt.values().narrow(
+                kt.key_dim(), cuts[span.start], cuts[span.stop] - cuts[span.start]
+            )
+            for span in spans
+        }
+    # one split, whose backward is one cat: every narrow would fill a gradient of the whole with
+    # zeros
+    parts = kt.values().split(
+        [cuts[span.stop] - cuts[span.start] for span in between], dim=kt.key_dim()
+    )
     return dict(zip(between, parts, strict=True))
 
 
 def _join(parts: Sequence[tuple[KeyedTensor, Tensor]]) -> Tensor:
-    return parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
+    return (
+        parts[0][1]
+        if len(parts) == 1
+        else torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
+    )
 
 
 def _flatten(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:
@@ -205,4 +263,6 @@ def _unflatten(leaves: Any, context: Any) -> KeyedTensor:
     return KeyedTensor(context[0], context[1], values, context[2])
 
 
-register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor")
+register_pytree_node(
+    KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor"
+)

@@ -1,12 +1,13 @@
 """`KeyedJaggedTensor`: for each key a list of bags of ids, key-major in one tensor of values.
 
-Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; everything beyond (values, weights, lengths or
-offsets) is derived lazily and cached, so an unused view costs nothing. With a variable batch per key (VBE) every key has its own number of
-bags, per rank they came from, and `inverse_indices` maps the B rows of the full batch to a key's bags.
+Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; everything
+beyond (values, weights, lengths or offsets) is derived lazily and cached, so an unused view costs
+nothing. With a variable batch per key (VBE) every key has its own number of bags, per rank they
+came from, and `inverse_indices` maps the B rows of the full batch to a key's bags.
 
-Names, argument order and meaning are TorchRec's. Differences, all towards keeping what is known: `split` and `permute` carry inverse
-indices along, pytrees keep the stride, offsets of no bags are [0]. Left out: torch.jit scripting and the dist_* methods, whose work
-`rayrec.distributed` does.
+Names, argument order and meaning are TorchRec's. Differences, all towards keeping what is known:
+`split` and `permute` carry inverse indices along, pytrees keep the stride, offsets of no bags are
+[0]. Left out: torch.jit scripting and the dist_* methods, whose work `rayrec.distributed` does.
 
     # F keys, B bags per key (the stride), N ids in all, R ranks
 """
@@ -37,9 +38,12 @@ class KeyedJaggedTensor(KeyIndex):
         lengths: (F * B,) integers, or (F, B); needed when `offsets` is None.
         offsets: (F * B + 1,) integers from 0; needed when `lengths` is None.
         stride: B; by default the number of lengths over F.
-        stride_per_key_per_rank: (F, R) host integers, bags of each key by the rank they came from; makes it a VBE batch.
-        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: caches that a caller already has.
-        inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of key f.
+        stride_per_key_per_rank: (F, R) host integers, bags of each key by the rank they came from;
+            makes it a VBE batch.
+        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key,
+        jt_dict: caches that a caller already has.
+        inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of
+            key f.
     Raises:
         InputError: lengths or offsets are not integers.
     """
@@ -64,10 +68,18 @@ class KeyedJaggedTensor(KeyIndex):
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
         self._keys = list(keys)
-        self._values, self._weights, self._lengths = values, weights, integer_sizes("lengths", lengths)
+        self._values, self._weights, self._lengths = (
+            values,
+            weights,
+            integer_sizes("lengths", lengths),
+        )
         self._offsets = whole_offsets(integer_sizes("offsets", offsets))
         self._stride = stride
-        self._stride_per_key_per_rank = None if stride_per_key_per_rank is None else [list(row) for row in stride_per_key_per_rank]
+        self._stride_per_key_per_rank = (
+            None
+            if stride_per_key_per_rank is None
+            else [list(row) for row in stride_per_key_per_rank]
+        )
         self._stride_per_key = stride_per_key
         self._length_per_key = length_per_key
         self._lengths_offset_per_key = lengths_offset_per_key
@@ -88,7 +100,14 @@ class KeyedJaggedTensor(KeyIndex):
     ) -> KeyedJaggedTensor:
         """From (F * B + 1,) offsets, with the per-key lengths brought to the host at once."""
         return KeyedJaggedTensor(
-            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+            keys,
+            values,
+            weights,
+            None,
+            offsets,
+            stride,
+            stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
         ).sync()
 
     @staticmethod
@@ -103,7 +122,14 @@ class KeyedJaggedTensor(KeyIndex):
     ) -> KeyedJaggedTensor:
         """From (F * B,) lengths, with the per-key lengths brought to the host at once."""
         return KeyedJaggedTensor(
-            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+            keys,
+            values,
+            weights,
+            lengths,
+            None,
+            stride,
+            stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
         ).sync()
 
     @staticmethod
@@ -120,7 +146,8 @@ class KeyedJaggedTensor(KeyIndex):
         """Put the keys of several batches of equal stride one after another.
 
         Raises:
-            InputError: the list is empty, or only some parts have weights, a variable stride, or inverse indices.
+            InputError: the list is empty, or only some parts have weights, a variable stride, or
+                inverse indices.
             ShapeError: the strides differ.
         """
         return rearrange.concat(KeyedJaggedTensor, kjt_list)
@@ -138,8 +165,12 @@ class KeyedJaggedTensor(KeyIndex):
         return KeyedJaggedTensor([], jt.values(), jt.weights_or_none(), jt.lengths(), stride=0)
 
     @staticmethod
-    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
-        """No keys, the stride, dtypes and device of `kjt`; with `device`, uninitialised tensors of its shapes there, for a later copy."""
+    def empty_like(
+        kjt: KeyedJaggedTensor, device: torch.device | str | None = None
+    ) -> KeyedJaggedTensor:
+        """No keys, the stride, dtypes and device of `kjt`; with `device`, uninitialised tensors of
+        its shapes there, for a later copy.
+        """
         if device is not None:
             return kjt._map(lambda t: torch.empty_like(t, device=device))
         return rearrange.split(kjt, [0])[0]
@@ -152,7 +183,8 @@ class KeyedJaggedTensor(KeyIndex):
         """(N,); InputError when there are none."""
         if self._weights is None:
             raise InputError(
-                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no weights; ask weights_or_none() or construct it with weights."
+                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no weights; ask "
+                "weights_or_none() or construct it with weights."
             )
         return self._weights
 
@@ -169,11 +201,17 @@ class KeyedJaggedTensor(KeyIndex):
         return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Cut the keys into groups of `segments` sizes; tensors are views. A group of all keys is `self`."""
+        """Cut the keys into groups of `segments` sizes; tensors are views. A group of all keys is
+        `self`.
+        """
         return rearrange.split(self, segments)
 
-    def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
-        """Take keys by position, in order, repeats allowed; `indices_tensor` is the same on the device, int32, for CUDA."""
+    def permute(
+        self, indices: Sequence[int], indices_tensor: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        """Take keys by position, in order, repeats allowed; `indices_tensor` is the same on the
+        device, int32, for CUDA.
+        """
         return rearrange.permute(self, indices, indices_tensor)
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
@@ -191,21 +229,33 @@ class KeyedJaggedTensor(KeyIndex):
         if self._jt_dict is not None:
             return self._jt_dict[key]
         index = self.index_per_key()[key]
-        ids, bags = slice(*self.offset_per_key()[index : index + 2]), slice(*self.lengths_offset_per_key()[index : index + 2])
+        ids, bags = (
+            slice(*self.offset_per_key()[index : index + 2]),
+            slice(*self.lengths_offset_per_key()[index : index + 2]),
+        )
         weights = None if self._weights is None else self._weights[ids]
         return JaggedTensor(self._values[ids], weights, lengths=self.lengths().reshape(-1)[bags])
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """Bags of every key, as views, cached. `compute_offsets` is TorchRec's; here offsets are computed when asked for."""
+        """Bags of every key, as views, cached. `compute_offsets` is TorchRec's; here offsets are
+        computed when asked for.
+        """
         if self._jt_dict is None:
             sizes = self.length_per_key()
             lengths = self.lengths().reshape(-1).split(self.stride_per_key())
             weights = [None] * len(sizes) if self._weights is None else self._weights.split(sizes)
             bags = zip(self._keys, self._values.split(sizes), weights, lengths, strict=True)
-            self._jt_dict = {key: JaggedTensor(ids, weight, lengths=length) for key, ids, weight, length in bags}
+            self._jt_dict = {
+                key: JaggedTensor(ids, weight, lengths=length) for key, ids, weight, length in bags
+            }
         return self._jt_dict
 
-    def to(self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None) -> KeyedJaggedTensor:
+    def to(
+        self,
+        device: torch.device | str,
+        non_blocking: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> KeyedJaggedTensor:
         """All tensors on `device`; `dtype` is the wanted dtype of the weights."""
         moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
@@ -237,32 +287,72 @@ class KeyedJaggedTensor(KeyIndex):
         return "KeyedJaggedTensor({\n" + ",\n".join(lines) + "\n})\n"
 
     def __repr__(self) -> str:
-        stride = f"stride_per_key={self.stride_per_key()}" if self.variable_stride_per_key() else f"stride={self.stride()}"
+        stride = (
+            f"stride_per_key={self.stride_per_key()}"
+            if self.variable_stride_per_key()
+            else f"stride={self.stride()}"
+        )
         tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
-        return f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, device='{self.device()}')"
+        return (
+            f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, device='{self.device()}')"
+        )
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
-        return self._values, self._weights, self._lengths, self._offsets, self._inverse_indices[1] if self._inverse_indices else None
+        return (
+            self._values,
+            self._weights,
+            self._lengths,
+            self._offsets,
+            self._inverse_indices[1] if self._inverse_indices else None,
+        )
 
     def _like(self, **changes: Any) -> KeyedJaggedTensor:
         """A copy with some constructor arguments changed; caches on the host go along."""
-        names = ("keys", "values", "weights", "lengths", "offsets", "stride", "stride_per_key_per_rank", "inverse_indices")
-        caches = ("stride_per_key", "length_per_key", "lengths_offset_per_key", "offset_per_key", "index_per_key")
-        return KeyedJaggedTensor(**{name: getattr(self, "_" + name) for name in names + caches} | changes)
+        names = (
+            "keys",
+            "values",
+            "weights",
+            "lengths",
+            "offsets",
+            "stride",
+            "stride_per_key_per_rank",
+            "inverse_indices",
+        )
+        caches = (
+            "stride_per_key",
+            "length_per_key",
+            "lengths_offset_per_key",
+            "offset_per_key",
+            "index_per_key",
+        )
+        return KeyedJaggedTensor(
+            **{name: getattr(self, "_" + name) for name in names + caches} | changes
+        )
 
     def _map(self, change: Any) -> KeyedJaggedTensor:
         """The same batch with every tensor changed by `change`, which keeps shapes."""
         names = ("values", "weights", "lengths", "offsets")
-        changed = {name: None if tensor is None else change(tensor) for name, tensor in zip(names, self._tensors(), strict=False)}
+        changed = {
+            name: None if tensor is None else change(tensor)
+            for name, tensor in zip(names, self._tensors(), strict=False)
+        }
         inverse = self._inverse_indices
-        return self._like(**changed, inverse_indices=None if inverse is None else (inverse[0], change(inverse[1])))
+        return self._like(
+            **changed, inverse_indices=None if inverse is None else (inverse[0], change(inverse[1]))
+        )
 
 
 def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[Any, ...]]:
     tensors = kjt._tensors()
     inverse_keys = kjt._inverse_indices[0] if kjt._inverse_indices else None
     present = tuple(t is not None for t in tensors)
-    return [t for t in tensors if t is not None], (kjt._keys, kjt.stride(), kjt._stride_per_key_per_rank, inverse_keys, present)
+    return [t for t in tensors if t is not None], (
+        kjt._keys,
+        kjt.stride(),
+        kjt._stride_per_key_per_rank,
+        inverse_keys,
+        present,
+    )
 
 
 def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
@@ -271,7 +361,11 @@ def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
     values: Any
     values, weights, lengths, offsets, inverse = (next(leaf) if has else None for has in present)
     pair = None if inverse is None else (inverse_keys, inverse)
-    return KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=pair)
+    return KeyedJaggedTensor(
+        keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=pair
+    )
 
 
-register_pytree_node(KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor")
+register_pytree_node(
+    KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor"
+)

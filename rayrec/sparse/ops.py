@@ -1,8 +1,10 @@
-"""The FBGEMM operators that the jagged containers use, typed, each beside the plain-torch code it must equal.
+"""The FBGEMM operators that the jagged containers use, typed, each beside the plain-torch code it
+must equal.
 
-A wrapper chooses by the tensor's device: on CPU a gather of whole keys is fastest as torch.split + torch.cat (10x faster than
-`permute_2D_sparse_data` at 26 keys of 2048 bags), on CUDA the one FBGEMM kernel saves a launch per key. The `*_reference` functions are
-for tests and for reading; nothing else calls them.
+A wrapper chooses by the tensor's device: on CPU a gather of whole keys is fastest as torch.split +
+torch.cat (10x faster than `permute_2D_sparse_data` at 26 keys of 2048 bags), on CUDA the one FBGEMM
+kernel saves a launch per key. The `*_reference` functions are for tests and for reading; nothing
+else calls them.
 
     # B bags per key, F keys, N ids, T keys after a permute (repeats allowed)
 """
@@ -22,9 +24,7 @@ def offsets_of(sizes: Iterable[int]) -> list[int]:
 
 
 def to_device(
-    values: Sequence[int],
-    device: torch.device,
-    dtype: torch.dtype | None = None,
+    values: Sequence[int], device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
     """(N,) host integers on a device, int64 by default.
 
@@ -45,7 +45,9 @@ def complete_cumsum_reference(lengths_N: Tensor) -> Tensor:
 
 
 def runs(indices: Sequence[int]) -> list[range]:
-    """Split `indices` into maximal runs of consecutive numbers: [3, 4, 5, 1] -> [range(3, 6), range(1, 2)]."""
+    """Split `indices` into maximal runs of consecutive numbers: [3, 4, 5, 1] -> [range(3, 6),
+    range(1, 2)].
+    """
     found: list[range] = []
     for index in indices:
         if found and index == found[-1].stop:
@@ -63,7 +65,8 @@ def gather_segments(tensor: Tensor, offsets: Sequence[int], indices: Sequence[in
         offsets: host integers 0 .. N, one more than segments.
         indices: segments to take, in order; repeats allowed.
     Returns:
-        (sum of the taken segments, ...). A view of `tensor` when the taken segments are one run, else a copy.
+        (sum of the taken segments, ...). A view of `tensor` when the taken segments are one run,
+        else a copy.
     Cost: one copy; a run of neighbouring segments is one slice.
     """
     parts = [tensor[offsets[run.start] : offsets[run.stop]] for run in runs(indices)]
@@ -93,23 +96,36 @@ def permute_keys(
     """
     if indices_tensor is None:
         indices_tensor = to_device(indices_T, lengths_FB.device, torch.int32)
-    return torch.ops.fbgemm.permute_2D_sparse_data(indices_tensor, lengths_FB, values_N, weights_N, total)
+    return torch.ops.fbgemm.permute_2D_sparse_data(
+        indices_tensor, lengths_FB, values_N, weights_N, total
+    )
 
 
 def permute_keys_reference(
-    indices_T: Sequence[int], lengths_FB: Tensor, values_N: Tensor, weights_N: Tensor | None, total: int
+    indices_T: Sequence[int],
+    lengths_FB: Tensor,
+    values_N: Tensor,
+    weights_N: Tensor | None,
+    total: int,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`permute_keys` in plain torch."""
     cuts = offsets_of(lengths_FB.sum(1).tolist())
     spans = [slice(*list(pairwise(cuts))[i]) for i in indices_T]
     values = torch.cat([values_N[span] for span in spans] or [values_N[:0]])
-    weights = None if weights_N is None else torch.cat([weights_N[span] for span in spans] or [weights_N[:0]])
+    weights = (
+        None
+        if weights_N is None
+        else torch.cat([weights_N[span] for span in spans] or [weights_N[:0]])
+    )
     assert values.numel() == total
     return lengths_FB[list(indices_T)], values, weights
 
 
-def jagged_to_padded_dense(values: Tensor, offsets: Tensor, width: int, padding_value: float) -> Tensor:
-    """Bags as rows of a rectangle; bags longer than `width` are cut, shorter ones padded at the end.
+def jagged_to_padded_dense(
+    values: Tensor, offsets: Tensor, width: int, padding_value: float
+) -> Tensor:
+    """Bags as rows of a rectangle; bags longer than `width` are cut, shorter ones padded at the
+    end.
 
     Args:
         values: (N,) or (N, D).
@@ -124,7 +140,9 @@ def jagged_to_padded_dense(values: Tensor, offsets: Tensor, width: int, padding_
     return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [width], padding_value)
 
 
-def jagged_to_padded_dense_reference(values: Tensor, offsets: Tensor, width: int, padding_value: float) -> Tensor:
+def jagged_to_padded_dense_reference(
+    values: Tensor, offsets: Tensor, width: int, padding_value: float
+) -> Tensor:
     """`jagged_to_padded_dense` in plain torch."""
     bounds = offsets.tolist()
     dense = values.new_full((len(bounds) - 1, width, *values.shape[1:]), padding_value)

@@ -1,7 +1,9 @@
-"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods split, permute, concat and from_jt_dict.
+"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods split,
+permute, concat and from_jt_dict.
 
-Split makes views. Permute of keys on CPU is slices and one torch.cat (`ops.gather_segments`), on CUDA one FBGEMM kernel. All of them keep
-what the host already knows (lengths per key, strides, inverse indices), so none adds a host sync to a synced batch.
+Split makes views. Permute of keys on CPU is slices and one torch.cat (`ops.gather_segments`), on
+CUDA one FBGEMM kernel. All of them keep what the host already knows (lengths per key, strides,
+inverse indices), so none adds a host sync to a synced batch.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def _inverse_of(kjt: KeyedJaggedTensor, indices: Sequence[int]) -> InverseIndice
     missing = [name for name in wanted if name not in row_of]
     if missing:
         raise InputError(f"inverse indices have no row for key {missing[0]!r}; they name {names}.")
-    return wanted, ops.gather_segments(rows, range(len(names) + 1), [row_of[name] for name in wanted])
+    return wanted, ops.gather_segments(
+        rows, range(len(names) + 1), [row_of[name] for name in wanted]
+    )
 
 
 def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
@@ -51,7 +55,11 @@ def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTe
             groups.append(kjt)
             continue
         # an empty group needs no sync
-        ids = slice(kjt.offset_per_key()[start], kjt.offset_per_key()[stop]) if segment else slice(0, 0)
+        ids = (
+            slice(kjt.offset_per_key()[start], kjt.offset_per_key()[stop])
+            if segment
+            else slice(0, 0)
+        )
         bags = slice(kjt.lengths_offset_per_key()[start], kjt.lengths_offset_per_key()[stop])
         weights = kjt.weights_or_none()
         groups.append(
@@ -70,7 +78,9 @@ def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTe
     return groups
 
 
-def permute(kjt: KeyedJaggedTensor, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
+def permute(
+    kjt: KeyedJaggedTensor, indices: Sequence[int], indices_tensor: Tensor | None = None
+) -> KeyedJaggedTensor:
     """Keys at `indices`; see `KeyedJaggedTensor.permute`.
 
     Raises:
@@ -83,15 +93,27 @@ def permute(kjt: KeyedJaggedTensor, indices: Sequence[int], indices_tensor: Tens
     length_per_key = [sizes[i] for i in indices]
     weights = kjt.weights_or_none()
     lengths = kjt.lengths().reshape(-1)
-    if kjt.device().type == "cuda" and indices and not kjt.variable_stride_per_key() and kjt.stride():
+    if (
+        kjt.device().type == "cuda"
+        and indices
+        and not kjt.variable_stride_per_key()
+        and kjt.stride()
+    ):
         lengths, values, weights = ops.permute_keys(
-            indices, lengths.view(count, -1), kjt.values(), weights, sum(length_per_key), indices_tensor
+            indices,
+            lengths.view(count, -1),
+            kjt.values(),
+            weights,
+            sum(length_per_key),
+            indices_tensor,
         )
         lengths = lengths.reshape(-1)
     else:
         lengths = ops.gather_segments(lengths, kjt.lengths_offset_per_key(), indices)
         values = ops.gather_segments(kjt.values(), kjt.offset_per_key(), indices)
-        weights = None if weights is None else ops.gather_segments(weights, kjt.offset_per_key(), indices)
+        weights = (
+            None if weights is None else ops.gather_segments(weights, kjt.offset_per_key(), indices)
+        )
     return type(kjt)(
         keys=[kjt.keys()[i] for i in indices],
         values=values,
@@ -108,7 +130,8 @@ def permute(kjt: KeyedJaggedTensor, indices: Sequence[int], indices_tensor: Tens
 def _all_or_none(what: str, have: Sequence[bool]) -> bool:
     if any(have) and not all(have):
         raise InputError(
-            f"some of the parts have {what} and some have none (part {list(have).index(False)}); give all of them {what}, or none."
+            f"some of the parts have {what} and some have none (part {list(have).index(False)}); "
+            f"give all of them {what}, or none."
         )
     return all(have)
 
@@ -116,15 +139,21 @@ def _all_or_none(what: str, have: Sequence[bool]) -> bool:
 def concat(cls: type[KeyedJaggedTensor], kjts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     """Keys one part after another; see `KeyedJaggedTensor.concat`."""
     if not kjts:
-        raise InputError("concat needs at least one KeyedJaggedTensor; use KeyedJaggedTensor.empty() for none.")
+        raise InputError(
+            "concat needs at least one KeyedJaggedTensor; use KeyedJaggedTensor.empty() for none."
+        )
     weighted = _all_or_none("weights", [kjt.weights_or_none() is not None for kjt in kjts])
-    filled = [kjt for kjt in kjts if kjt.keys()] or [kjts[0]]  # a part without keys has no say in the stride
+    # a part without keys has no say in the stride
+    filled = [kjt for kjt in kjts if kjt.keys()] or [kjts[0]]
     variable = _all_or_none("a variable stride", [kjt.variable_stride_per_key() for kjt in filled])
-    inverse = _all_or_none("inverse indices", [kjt.inverse_indices_or_none() is not None for kjt in filled])
+    inverse = _all_or_none(
+        "inverse indices", [kjt.inverse_indices_or_none() is not None for kjt in filled]
+    )
     strides = {kjt.stride() for kjt in filled}
     if len(strides) > 1 and not variable:
         raise ShapeError(
-            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all must have the same number of rows."
+            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all must "
+            "have the same number of rows."
         )
     synced = all(kjt.length_per_key_or_none() is not None for kjt in filled)
     return cls(
@@ -133,17 +162,26 @@ def concat(cls: type[KeyedJaggedTensor], kjts: Sequence[KeyedJaggedTensor]) -> K
         weights=torch.cat([kjt.weights() for kjt in filled]) if weighted else None,
         lengths=torch.cat([kjt.lengths().reshape(-1) for kjt in filled]),
         stride=strides.pop() if len(strides) == 1 else None,
-        stride_per_key_per_rank=[row for kjt in filled for row in kjt.stride_per_key_per_rank()] if variable else None,
-        length_per_key=[size for kjt in filled for size in kjt.length_per_key()] if synced else None,
+        stride_per_key_per_rank=[row for kjt in filled for row in kjt.stride_per_key_per_rank()]
+        if variable
+        else None,
+        length_per_key=[size for kjt in filled for size in kjt.length_per_key()]
+        if synced
+        else None,
         inverse_indices=(
-            ([key for kjt in filled for key in kjt.inverse_indices()[0]], torch.cat([kjt.inverse_indices()[1] for kjt in filled]))
+            (
+                [key for kjt in filled for key in kjt.inverse_indices()[0]],
+                torch.cat([kjt.inverse_indices()[1] for kjt in filled]),
+            )
             if inverse
             else None
         ),
     )
 
 
-def from_jt_dict(cls: type[KeyedJaggedTensor], jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
+def from_jt_dict(
+    cls: type[KeyedJaggedTensor], jt_dict: Mapping[str, JaggedTensor]
+) -> KeyedJaggedTensor:
     """One key per entry; see `KeyedJaggedTensor.from_jt_dict`."""
     if not jt_dict:
         raise InputError("from_jt_dict got no entries; use KeyedJaggedTensor.empty() for no keys.")

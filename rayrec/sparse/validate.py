@@ -1,7 +1,9 @@
-"""Checks of a batch before it reaches the kernels, which would read out of bounds instead of complaining.
+"""Checks of a batch before it reaches the kernels, which would read out of bounds instead of
+complaining.
 
-`check_kjt` asks whether a KeyedJaggedTensor is coherent, `check_ids` whether every id lies in its table. Both are one vectorised pass with
-one host sync when all is well; the key, row and value to blame are searched only after a failure.
+`check_kjt` asks whether a KeyedJaggedTensor is coherent, `check_ids` whether every id lies in its
+table. Both are one vectorised pass with one host sync when all is well; the key, row and value to
+blame are searched only after a failure.
 """
 
 from __future__ import annotations
@@ -29,29 +31,40 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     where = f" in {source}" if source else ""
     if len(kjt.index_per_key()) != len(kjt.keys()):
         twice = next(key for i, key in enumerate(kjt.keys()) if kjt.index_per_key()[key] != i)
-        raise InputError(f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read the last one alone.")
+        raise InputError(
+            f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read the "
+            "last one alone."
+        )
     ranks = kjt.stride_per_key_per_rank()
     if kjt.variable_stride_per_key() and len(ranks) != len(kjt.keys()):
-        raise ShapeError(f"stride_per_key_per_rank has {len(ranks)} rows for {len(kjt.keys())} keys{where}.")
+        raise ShapeError(
+            f"stride_per_key_per_rank has {len(ranks)} rows for {len(kjt.keys())} keys{where}."
+        )
     bags, ids = sum(kjt.stride_per_key()), kjt.values().shape[0]
     lengths, offsets = kjt.lengths().reshape(-1), kjt.offsets()
     if lengths.numel() != bags or offsets.numel() != bags + 1:
         raise ShapeError(
-            f"{lengths.numel()} lengths and {offsets.numel()} offsets for {bags} bags of {len(kjt.keys())} keys{where}; "
+            f"{lengths.numel()} lengths and {offsets.numel()} offsets for {bags} bags of "
+            f"{len(kjt.keys())} keys{where}; "
             f"give one length per bag of every key."
         )
     weights = kjt.weights_or_none()
     if weights is not None and weights.shape[0] != ids:
         raise ShapeError(f"{weights.shape[0]} weights for {ids} ids{where}.")
     steps = torch.diff(offsets)
-    coherent = torch.stack([(lengths >= 0).all(), (steps == lengths).all(), offsets[0] == 0, offsets[-1] == ids]).tolist()
+    coherent = torch.stack(
+        [(lengths >= 0).all(), (steps == lengths).all(), offsets[0] == 0, offsets[-1] == ids]
+    ).tolist()
     if not coherent[0]:
         bag = int((lengths < 0).nonzero()[0])
         key, row = _key_and_row(kjt, bag)
-        raise InputError(f"length {int(lengths[bag])} of key {key!r}, row {row}{where} is negative.")
+        raise InputError(
+            f"length {int(lengths[bag])} of key {key!r}, row {row}{where} is negative."
+        )
     if not all(coherent[1:]):
         raise ShapeError(
-            f"{ids} ids, but the lengths sum to {int(lengths.sum())} and the offsets go from {int(offsets[0])} to "
+            f"{ids} ids, but the lengths sum to {int(lengths.sum())} and the offsets go from "
+            f"{int(offsets[0])} to "
             f"{int(offsets[-1])}{where}."
         )
     _check_inverse(kjt, where)
@@ -64,13 +77,21 @@ def _check_inverse(kjt: KeyedJaggedTensor, where: str) -> None:
     names, rows = inverse
     missing = set(kjt.keys()) - set(names)
     if missing or rows.dim() != 2 or rows.shape[0] != len(names):
-        raise ShapeError(f"inverse indices of shape {tuple(rows.shape)} for keys {names}{where}; need one row for each of {kjt.keys()}.")
+        raise ShapeError(
+            f"inverse indices of shape {tuple(rows.shape)} for keys {names}{where}; need one row "
+            f"for each of {kjt.keys()}."
+        )
     stride_of = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
-    limits = torch.tensor([stride_of.get(name, rows.shape[1]) for name in names], device=rows.device)[:, None]
+    limits = torch.tensor(
+        [stride_of.get(name, rows.shape[1]) for name in names], device=rows.device
+    )[:, None]
     bad = (rows < 0) | (rows >= limits)
     if bool(bad.any()):
         f, b = (int(x) for x in bad.nonzero()[0])
-        raise InputError(f"inverse index {int(rows[f, b])} of key {names[f]!r}, row {b}{where} is not in [0, {int(limits[f])}).")
+        raise InputError(
+            f"inverse index {int(rows[f, b])} of key {names[f]!r}, row {b}{where} is not in [0, "
+            f"{int(limits[f])})."
+        )
 
 
 _Extremes = tuple[list[int], list[int]]  # smallest and largest ids, key by key
@@ -91,9 +112,7 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
 
 
 def start_check_ids(
-    kjt: KeyedJaggedTensor,
-    limits: Mapping[str, int],
-    source: str = "",
+    kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = ""
 ) -> Callable[[], None]:
     """As `check_ids`, in two parts: on a GPU the ids are read now, and the call that is returned
     says whether they are right.
@@ -104,7 +123,9 @@ def start_check_ids(
         InputError: from the call, or now on CPU; see `check_ids`.
     """
     if kjt.values().is_floating_point():
-        raise InputError(f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers.")
+        raise InputError(
+            f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers."
+        )
     present = [index for index, size in enumerate(kjt.length_per_key()) if size]
     extremes = _start_extremes(kjt.values(), kjt.offset_per_key(), present)
 
@@ -121,9 +142,7 @@ def start_check_ids(
 
 
 def _start_extremes(
-    ids: Tensor,
-    bounds: Sequence[int],
-    present: Sequence[int],
+    ids: Tensor, bounds: Sequence[int], present: Sequence[int]
 ) -> Callable[[], _Extremes]:
     """Gives the smallest and the largest id of the keys that have any."""
     if not present:
@@ -152,7 +171,11 @@ def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
     position = torch.tensor([start + int(bad[0])], device=ids.device, dtype=kjt.offsets().dtype)
     key, row = _key_and_row(kjt, int(torch.searchsorted(kjt.offsets(), position, right=True)) - 1)
     value = int(ids[bad[0]])
-    remedy = "negative ids have no row; map missing values to an empty bag" if value < 0 else "enlarge the table or map the ids"
+    remedy = (
+        "negative ids have no row; map missing values to an empty bag"
+        if value < 0
+        else "enlarge the table or map the ids"
+    )
     raise InputError(
         f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, {limit}), the rows of its table; "
         f"{bad.numel()} of {ids.numel()} ids of this key are out of range. Try: {remedy}."
@@ -161,7 +184,9 @@ def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
 
 def _key_and_row(kjt: KeyedJaggedTensor, bag: int) -> tuple[str, int]:
     """Key and row of a bag's index among all bags."""
-    for key, start, size in zip(kjt.keys(), kjt.lengths_offset_per_key(), kjt.stride_per_key(), strict=False):
+    for key, start, size in zip(
+        kjt.keys(), kjt.lengths_offset_per_key(), kjt.stride_per_key(), strict=False
+    ):
         if start <= bag < start + size:
             return key, bag - start
     raise AssertionError(f"bag {bag} belongs to no key")

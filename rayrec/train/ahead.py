@@ -1,8 +1,11 @@
-"""What a pipeline does ahead of the step: read the next batches in a thread, copy them to the device, find and prefetch their ids.
+"""What a pipeline does ahead of the step: read the next batches in a thread, copy them to the
+device, find and prefetch their ids.
 
-`Reader` keeps a bounded number of batches ready; at most one more is being read. On a GPU they are copied from pinned memory on a stream
-of their own. `Prefetcher` learns from the first forward which KeyedJaggedTensors of a batch reach the sharded collections as they are,
-and starts the input exchange of just those for a later batch. Nothing is traced: a collection is watched by a hook while it is called.
+`Reader` keeps a bounded number of batches ready; at most one more is being read. On a GPU they are
+copied from pinned memory on a stream of their own. `Prefetcher` learns from the first forward which
+KeyedJaggedTensors of a batch reach the sharded collections as they are, and starts the input
+exchange of just those for a later batch. Nothing is traced: a collection is watched by a hook while
+it is called.
 """
 
 from __future__ import annotations
@@ -31,10 +34,15 @@ _END = object()
 def find_kjts(batch: Any) -> list[KeyedJaggedTensor]:
     """Every KeyedJaggedTensor in a batch, each once, in a fixed order.
 
-    Looks into the attributes of the batch, and into dataclasses, tuples, lists and mappings of any depth.
+    Looks into the attributes of the batch, and into dataclasses, tuples, lists and mappings of any
+    depth.
     """
     found: list[KeyedJaggedTensor] = []
-    inside = list(vars(batch).values()) if hasattr(batch, "__dict__") and not isinstance(batch, KeyedJaggedTensor | nn.Module) else []
+    inside = (
+        list(vars(batch).values())
+        if hasattr(batch, "__dict__") and not isinstance(batch, KeyedJaggedTensor | nn.Module)
+        else []
+    )
     _collect(batch, found)
     _collect(inside, found)
     return found
@@ -73,8 +81,8 @@ class Reader:
     """Batches of an iterator, read ahead by one thread and copied to the device.
 
     Args:
-        device: where batches are needed. On CUDA they must have `.to(device, non_blocking=True)`, and should have pin_memory() and
-            record_stream(stream), as `rayrec.data.Batch`.
+        device: where batches are needed. On CUDA they must have `.to(device, non_blocking=True)`,
+            and should have pin_memory() and record_stream(stream), as `rayrec.data.Batch`.
         depth: batches kept on the device, the current one included.
 
     Attributes:
@@ -92,7 +100,8 @@ class Reader:
     def fill(self, source: Iterator[Any], timer: StepTimer | None = None) -> None:
         """Have `depth` batches ready, as far as there are; waits for the reading thread.
 
-        A source that has ended stays so; another iterator begins when the batches of the former are used up.
+        A source that has ended stays so; another iterator begins when the batches of the former are
+        used up.
 
         Args:
             timer: counts the reading that starts now.
@@ -139,7 +148,10 @@ class Reader:
         if self._copies is None:
             return Ready(batch, None)
         if not hasattr(batch, "to"):
-            raise ConfigError(f"a batch of {type(batch).__name__} has no to(device, non_blocking=...), which a pipeline on a GPU needs.")
+            raise ConfigError(
+                f"a batch of {type(batch).__name__} has no to(device, non_blocking=...), which a "
+                "pipeline on a GPU needs."
+            )
         with torch.cuda.stream(self._copies):
             moved = batch.to(self.device, non_blocking=True)
             return Ready(moved, self._copies.record_event())
@@ -161,33 +173,49 @@ class Prefetcher:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = [module for module in model.modules() if isinstance(module, DistributedModelParallel)]
+        found = [
+            module for module in model.modules() if isinstance(module, DistributedModelParallel)
+        ]
         if len(found) != 1:
-            raise ConfigError(f"a sparse pipeline needs one DistributedModelParallel, the model has {len(found)}; use TrainPipelineBase.")
+            raise ConfigError(
+                "a sparse pipeline needs one DistributedModelParallel, the model has "
+                f"{len(found)}; use TrainPipelineBase."
+            )
         self._model = found[0]
         self._given: list[tuple[str, KeyedJaggedTensor]] = []
         self._watching = False
-        self._places: set[int] | None = None  # of the batch's KJTs, those that reach collections; None before the first forward
+        # of the batch's KJTs, those that reach collections; None before the first forward
+        self._places: set[int] | None = None
         self._started: list[tuple[int, KeyedJaggedTensor]] = []
         self._warned = False
         kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
         self._hooks = [
-            module.register_forward_pre_hook(self._hook(path or type(module).__name__), with_kwargs=True)
+            module.register_forward_pre_hook(
+                self._hook(path or type(module).__name__), with_kwargs=True
+            )
             for path, module in self._model.module.named_modules()
             if isinstance(module, kinds)
         ]
 
     def start(self, batch: Any) -> None:
-        """Start the exchange of a batch whose forward comes later; every rank calls it in the same order. A second call does nothing."""
+        """Start the exchange of a batch whose forward comes later; every rank calls it in the same
+        order. A second call does nothing.
+        """
         if not self._places:
             return
         for place, kjt in enumerate(find_kjts(batch)):
-            if place in self._places and not any(kjt is other for _, other in self._started) and self._model.prefetch(kjt):
+            if (
+                place in self._places
+                and not any(kjt is other for _, other in self._started)
+                and self._model.prefetch(kjt)
+            ):
                 self._started.append((place, kjt))
 
     @contextmanager
     def watching(self, batch: Any) -> Iterator[None]:
-        """Around the forward of a batch: see which of its KJTs are used, and warn once of a collection that cannot be prefetched."""
+        """Around the forward of a batch: see which of its KJTs are used, and warn once of a
+        collection that cannot be prefetched.
+        """
         self._watching, self._given = True, []
         try:
             yield
@@ -196,17 +224,32 @@ class Prefetcher:
         given, self._given = self._given, []
         kjts = find_kjts(batch)
         foreign = [(path, kjt) for path, kjt in given if not any(kjt is other for other in kjts)]
-        # an exchange is started for whoever reads these keys: of two KJTs with the same keys neither can be started ahead
+        # an exchange is started for whoever reads these keys: of two KJTs with the same keys
+        # neither can be started ahead
         taken = {tuple(kjt.keys()) for _, kjt in foreign}
-        used = {place for place, kjt in enumerate(kjts) if any(kjt is other for _, other in given) and tuple(kjt.keys()) not in taken}
-        unused = {place for place, kjt in self._started if any(kjt is other for other in kjts)} - used
+        used = {
+            place
+            for place, kjt in enumerate(kjts)
+            if any(kjt is other for _, other in given) and tuple(kjt.keys()) not in taken
+        }
+        unused = {
+            place for place, kjt in self._started if any(kjt is other for other in kjts)
+        } - used
         self._started = [item for item in self._started if not any(item[1] is kjt for kjt in kjts)]
         self._places = used if self._places is None else self._places - unused
         own = sorted({path for path, _ in foreign})
         if (own or unused) and not self._warned:
             self._warned = True
-            why = f"{', '.join(own)} gets a KeyedJaggedTensor that is not the batch's own" if own else "the model left out ids of a batch"
-            warnings.warn(f"{why}, so its exchange is not started ahead. Pass on the batch's to overlap it.", RuntimeWarning, stacklevel=2)
+            why = (
+                f"{', '.join(own)} gets a KeyedJaggedTensor that is not the batch's own"
+                if own
+                else "the model left out ids of a batch"
+            )
+            warnings.warn(
+                f"{why}, so its exchange is not started ahead. Pass on the batch's to overlap it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def forget(self) -> None:
         """Expect no more forwards of the batches that were started."""

@@ -1,8 +1,10 @@
-"""What one training run is, as plain data that every rank receives alike: `TrainSpec` and the small options inside it.
+"""What one training run is, as plain data that every rank receives alike: `TrainSpec` and the small
+options inside it.
 
-The driver builds a `TrainSpec` from the user's RunConfig; a test or a notebook may build one by hand and run a `RankTrainer` without
-Ray. Functions in it (model, data) travel by cloudpickle when Ray carries it. The meaning of a run lies here and not in the number of
-ranks: steps are global steps and batch sizes are rows of the global batch.
+The driver builds a `TrainSpec` from the user's RunConfig; a test or a notebook may build one by
+hand and run a `RankTrainer` without Ray. Functions in it (model, data) travel by cloudpickle when
+Ray carries it. The meaning of a run lies here and not in the number of ranks: steps are global
+steps and batch sizes are rows of the global batch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
-SPARSE_OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "lamb", "lars_sgd", "partial_rowwise_adam", "sgd")  # those of rayrec.optim
+# those of rayrec.optim
+SPARSE_OPTIMIZERS = (
+    "rowwise_adagrad",
+    "adagrad",
+    "adam",
+    "lamb",
+    "lars_sgd",
+    "partial_rowwise_adam",
+    "sgd",
+)
 
 WIRE_PRECISIONS = ("fp32", "fp16", "bf16", "int8")  # those of rayrec.comm.codec
 
@@ -62,7 +73,9 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.lr < float("inf"):
-            raise ConfigError(f"optimizer {self.name!r} has lr={self.lr}; it must be finite and not negative.")
+            raise ConfigError(
+                f"optimizer {self.name!r} has lr={self.lr}; it must be finite and not negative."
+            )
 
 
 DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.05)
@@ -84,7 +97,10 @@ class CheckpointConfig:
     at_end: bool = True
 
     def __post_init__(self) -> None:
-        for what, value in (("every_n_steps", self.every_n_steps), ("num_to_keep", self.num_to_keep)):
+        for what, value in (
+            ("every_n_steps", self.every_n_steps),
+            ("num_to_keep", self.num_to_keep),
+        ):
             if value is not None:
                 whole_number(f"CheckpointConfig has {what}", value)
 
@@ -94,8 +110,9 @@ class ProfileConfig:
     """Where to write a profile of some steps, and of which.
 
     Attributes:
-        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there, over those of an earlier run. A
-            relative path is taken from the working directory of the process that makes this config.
+        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there,
+            over those of an earlier run. A relative path is taken from the working directory of the
+            process that makes this config.
         skip_steps: steps of this run before it, of which the first are slow.
         steps: so many are timed by part, and then as many traced.
     """
@@ -106,7 +123,10 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         if not self.path or is_uri(self.path):
-            raise ConfigError(f"ProfileConfig has path={self.path!r}; it must be a folder of the ranks' own file system.")
+            raise ConfigError(
+                f"ProfileConfig has path={self.path!r}; it must be a folder of the "
+                "ranks' own file system."
+            )
         object.__setattr__(self, "path", absolute_path("ProfileConfig has path", self.path))
         for what, value in (("skip_steps", self.skip_steps), ("steps", self.steps)):
             whole_number(f"ProfileConfig has {what}", value)
@@ -119,8 +139,10 @@ class ProfileConfig:
         """
         if steps < self.skip_steps + 2 * self.steps:
             raise ConfigError(
-                f"the run has {steps} steps, a profile takes {self.skip_steps + 2 * self.steps}: it skips {self.skip_steps}, times "
-                f"{self.steps} and traces {self.steps}. Run longer, or set ProfileConfig(skip_steps=..., steps=...)."
+                f"the run has {steps} steps, a profile takes {self.skip_steps + 2 * self.steps}: "
+                f"it skips {self.skip_steps}, times "
+                f"{self.steps} and traces {self.steps}. Run longer, or set "
+                "ProfileConfig(skip_steps=..., steps=...)."
             )
 
 
@@ -129,24 +151,29 @@ class TrainSpec:
     """One run of training or evaluation, the same on every rank.
 
     Attributes:
-        model: () -> module whose forward takes a batch and returns (loss, (loss, logits, labels)), as `rayrec.models.DLRMTrain`;
-            its tables may lie on the meta device. `loss` is the mean over the rows of the batch.
+        model: () -> module whose forward takes a batch and returns (loss, (loss, logits, labels)),
+            as `rayrec.models.DLRMTrain`; its tables may lie on the meta device. `loss` is the mean
+            over the rows of the batch.
         data: what to train on; None when the run only evaluates.
         plan: where every table lies; made for exactly the ranks of the run.
         global_batch_size: rows of one step over all ranks.
-        steps: global steps until the run ends, counted from the first step of the model's life (a resumed run does the rest).
+        steps: global steps until the run ends, counted from the first step of the model's life (a
+            resumed run does the rest).
         seed: of initial values and of the order of the data.
-        resume_from: checkpoint directories to continue from, the wanted one first; a later one is used only where those before it
-            turn out to be damaged. Empty starts anew.
+        resume_from: checkpoint directories to continue from, the wanted one first; a later one is
+            used only where those before it turn out to be damaged. Empty starts anew.
         new_data: continue with the weights and the step of `resume_from`, and begin the data anew.
         init_from: checkpoint directory whose weights a new run starts with at step 0, or None.
         init_optimizer_state: take the optimizers' state of `init_from`, too.
-        run_path: absolute folder or URI that receives step directories, or None (then nothing is saved).
+        run_path: absolute folder or URI that receives step directories, or None (then nothing is
+            saved).
         report_every_s: seconds between reports, about; also how soon a stop takes effect.
-        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between ranks, one of WIRE_PRECISIONS.
+        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between
+            ranks, one of WIRE_PRECISIONS.
         share_tables: CPU ranks of one host read each other's rows in place where they can.
         profile: which steps to profile, or None.
-        extras: JSON data that every checkpoint of the run carries (what is needed to build the model again).
+        extras: JSON data that every checkpoint of the run carries (what is needed to build the
+            model again).
     """
 
     model: Callable[[], nn.Module]

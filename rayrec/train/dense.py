@@ -31,16 +31,28 @@ def load_dense(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: st
     """
     if set(live) != set(saved):
         odd = sorted(set(live) ^ set(saved))[0]
-        raise CheckpointError(f"{path} and the model differ in {odd!r}, which only one of them has. Build the model that was saved.")
+        raise CheckpointError(
+            f"{path} and the model differ in {odd!r}, which only one of them "
+            "has. Build the model that was saved."
+        )
     for name, tensor in live.items():
         if tensor.shape != saved[name].shape:
-            raise CheckpointError(f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model wants {tuple(tensor.shape)}.")
+            raise CheckpointError(
+                f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model "
+                f"wants {tuple(tensor.shape)}."
+            )
         tensor.copy_(saved[name])
 
 
-def dense_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer | None:
+def dense_optimizer(
+    name: str, parameters: list[nn.Parameter], lr: float
+) -> torch.optim.Optimizer | None:
     """The optimizer of a name, or None without parameters."""
-    kinds: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adagrad": torch.optim.Adagrad,
+        "sgd": torch.optim.SGD,
+    }
     return kinds[name](parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
 
 
@@ -56,6 +68,7 @@ def check_dense_optimizer(extras: Mapping[str, Any], wanted: str, path: str) -> 
     saved = extras.get("dense_optimizer", wanted)
     if saved != wanted:
         raise ConfigError(
-            f"{path} was trained with the dense optimizer {saved!r}, the run wants {wanted!r}. Use {saved!r}, or start a new run from "
+            f"{path} was trained with the dense optimizer {saved!r}, the run wants {wanted!r}. Use "
+            f"{saved!r}, or start a new run from "
             "its weights alone with init_from (--init-from)."
         )

@@ -1,8 +1,9 @@
-"""Scores of a model on held-out rows, merged over ranks, and the predictions behind them if they are wanted.
+"""Scores of a model on held-out rows, merged over ranks, and the predictions behind them if they
+are wanted.
 
-Every rank scores its part of each batch without an update. The scores are sums, so one all-reduce at
-the end gives every rank the same. Ranks look at their stop flags together every few batches, because
-a model with tables on several ranks needs all of them for each batch.
+Every rank scores its part of each batch without an update. The scores are sums, so one all-reduce
+at the end gives every rank the same. Ranks look at their stop flags together every few batches,
+because a model with tables on several ranks needs all of them for each batch.
 """
 
 from __future__ import annotations
@@ -85,11 +86,15 @@ def evaluate(
     return BinaryMetrics.from_state(state).compute()
 
 
-def _open(data: Dataset, part: Part, predictions: PredictionConfig | None) -> tuple[PredictionWriter | None, Iterator[Any]]:
+def _open(
+    data: Dataset, part: Part, predictions: PredictionConfig | None
+) -> tuple[PredictionWriter | None, Iterator[Any]]:
     """What writes the predictions, if they are wanted, and this rank's batches."""
     if not isinstance(data, FileDataset):
         if predictions is not None:
-            raise ConfigError("predictions name files and rows, so they need a ParquetDataset or an ArrowDataset.")
+            raise ConfigError(
+                "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
+            )
         return None, data.loader(*part, shuffle=False)
     if predictions is None:
         return None, data.loader(*part, shuffle=False, binary_labels=True)

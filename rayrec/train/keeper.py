@@ -1,9 +1,9 @@
 """`Keeper`: writes a rank's part of the run's checkpoints, and fills the model from a checkpoint.
 
 A run continues from a checkpoint (weights, optimizers, step, place in the data), or starts with the
-weights of another run. All ranks call the same methods together. A damaged checkpoint is found while
-its rows are read, so every rank tries the same checkpoints in the same order and they agree, after
-each, whether it was whole.
+weights of another run. All ranks call the same methods together. A damaged checkpoint is found
+while its rows are read, so every rank tries the same checkpoints in the same order and they agree,
+after each, whether it was whole.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Keeper:
         Raises:
             SaveError: on every rank, when the storage refused on any of them.
         """
-        manager = CheckpointManager(self._spec.run_path) if path is None and self._spec.run_path else None
+        manager = (
+            CheckpointManager(self._spec.run_path) if path is None and self._spec.run_path else None
+        )
         where = path or (manager.path(step) if manager else None)
         if where is None:
             raise ConfigError("the run has no storage path; pass save(path) one.")
@@ -82,7 +84,9 @@ class Keeper:
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=step,
             cursor=self._place.cursor(),
-            optimizers={name: {"name": o.name, **o.hyperparameters} for name, o in optimizers.items()},
+            optimizers={
+                name: {"name": o.name, **o.hyperparameters} for name, o in optimizers.items()
+            },
             extras={
                 "dense_optimizer": self._spec.dense_optimizer.name,
                 "table_updates": self._model.iteration,
@@ -113,9 +117,15 @@ class Keeper:
         if not spec.resume_from:
             return 0
         path, step = self._restore_first_whole(spec.resume_from, note)
-        note(f"resumed from {path} at step {step}" + (", with new data from the beginning" if spec.new_data else ""))
+        note(
+            f"resumed from {path} at step "
+            f"{step}" + (", with new data from the beginning" if spec.new_data else "")
+        )
         if step >= spec.steps:
-            note(f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint is at step {step}")
+            note(
+                f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
+                f"is at step {step}"
+            )
         self._set_later_aside(path, step, note)
         return step
 
@@ -135,7 +145,10 @@ class Keeper:
         saved = self._load(path, with_state=not weights_only)
         if weights_only:
             return saved.step
-        if self._spec.run_path and CheckpointManager(self._spec.run_path).step_of(path) == saved.step:
+        if (
+            self._spec.run_path
+            and CheckpointManager(self._spec.run_path).step_of(path) == saved.step
+        ):
             self.newest = path
         self._place.restore(saved.cursor, path)
         return saved.step
@@ -154,7 +167,9 @@ class Keeper:
         """
         self._load(path, with_state=optimizer_state)
 
-    def _restore_first_whole(self, paths: Sequence[str], note: Callable[[str], None]) -> tuple[str, int]:
+    def _restore_first_whole(
+        self, paths: Sequence[str], note: Callable[[str], None]
+    ) -> tuple[str, int]:
         """Restore the first of `paths` that no rank finds damaged; the path and its step."""
         for path in paths:
             step, damage = 0, ""
@@ -187,7 +202,9 @@ class Keeper:
         if not with_state:
             states = [type(state)(state.shard, state.weight) for state in states]
         names = {name: {"name": o.name} for name, o in self._model.sparse_optimizers.items()}
-        saved = restore_checkpoint(path, states, tables=self._tables, optimizers=names if with_state else None)
+        saved = restore_checkpoint(
+            path, states, tables=self._tables, optimizers=names if with_state else None
+        )
         load_dense(dense_tensors(self._model), saved.dense, path)
         if not with_state:
             return saved

@@ -1,8 +1,10 @@
-"""`RankTrainer`: one rank's whole training, in any process that is in a process group (or alone). No Ray in it.
+"""`RankTrainer`: one rank's whole training, in any process that is in a process group (or alone).
+No Ray in it.
 
-All ranks hold the same spec and do the same things in the same order: as many steps as the spec and the dataset's metadata say, a merged
-window every few seconds, checkpoints at fixed steps. So nobody asks anybody how to go on, except for one agreement at the end of each
-window: whether to stop. Batches are read and their ids exchanged ahead, during the step before (`pipeline`).
+All ranks hold the same spec and do the same things in the same order: as many steps as the spec and
+the dataset's metadata say, a merged window every few seconds, checkpoints at fixed steps. So nobody
+asks anybody how to go on, except for one agreement at the end of each window: whether to stop.
+Batches are read and their ids exchanged ahead, during the step before (`pipeline`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from rayrec.train.window import Window, gather_objects, next_length
 
 
 class RankTrainer:
-    """Builds the model on this rank and trains, evaluates, saves and restores it; all ranks call the same methods together.
+    """Builds the model on this rank and trains, evaluates, saves and restores it; all ranks call
+    the same methods together.
 
     Args:
         spec: the run.
@@ -71,17 +74,25 @@ class RankTrainer:
             prefetch=True,
             share_tables=spec.share_tables,
         )
-        self._dense = dense_optimizer(spec.dense_optimizer.name, [p for _, p in self.model.dense_parameters()], spec.dense_optimizer.lr)
+        self._dense = dense_optimizer(
+            spec.dense_optimizer.name,
+            [p for _, p in self.model.dense_parameters()],
+            spec.dense_optimizer.lr,
+        )
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
         self.profile: Profile | None = None
         self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
-        self._keeper = Keeper(spec, self.model, self.tables, self._dense, self._place, self.rank, self.world_size)
+        self._keeper = Keeper(
+            spec, self.model, self.tables, self._dense, self._place, self.rank, self.world_size
+        )
         self._window_steps = 1
         if self.device.type == "cpu":  # a GPU's parts would have to be waited for
             self.model.timer = StepTimer()
         self._times = StepTimes(self.model.timer, warm_up=True)
-        self._pipeline = TrainPipelineSparseDist(self.model, self._dense, self.device, world_size=self.world_size)
+        self._pipeline = TrainPipelineSparseDist(
+            self.model, self._dense, self.device, world_size=self.world_size
+        )
 
     def __enter__(self) -> RankTrainer:
         return self
@@ -100,7 +111,8 @@ class RankTrainer:
         on_report: Callable[[ProgressReport], None] = lambda report: None,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> bool:
-        """Train until the spec's number of steps is done or some rank is asked to stop; saves on the way as the spec says.
+        """Train until the spec's number of steps is done or some rank is asked to stop; saves on
+        the way as the spec says.
 
         Args:
             should_stop: read at the end of each window; one rank's True stops all.
@@ -171,8 +183,10 @@ class RankTrainer:
         self.loss = total.loss
         if not abs(total.loss) < float("inf"):
             raise InputError(
-                f"the loss is {total.loss} in steps {first + 1} to {self.step}: training has diverged. "
-                f"Lower the learning rates (sparse {self.spec.sparse_optimizer.lr}, dense {self.spec.dense_optimizer.lr}) "
+                f"the loss is {total.loss} in steps {first + 1} to {self.step}: training has "
+                "diverged. "
+                f"Lower the learning rates (sparse {self.spec.sparse_optimizer.lr}, dense "
+                f"{self.spec.dense_optimizer.lr}) "
                 "or look for huge values in the dense columns."
             )
         self._window_steps = next_length(window.steps, total.seconds, self.spec.report_every_s)
@@ -200,7 +214,9 @@ class RankTrainer:
         return self.step + config.skip_steps
 
     def _profile(self, train: Callable[[int], bool]) -> bool:
-        """Profile the next steps, which `train` does; whether it was stopped. Their times are no part of the run's."""
+        """Profile the next steps, which `train` does; whether it was stopped. Their times are no
+        part of the run's.
+        """
         assert self.spec.profile is not None
         stopped = False
 
@@ -211,11 +227,15 @@ class RankTrainer:
             self._times = kept
             return stopped
 
-        self.profile = profile_steps(self.model, self.spec.profile, run, rank=self.rank, first_step=self.step + 1)
+        self.profile = profile_steps(
+            self.model, self.spec.profile, run, rank=self.rank, first_step=self.step + 1
+        )
         return stopped
 
     def times(self) -> tuple[RankTimes, ...]:
-        """Where the time of the mean step went, of every rank on every rank; empty where it was not measured."""
+        """Where the time of the mean step went, of every rank on every rank; empty where it was not
+        measured.
+        """
         return tuple(times for times in gather_objects(self._times.mean()) if times is not None)
 
     def evaluate(
@@ -230,7 +250,8 @@ class RankTrainer:
         return evaluate(self.model, data, part, self.device, predictions, should_stop, on_batch)
 
     def save(self, path: str | None = None) -> str:
-        """Write a checkpoint, by default into the run's folder under the number of the step; returns where.
+        """Write a checkpoint, by default into the run's folder under the number of the step;
+        returns where.
 
         Raises:
             SaveError: on every rank, when any of them could not write.
@@ -241,7 +262,9 @@ class RankTrainer:
         return where
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> None:
-        """Start where the spec says: anew, from the weights of another run, or from a checkpoint; see `Keeper.begin`."""
+        """Start where the spec says: anew, from the weights of another run, or from a checkpoint;
+        see `Keeper.begin`.
+        """
         self.step = self._keeper.begin(note)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:

@@ -1,11 +1,15 @@
-"""Pipelines: `progress(iterator)` does one step while later batches are read, copied to the device and, when sharded, exchanged.
+"""Pipelines: `progress(iterator)` does one step while later batches are read, copied to the device
+and, when sharded, exchanged.
 
-Names and use are TorchRec's: build a pipeline once, call `progress` until StopIteration. `TrainPipelineBase` reads and copies ahead;
-`TrainPipelineSparseDist` also starts the input exchange of the next batch's ids, over connections of its own, before the current batch is
-computed. Where ids go does not depend on weights, so every result equals that of the plain loop over `train_step`, bit for bit. No graph
-is traced: the next forward takes the exchanged ids when it is given the very KeyedJaggedTensor of the batch (see `Prefetcher`).
+Names and use are TorchRec's: build a pipeline once, call `progress` until StopIteration.
+`TrainPipelineBase` reads and copies ahead; `TrainPipelineSparseDist` also starts the input exchange
+of the next batch's ids, over connections of its own, before the current batch is computed. Where
+ids go does not depend on weights, so every result equals that of the plain loop over `train_step`,
+bit for bit. No graph is traced: the next forward takes the exchanged ids when it is given the very
+KeyedJaggedTensor of the batch (see `Prefetcher`).
 
-Cost: one more batch of memory (two on a GPU). All ranks must have the same number of batches. Leaves out: semi-synchronous training.
+Cost: one more batch of memory (two on a GPU). All ranks must have the same number of batches.
+Leaves out: semi-synchronous training.
 """
 
 from __future__ import annotations
@@ -32,12 +36,14 @@ class PipelineOptions:
     """How a training step is done.
 
     Attributes:
-        accumulate: micro-batches per dense update; each counts with its loss divided by this number. The tables are updated in every
-            backward pass, so by each micro-batch on its own, with its gradient divided likewise: for SGD that adds up to nearly one
-            update, for optimizers with state it is `accumulate` smaller ones. Dense gradients cross the wire once per dense update. When
-            the data ends within a group, the dense update is done with what there is.
-        autocast: dtype of the dense layers' matrix products, such as torch.bfloat16; None computes in the parameters' own. Tables, their
-            exchange and their updates stay in float32.
+        accumulate: micro-batches per dense update; each counts with its loss divided by this
+            number. The tables are updated in every backward pass, so by each micro-batch on its
+            own, with its gradient divided likewise: for SGD that adds up to nearly one update, for
+            optimizers with state it is `accumulate` smaller ones. Dense gradients cross the wire
+            once per dense update. When the data ends within a group, the dense update is done with
+            what there is.
+        autocast: dtype of the dense layers' matrix products, such as torch.bfloat16; None computes
+            in the parameters' own. Tables, their exchange and their updates stay in float32.
     """
 
     accumulate: int = 1
@@ -45,9 +51,14 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:
-            raise ConfigError(f"accumulate={self.accumulate}; a dense update needs at least one micro-batch.")
+            raise ConfigError(
+                f"accumulate={self.accumulate}; a dense update needs at least one micro-batch."
+            )
         if self.autocast not in (None, torch.bfloat16):
-            raise ConfigError(f"autocast={self.autocast}; use torch.bfloat16 or None. float16 would need loss scaling.")
+            raise ConfigError(
+                f"autocast={self.autocast}; use torch.bfloat16 or None. float16 "
+                "would need loss scaling."
+            )
 
 
 class PipelineStep(NamedTuple):
@@ -67,13 +78,22 @@ class PipelineStep(NamedTuple):
 class _Pipeline(ABC):
     """Batches flow through; a subclass says what is done with each."""
 
-    def __init__(self, model: nn.Module, device: torch.device | str, prefetch: bool, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str,
+        prefetch: bool,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.model, self.device = model, torch.device(device)
         self._autocast = autocast
         self._prefetcher = Prefetcher(model) if prefetch else None
-        self._sharded = next((m for m in model.modules() if isinstance(m, DistributedModelParallel)), None)
+        self._sharded = next(
+            (m for m in model.modules() if isinstance(m, DistributedModelParallel)), None
+        )
         on_gpu = self.device.type == "cuda"
-        self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)  # on a GPU a batch is copied before it is exchanged
+        # on a GPU a batch is copied before it is exchanged
+        self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)
 
     @property
     def data_wait_s(self) -> float:
@@ -84,10 +104,12 @@ class _Pipeline(ABC):
         """Do one step and return the model's output, the second of (loss, output).
 
         Args:
-            dataloader_iter: gives batches; read ahead in a thread. Another iterator takes over when the former is used up.
+            dataloader_iter: gives batches; read ahead in a thread. Another iterator takes over when
+                the former is used up.
         Raises:
             StopIteration: all batches have been done.
-            ConfigError: the model's output has another form; or its options do not allow a sparse pipeline.
+            ConfigError: the model's output has another form; or its options do not allow a sparse
+                pipeline.
             whatever the iterator raised, after the steps of the batches before.
         """
         return self.advance(dataloader_iter).output
@@ -103,7 +125,9 @@ class _Pipeline(ABC):
         return self._step(batch, last=not self._reader.ready)
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[PipelineStep]:
-        """Steps until the batches are used up; when the caller stops earlier, batches read ahead are dropped."""
+        """Steps until the batches are used up; when the caller stops earlier, batches read ahead
+        are dropped.
+        """
         source = iter(batches)
         try:
             while True:
@@ -116,7 +140,9 @@ class _Pipeline(ABC):
             self.reset()
 
     def reset(self) -> None:
-        """Drop batches that were read ahead; waits for the reading thread, so that the iterator may be closed after this."""
+        """Drop batches that were read ahead; waits for the reading thread, so that the iterator may
+        be closed after this.
+        """
         self._reader.close()
         if self._prefetcher is not None:
             self._prefetcher.forget()
@@ -137,15 +163,23 @@ class _Pipeline(ABC):
                 self._prefetcher.start(self._reader.ready[0].wait())
 
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
-        watching: AbstractContextManager[None] = self._prefetcher.watching(batch) if self._prefetcher is not None else nullcontext()
-        autocast = torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
+        watching: AbstractContextManager[None] = (
+            self._prefetcher.watching(batch) if self._prefetcher is not None else nullcontext()
+        )
+        autocast = torch.autocast(
+            self.device.type, dtype=self._autocast, enabled=self._autocast is not None
+        )
         with span(self._timer, "dense"), watching, autocast:
             result = self.model(batch)
-        self._start_next()  # for the first batch only now: its forward has taught the model who reads which ids
+        # for the first batch only now: its forward has taught the model who reads which ids
+        self._start_next()
         try:
             loss, output = result
         except (TypeError, ValueError):
-            raise ConfigError(f"the model returned {type(result).__name__}; a pipeline needs (loss, output), as DLRMTrain gives.") from None
+            raise ConfigError(
+                f"the model returned {type(result).__name__}; a pipeline needs "
+                "(loss, output), as DLRMTrain gives."
+            ) from None
         return loss, output
 
     @abstractmethod
@@ -160,8 +194,9 @@ class TrainPipelineBase(_Pipeline):
         optimizer: of the dense parameters; None when there are none.
         device: of the model.
         options: see `PipelineOptions`.
-        world_size: ranks that share a global batch; that of the default process group when None. A batch with `.rows` and `.global_rows`
-            has its loss weighted as `train_step` does, any other counts as one of equal parts.
+        world_size: ranks that share a global batch; that of the default process group when None. A
+            batch with `.rows` and `.global_rows` has its loss weighted as `train_step` does, any
+            other counts as one of equal parts.
 
     Example:
         pipeline = TrainPipelineBase(model, torch.optim.Adam(model.parameters()), "cpu")
@@ -213,7 +248,8 @@ class TrainPipelineBase(_Pipeline):
 
 
 class TrainPipelineSparseDist(TrainPipelineBase):
-    """Training steps of a sharded model, with the next batch's ids exchanged during the current one.
+    """Training steps of a sharded model, with the next batch's ids exchanged during the current
+    one.
 
     Args:
         model: a `DistributedModelParallel` made with prefetch=True, or a module around one.
@@ -221,7 +257,8 @@ class TrainPipelineSparseDist(TrainPipelineBase):
     Raises:
         ConfigError: the model holds no DistributedModelParallel.
 
-    A collection that is given a KeyedJaggedTensor the model made itself works as without a pipeline; one warning names it.
+    A collection that is given a KeyedJaggedTensor the model made itself works as without a
+    pipeline; one warning names it.
     """
 
     def __init__(
@@ -245,7 +282,12 @@ class EvalPipeline(_Pipeline):
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None, *, _prefetch: bool = False
+        self,
+        model: nn.Module,
+        device: torch.device | str,
+        autocast: torch.dtype | None = None,
+        *,
+        _prefetch: bool = False,
     ) -> None:
         super().__init__(model, device, _prefetch, autocast)
 
@@ -255,7 +297,8 @@ class EvalPipeline(_Pipeline):
 
 
 class EvalPipelineSparseDist(EvalPipeline):
-    """`EvalPipeline` of a sharded model, with the next batch's ids exchanged during the current one.
+    """`EvalPipeline` of a sharded model, with the next batch's ids exchanged during the current
+    one.
 
     Args:
         model: as for `TrainPipelineSparseDist`.
@@ -264,7 +307,9 @@ class EvalPipelineSparseDist(EvalPipeline):
         ConfigError: the model holds no DistributedModelParallel.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None
+    ) -> None:
         super().__init__(model, device, autocast, _prefetch=True)
 
 

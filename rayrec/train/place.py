@@ -1,6 +1,7 @@
 """`Place`: where a run is in its data, as epoch and batch, and the batches from there on.
 
-The pipeline reads batches ahead of the steps, so the place moves with the steps and not with the reading.
+The pipeline reads batches ahead of the steps, so the place moves with the steps and not with the
+reading.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from rayrec.train.config import Dataset, TrainSpec
 
 
 class PlacedRun(Protocol):
-    """What the place in the data depends on, of a `TrainSpec` or of what a driver knows before there is one."""
+    """What the place in the data depends on, of a `TrainSpec` or of what a driver knows before
+    there is one.
+    """
 
     @property
     def data(self) -> Dataset | None:
@@ -44,14 +47,22 @@ class Place:
     Args:
         spec: the run.
         rank, world_size: whose parts of the batches are read.
-        pin_memory: files are read into page-locked memory; batches of other datasets are pinned by a copy, in `Reader`.
+        pin_memory: files are read into page-locked memory; batches of other datasets are pinned by
+            a copy, in `Reader`.
     Attributes:
         epoch: passes over the data that are behind.
         batch: batches done of the current one; all of them at its end, until the next step.
     """
 
-    def __init__(self, spec: TrainSpec, rank: int, world_size: int, pin_memory: bool = False) -> None:
-        self._spec, self._rank, self._world_size, self._pin_memory = spec, rank, world_size, pin_memory
+    def __init__(
+        self, spec: TrainSpec, rank: int, world_size: int, pin_memory: bool = False
+    ) -> None:
+        self._spec, self._rank, self._world_size, self._pin_memory = (
+            spec,
+            rank,
+            world_size,
+            pin_memory,
+        )
         self.epoch, self.batch = 0, 0
         self._per_epoch = 1
 
@@ -67,7 +78,8 @@ class Place:
         self._per_epoch = data.num_batches(spec.global_batch_size, drop_last=spec.drop_last)
         if self._per_epoch < 1:
             raise ConfigError(
-                f"the data has {data.num_rows} rows, which make no batch of {spec.global_batch_size} rows with drop_last={spec.drop_last}."
+                f"the data has {data.num_rows} rows, which make no batch of "
+                f"{spec.global_batch_size} rows with drop_last={spec.drop_last}."
             )
         self._turn()
         return self._read(self.epoch, self.batch)
@@ -101,14 +113,18 @@ class Place:
             self.epoch, self.batch = self.epoch + 1, 0
 
     def cursor(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the place: it means the same rows only with the same data, batch size and seed."""
+        """Return what a checkpoint keeps of the place: it means the same rows only with the same
+        data, batch size and seed.
+        """
         return {"epoch": self.epoch, "batch": self.batch, **meaning_of_place(self._spec)}
 
     def restore(self, cursor: Mapping[str, Any], path: str) -> None:
-        """Go to the place that the checkpoint at `path` was saved at, or stay at the beginning of new data.
+        """Go to the place that the checkpoint at `path` was saved at, or stay at the beginning of
+        new data.
 
         Raises:
-            ConfigError: the run's data, batch size or seed differ, so that the place means other rows.
+            ConfigError: the run's data, batch size or seed differ, so that the place means other
+                rows.
         """
         if self._spec.new_data:
             return
@@ -117,7 +133,9 @@ class Place:
 
 
 def meaning_of_place(spec: PlacedRun) -> dict[str, Any]:
-    """Return what an epoch and a batch number depend on; the data's fingerprint is None where a data set has none."""
+    """Return what an epoch and a batch number depend on; the data's fingerprint is None where a
+    data set has none.
+    """
     fingerprint = getattr(spec.data, "fingerprint", None)
     return {
         "global_batch_size": spec.global_batch_size,
@@ -139,16 +157,21 @@ def check_same_place(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path
     """
     for what, wanted in meaning.items():
         saved = cursor.get(what)
-        if saved is None or wanted is None or saved == wanted:  # unknown on one side: an older checkpoint, or data without files
+        # unknown on one side: an older checkpoint, or data without files
+        if saved is None or wanted is None or saved == wanted:
             continue
         if what == "data":
             raise ConfigError(
-                f"{path} was trained on other data: its files had the fingerprint {saved}, those of this run have {wanted}. Give the "
-                "data that it was trained on; or say new_data (--new-data) to keep weights and step and begin these data anew; or "
+                f"{path} was trained on other data: its files had the fingerprint {saved}, those "
+                f"of this run have {wanted}. Give the "
+                "data that it was trained on; or say new_data (--new-data) to keep weights and "
+                "step and begin these data anew; or "
                 "start a new run from its weights with init_from (--init-from)."
             )
         raise ConfigError(
-            f"{path} was trained with {what}={saved}, the run has {wanted}; its place in the data would mean other rows. "
-            f"Use {what}={saved}; or say new_data (--new-data) to keep weights and step and begin the data anew; or start a new run "
+            f"{path} was trained with {what}={saved}, the run has {wanted}; its place in the data "
+            "would mean other rows. "
+            f"Use {what}={saved}; or say new_data (--new-data) to keep weights and step and begin "
+            "the data anew; or start a new run "
             "from its weights with init_from (--init-from)."
         )

@@ -44,7 +44,9 @@ class PredictionConfig:
     def __post_init__(self) -> None:
         for name in self.keys:
             if name in COLUMNS or self.keys.count(name) > 1:
-                what = "is a column of every prediction file" if name in COLUMNS else "is named twice"
+                what = (
+                    "is a column of every prediction file" if name in COLUMNS else "is named twice"
+                )
                 raise ConfigError(f"key column {name!r} {what}; leave it out.")
 
 
@@ -57,7 +59,9 @@ class PredictionWriter:
         rank, world_size: this rank of so many; rank 0 writes.
     """
 
-    def __init__(self, config: PredictionConfig, files: Sequence[str], rank: int, world_size: int) -> None:
+    def __init__(
+        self, config: PredictionConfig, files: Sequence[str], rank: int, world_size: int
+    ) -> None:
         self._config, self._files = config, pa.array(list(files), pa.string())
         self._rank, self._world_size = rank, world_size
         self._filesystem, self._path = resolve(config.path)
@@ -133,16 +137,21 @@ class PredictionWriter:
         if not self._waiting:
             return
         try:
-            table = pa.concat_tables(self._waiting, promote_options="permissive").unify_dictionaries()
+            table = pa.concat_tables(
+                self._waiting, promote_options="permissive"
+            ).unify_dictionaries()
             self._waiting = []
             if self._file is None:
                 if self._makes_folder:
                     os.makedirs(self._folder, exist_ok=True)
-                self._file = pq.ParquetWriter(self._partial, table.schema, filesystem=self._filesystem)
+                self._file = pq.ParquetWriter(
+                    self._partial, table.schema, filesystem=self._filesystem
+                )
             self._file.write_table(table.cast(self._file.schema), row_group_size=GROUP_ROWS)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise InputError(
-                f"a key column of {list(self._config.keys)} has other types in other files: {one_line(error)}. "
+                f"a key column of {list(self._config.keys)} has other types in other files: "
+                f"{one_line(error)}. "
                 "Write all files with the same types, or leave the column out."
             ) from error
         except (OSError, pa.ArrowException) as error:

@@ -1,7 +1,9 @@
-"""Where a rank's time goes: some steps timed by part, then as many under torch's profiler, whose trace names the parts.
+"""Where a rank's time goes: some steps timed by part, then as many under torch's profiler, whose
+trace names the parts.
 
-The profiler slows steps, so times by part come from steps without it. Each rank writes `rank0.trace.json.gz` and so on, for Perfetto or
-chrome://tracing, with ranges such as "rayrec::lookup"; rank 0 writes the page (`Profile`). The trainer and the benchmarks share this.
+The profiler slows steps, so times by part come from steps without it. Each rank writes
+`rank0.trace.json.gz` and so on, for Perfetto or chrome://tracing, with ranges such as
+"rayrec::lookup"; rank 0 writes the page (`Profile`). The trainer and the benchmarks share this.
 """
 
 from __future__ import annotations
@@ -28,20 +30,25 @@ OPERATORS = 15
 Run = Callable[[StepTimes, int], bool]
 
 
-def profile_steps(model: DistributedModelParallel, config: ProfileConfig, run: Run, *, rank: int, first_step: int) -> Profile | None:
-    """Time and trace the next steps of a model, and write what was found; every rank calls it together.
+def profile_steps(
+    model: DistributedModelParallel, config: ProfileConfig, run: Run, *, rank: int, first_step: int
+) -> Profile | None:
+    """Time and trace the next steps of a model, and write what was found; every rank calls it
+    together.
 
     Args:
         model: whose timer is set for these steps, and then as before.
         config: where to write, and how many steps; its `skip_steps` have been done.
-        run: does so many steps, whose windows it counts with the times it is given, and returns whether the run shall stop.
+        run: does so many steps, whose windows it counts with the times it is given, and returns
+            whether the run shall stop.
         rank: of this process. first_step: number of the first of these steps.
     Returns:
         The profile, the same on every rank; None when the run shall stop before the trace.
     Raises:
         ConfigError: the folder cannot be written to.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its starts and stops on stderr otherwise
+    # the profiler tells of its starts and stops on stderr otherwise
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     cuda, kept = model.device.type == "cuda", model.timer
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     threads = _ExperimentalConfig(profile_all_threads=True)
@@ -60,7 +67,12 @@ def profile_steps(model: DistributedModelParallel, config: ProfileConfig, run: R
     found = gather_objects((mean, _largest(trace, config.steps, cuda) if rank == 0 else ()))
     ranks, operators = zip(*found, strict=True)
     result = Profile(
-        folder=config.path, device=model.device.type, first_step=first_step, steps=config.steps, ranks=ranks, operators=operators[0]
+        folder=config.path,
+        device=model.device.type,
+        first_step=first_step,
+        steps=config.steps,
+        ranks=ranks,
+        operators=operators[0],
     )
     try:
         trace.export_chrome_trace(str(Path(config.path) / f"rank{rank}.trace.json.gz"))
@@ -76,7 +88,9 @@ def _largest(trace: profile, steps: int, cuda: bool) -> tuple[Operator, ...]:
     for event in trace.key_averages():
         if not event.key.startswith(RANGE):
             total_us = event.self_device_time_total if cuda else event.self_cpu_time_total
-            found.append(Operator(name=event.key, self_s=total_us * 1e-6 / steps, calls=event.count / steps))
+            found.append(
+                Operator(name=event.key, self_s=total_us * 1e-6 / steps, calls=event.count / steps)
+            )
     return tuple(sorted(found, key=lambda operator: -operator.self_s)[:OPERATORS])
 
 

@@ -1,7 +1,9 @@
-"""What a rank tells about itself, as plain data: reports of progress, its error, its state. Standard library only.
+"""What a rank tells about itself, as plain data: reports of progress, its error, its state.
+Standard library only.
 
-Ranks put these into the answers of `poll()`, the driver's policies read them. `RankError.collateral` is the heart of it: when one
-rank dies, all others fail in a collective a moment later; such an error is a symptom and must not be reported as the cause.
+Ranks put these into the answers of `poll()`, the driver's policies read them.
+`RankError.collateral` is the heart of it: when one rank dies, all others fail in a collective a
+moment later; such an error is a symptom and must not be reported as the cause.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ class ProgressReport:
         rows: rows trained on since the run began (this run, not those before a resume).
         rows_per_s: rows of the window by its wall clock seconds.
         loss: mean over the rows of the window.
-        auc, ne: of the window's training rows, predicted before each step's update; None when the window has one class only.
-        data_wait: by rank, the share of the window's time in which training waited for the next batch to be read.
+        auc, ne: of the window's training rows, predicted before each step's update; None when the
+            window has one class only.
+        data_wait: by rank, the share of the window's time in which training waited for the next
+            batch to be read.
     """
 
     step: int
@@ -134,7 +138,9 @@ class RankPoll:
 
 @dataclass(kw_only=True, slots=True)
 class ProgressLog:
-    """Collects what a rank's thread reports until the driver asks; written by one thread, read and waited for by others."""
+    """Collects what a rank's thread reports until the driver asks; written by one thread, read and
+    waited for by others.
+    """
 
     step: int = 0
     phase: str = "starting"
@@ -162,14 +168,18 @@ class ProgressLog:
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether `error`, or what caused it, says that the other end of a connection is gone or silent."""
+    """Whether `error`, or what caused it, says that the other end of a connection is gone or
+    silent.
+    """
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         if any(kind.__name__ in _WIRE_TYPES for kind in type(link).__mro__):
             return True
-        if isinstance(link, RuntimeError | TimeoutError | OSError) and _PEER_TROUBLE.search(str(link)):
+        if isinstance(link, RuntimeError | TimeoutError | OSError) and _PEER_TROUBLE.search(
+            str(link)
+        ):
             return True
         link = link.__cause__ or link.__context__
     return False

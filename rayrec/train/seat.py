@@ -1,7 +1,9 @@
-"""Where a rank sits in its world (`Seat`), what a task of a rank gets (`RankContext`), and what a task is. No torch here.
+"""Where a rank sits in its world (`Seat`), what a task of a rank gets (`RankContext`), and what a
+task is. No torch here.
 
-A task is a picklable object with `run(context)`; `FitTask` and `EvaluateTask` are those of this package, and a job may bring its own,
-as the cluster's smoke test does. Inside `run` the default process group of the process is the world of all ranks.
+A task is a picklable object with `run(context)`; `FitTask` and `EvaluateTask` are those of this
+package, and a job may bring its own, as the cluster's smoke test does. Inside `run` the default
+process group of the process is the world of all ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Seat:
         store_host, store_port: the rendezvous that rank 0 made.
         device: "cpu", or "cuda" for the one GPU that this process sees.
         threads: CPU threads of this rank.
-        pin: this rank's number among those of its machine, and how many they are, where they pin themselves to cores; see `cores`.
+        pin: this rank's number among those of its machine, and how many they are, where they pin
+            themselves to cores; see `cores`.
         timeout_s: bound on every collective.
         generation: counts the worlds of one run.
     """
@@ -78,7 +81,9 @@ class RankContext:
         self.log.beats += 1
 
     def phase(self, name: str) -> None:
-        """Say what this rank is doing now, in words that complete "while ...": "reading the first batch"."""
+        """Say what this rank is doing now, in words that complete "while ...": "reading the first
+        batch".
+        """
         self.log.phase = name
         self.log.beats += 1
 

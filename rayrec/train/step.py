@@ -1,8 +1,9 @@
 """One training step: forward, scaled backward with the tables' update inside, dense update.
 
-The scale is the one subtle thing. The loss is a mean over the local rows n_r, DDP averages dense gradients over W ranks and the
-sharded tables divide their summed gradients by W. With loss * n_r * W / G, G rows in the global batch, both give the exact mean over
-the global batch, also when ranks hold different numbers of rows in the last batch, or none. No host sync happens here.
+The scale is the one subtle thing. The loss is a mean over the local rows n_r, DDP averages dense
+gradients over W ranks and the sharded tables divide their summed gradients by W. With loss * n_r *
+W / G, G rows in the global batch, both give the exact mean over the global batch, also when ranks
+hold different numbers of rows in the last batch, or none. No host sync happens here.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ class StepResult(NamedTuple):
     labels: Tensor
 
 
-def train_step(model: nn.Module, dense_optimizer: torch.optim.Optimizer | None, batch: Any, world_size: int) -> StepResult:
+def train_step(
+    model: nn.Module, dense_optimizer: torch.optim.Optimizer | None, batch: Any, world_size: int
+) -> StepResult:
     """Do one step; every rank of the world must call it for its part of the same global batch.
 
     Args:
-        model: forward(batch) -> (loss, (loss, logits, labels)), loss the mean over the batch's rows; tables update in the backward.
+        model: forward(batch) -> (loss, (loss, logits, labels)), loss the mean over the batch's
+            rows; tables update in the backward.
         dense_optimizer: of the other parameters; None when there are none.
         batch: `.rows` local rows of `.global_rows`.
         world_size: W, the number of ranks.
@@ -58,7 +62,8 @@ def train_step(model: nn.Module, dense_optimizer: torch.optim.Optimizer | None, 
 
 
 def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss (), logits (rows,), labels (rows,)) of a batch, with the form of the model's output checked.
+    """(loss (), logits (rows,), labels (rows,)) of a batch, with the form of the model's output
+    checked.
 
     Raises:
         ConfigError: the output is not (loss, (loss, logits, labels)).
@@ -76,12 +81,14 @@ def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
         loss, (_, logits, labels) = output
     except (TypeError, ValueError):
         raise ConfigError(
-            f"the model's forward(batch) returned {type(output).__name__}; training needs (loss, (loss, logits, labels)). "
+            f"the model's forward(batch) returned {type(output).__name__}; training needs (loss, "
+            "(loss, logits, labels)). "
             "Wrap the network as rayrec.models.DLRMTrain does."
         ) from None
     if loss.dim() != 0 or logits.shape != labels.shape or logits.dim() != 1:
         raise ConfigError(
-            f"the model returned loss {tuple(loss.shape)}, logits {tuple(logits.shape)}, labels {tuple(labels.shape)}; "
+            f"the model returned loss {tuple(loss.shape)}, logits {tuple(logits.shape)}, labels "
+            f"{tuple(labels.shape)}; "
             "training needs a scalar loss and logits and labels of one value per row."
         )
     return loss, logits, labels
@@ -90,5 +97,7 @@ def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
 def summarize(result: tuple[Tensor, Tensor, Tensor], rows: int) -> StepResult:
     """Detach a forward's result; the mean loss of no rows counts as 0."""
     loss, logits, labels = (tensor.detach() for tensor in result)
-    loss_sum = loss.double() * rows if rows else torch.zeros((), dtype=torch.float64, device=loss.device)
+    loss_sum = (
+        loss.double() * rows if rows else torch.zeros((), dtype=torch.float64, device=loss.device)
+    )
     return StepResult(loss_sum, rows, logits, labels)

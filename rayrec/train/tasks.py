@@ -1,4 +1,6 @@
-"""The tasks of this package, as picklable values that ranks run: train a model (and score it), score a checkpoint, measure the ranks."""
+"""The tasks of this package, as picklable values that ranks run: train a model (and score it),
+score a checkpoint, measure the ranks.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ class FitTask:
 
     Attributes:
         spec: the run.
-        scorer: gives the scores of the trained model, on every rank alike; None scores `spec.eval_data`.
+        scorer: gives the scores of the trained model, on every rank alike; None scores
+            `spec.eval_data`.
     """
 
     spec: TrainSpec
@@ -66,7 +69,11 @@ class FitTask:
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
-            context.phase("reading the checkpoint" if self.spec.resume_from or self.spec.init_from else "starting")
+            context.phase(
+                "reading the checkpoint"
+                if self.spec.resume_from or self.spec.init_from
+                else "starting"
+            )
             trainer.begin(context.note)
             context.at_step(trainer.step)
             context.mark("model and tables made")
@@ -126,7 +133,9 @@ class EvaluateTask:
                 context.phase("reading the checkpoint")
                 trainer.restore(self.checkpoint, weights_only=True)
             context.phase("evaluating")
-            found = trainer.evaluate(self.spec.eval_data, self.predictions, context.should_stop, context.beat)
+            found = trainer.evaluate(
+                self.spec.eval_data, self.predictions, context.should_stop, context.beat
+            )
         return None if found is None else plain_scores(found)
 
 
@@ -139,14 +148,20 @@ class CalibrateTask:
     def run(self, context: RankContext) -> Topology:
         """On one rank; all ranks run it together."""
         device = torch.device(_device(context))
-        exchange: Exchange = exchange_for(None, device) if self.topology.world_size > 1 else LocalExchange()
+        exchange: Exchange = (
+            exchange_for(None, device) if self.topology.world_size > 1 else LocalExchange()
+        )
         return calibrate(exchange, self.topology, device, context.note)
 
 
 def plain_scores(scores: object) -> dict[str, float]:
     """A dataclass of scores as name -> number."""
     assert dataclasses.is_dataclass(scores) and not isinstance(scores, type)
-    return {name: value for name, value in dataclasses.asdict(scores).items() if isinstance(value, int | float)}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(scores).items()
+        if isinstance(value, int | float)
+    }
 
 
 def _device(context: RankContext) -> str:

@@ -1,6 +1,8 @@
-"""How long this rank's steps took, by part, over a run: what hindsight compares with the plan's promises, and what a profile shows.
+"""How long this rank's steps took, by part, over a run: what hindsight compares with the plan's
+promises, and what a profile shows.
 
-Windows of steps are counted one by one, so that what happens between them (checkpoints, agreements) is no part of a step.
+Windows of steps are counted one by one, so that what happens between them (checkpoints, agreements)
+is no part of a step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class StepTimes:
 
     Args:
         timer: of the model whose steps are counted; without one nothing is.
-        warm_up: leave out the first window, whose step loads kernels and touches memory for the first time.
+        warm_up: leave out the first window, whose step loads kernels and touches memory for the
+            first time.
     """
 
     def __init__(self, timer: StepTimer | None, warm_up: bool = False) -> None:
@@ -48,7 +51,9 @@ class StepTimes:
             return
         self._steps += steps
         self._seconds += now.clock - before.clock
-        self._cpu_s += now.usage.ru_utime + now.usage.ru_stime - before.usage.ru_utime - before.usage.ru_stime
+        self._cpu_s += (
+            now.usage.ru_utime + now.usage.ru_stime - before.usage.ru_utime - before.usage.ru_stime
+        )
         self._faults += now.usage.ru_minflt - before.usage.ru_minflt
         self._waits += now.waits - before.waits
         for part, total in self._parts.items():
@@ -61,7 +66,10 @@ class StepTimes:
             return None
         n = self._steps
         return RankTimes(
-            parts={part: PartTimes(*(value / n for value in total)) for part, total in self._parts.items()},
+            parts={
+                part: PartTimes(*(value / n for value in total))
+                for part, total in self._parts.items()
+            },
             step_s=self._seconds / n,
             waits=self._waits / n,
             faults=self._faults / n,
@@ -71,4 +79,9 @@ class StepTimes:
     def _read(self) -> _Reading | None:
         if self._timer is None:
             return None
-        return _Reading(self._timer.clock(), resource.getrusage(resource.RUSAGE_SELF), self._timer.waits, self._timer.read())
+        return _Reading(
+            self._timer.clock(),
+            resource.getrusage(resource.RUSAGE_SELF),
+            self._timer.waits,
+            self._timer.read(),
+        )

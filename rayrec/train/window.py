@@ -1,7 +1,9 @@
-"""A window of training: what all ranks know of the steps since the last report, merged by one all_reduce at its end.
+"""A window of training: what all ranks know of the steps since the last report, merged by one
+all_reduce at its end.
 
-The same reduction carries the stop flag and the elapsed time, so every rank learns the same and takes the same number of steps in the
-next window: about `report_every_s` seconds of them. That bounds how long a stop takes, and costs one small collective per window.
+The same reduction carries the stop flag and the elapsed time, so every rank learns the same and
+takes the same number of steps in the next window: about `report_every_s` seconds of them. That
+bounds how long a stop takes, and costs one small collective per window.
 """
 
 from __future__ import annotations
@@ -73,18 +75,36 @@ class Window:
             waited_s: of the window, in which this rank waited for batches.
         """
         state = self._metrics.state()
-        loss_sum = float(self._loss_sum.item())  # waits for the device, so that the clock below is true
+        # waits for the device, so that the clock below is true
+        loss_sum = float(self._loss_sum.item())
         seconds = time.perf_counter() - self._started
         waits = [0.0] * self._world_size  # each rank fills in its own
         waits[dist.get_rank() if dist.is_initialized() else 0] = waited_s / max(seconds, 1e-9)
-        head = [float(should_stop()), seconds / self._world_size, float(self._rows), loss_sum, *waits]
-        total = torch.cat([torch.tensor(head, dtype=torch.float64, device=self._device), state.flatten().double()])
+        head = [
+            float(should_stop()),
+            seconds / self._world_size,
+            float(self._rows),
+            loss_sum,
+            *waits,
+        ]
+        total = torch.cat(
+            [torch.tensor(head, dtype=torch.float64, device=self._device), state.flatten().double()]
+        )
         all_sum(total)
         stop, mean_seconds, rows, loss, *data_wait = total[: len(head)].tolist()
         auc, ne = None, None
-        if rows and math.isfinite(loss):  # the scores of a diverged model are an error of their own, which says less
+        # the scores of a diverged model are an error of their own, which says less
+        if rows and math.isfinite(loss):
             auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype))
-        return WindowSum(stop > 0, mean_seconds, int(rows), loss / rows if rows else 0.0, auc, ne, tuple(data_wait))
+        return WindowSum(
+            stop > 0,
+            mean_seconds,
+            int(rows),
+            loss / rows if rows else 0.0,
+            auc,
+            ne,
+            tuple(data_wait),
+        )
 
 
 def scores_of(state: Tensor) -> tuple[float | None, float | None]:
@@ -100,7 +120,9 @@ def all_sum(values: Tensor) -> None:
 
 
 def next_length(steps: int, seconds: float, wanted_s: float) -> int:
-    """Steps of the next window, from how long the last one took; at most doubled at a time, since first steps are slow or lucky."""
+    """Steps of the next window, from how long the last one took; at most doubled at a time, since
+    first steps are slow or lucky.
+    """
     if steps < 1:
         return 1
     fitting = wanted_s / max(seconds / steps, 1e-6)

@@ -1,7 +1,8 @@
-"""Entering and leaving a world of ranks from inside one process: rendezvous, process group, threads, device.
+"""Entering and leaving a world of ranks from inside one process: rendezvous, process group,
+threads, device.
 
-Leaving after an error cuts this rank's connections first, so that the others, who wait for it in a collective, fail within
-milliseconds and not at the timeout.
+Leaving after an error cuts this rank's connections first, so that the others, who wait for it in a
+collective, fail within milliseconds and not at the timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 
-from rayrec.comm.process_group import connect_store, destroy_process_group, init_process_group, shutdown_sockets
+from rayrec.comm.process_group import (
+    connect_store,
+    destroy_process_group,
+    init_process_group,
+    shutdown_sockets,
+)
 from rayrec.machine.cores import pinned
 from rayrec.train.seat import Seat
 
@@ -41,7 +47,14 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
     if store is None:
         store = connect_store(seat.store_host, seat.store_port, timeout_s=seat.timeout_s)
     backend = "nccl" if seat.device == "cuda" else "gloo"
-    group = init_process_group(store, seat.rank, seat.world_size, backend=backend, timeout_s=seat.timeout_s, generation=seat.generation)
+    group = init_process_group(
+        store,
+        seat.rank,
+        seat.world_size,
+        backend=backend,
+        timeout_s=seat.timeout_s,
+        generation=seat.generation,
+    )
     try:
         yield group
     except BaseException as error:
@@ -54,7 +67,9 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Let go of what the frames of `error` and of its causes hold: the model, which must not outlive its process groups."""
+    """Let go of what the frames of `error` and of its causes hold: the model, which must not
+    outlive its process groups.
+    """
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:

@@ -4,7 +4,8 @@ Each operator runs twice. First comes FBGEMM's host code with launches that do n
 devices, types and shapes of its arguments and makes the output. Then the output, and rows and state
 in place, are computed here, from the operator's arguments alone: placements, offsets,
 hyperparameters, learning rate and iteration are read where the kernel reads them. The formulas of
-the optimizers are `rayrec.distributed.kernels.row_update`, which other tests compare with definitions.
+the optimizers are `rayrec.distributed.kernels.row_update`, which other tests compare with
+definitions.
 """
 
 # T features, B bags of each, N ids, D width

@@ -80,11 +80,7 @@ def build(
 ) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = DistributedModelParallel(
-        Everything("meta"),
-        plan=plan_of(kind),
-        sparse_optimizer=optimizer,
-        device=device,
-        seed=0,
+        Everything("meta"), plan=plan_of(kind), sparse_optimizer=optimizer, device=device, seed=0
     )
     return model, torch.optim.SGD([p for _, p in model.dense_parameters()], 0.1)
 

@@ -41,10 +41,7 @@ def as_gpu_rank(rank: int, world: int, store: str, work: Callable[..., Any], *ar
     install()
     dist.destroy_process_group()  # the pool's own, of CPU ranks
     dist.init_process_group(
-        "cuda:gloo",
-        store=dist.FileStore(store, world),
-        rank=rank,
-        world_size=world,
+        "cuda:gloo", store=dist.FileStore(store, world), rank=rank, world_size=world
     )
     return work(rank, world, *args)
 

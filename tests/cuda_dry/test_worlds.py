@@ -23,9 +23,7 @@ Shards = list[tuple[object, torch.Tensor]]
 
 
 def train(
-    world: World,
-    options: EngineOptions | None = None,
-    reshard_at: int | None = None,
+    world: World, options: EngineOptions | None = None, reshard_at: int | None = None
 ) -> tuple[list[Outputs], list[Shards]]:
     """Outputs by rank and step, and the shards of every rank at the end.
 

@@ -1,4 +1,6 @@
-"""Arrow to batch against a row-by-row reading with `to_pylist`, in every column type, sliced and chunked; and what is refused."""
+"""Arrow to batch against a row-by-row reading with `to_pylist`, in every column type, sliced and
+chunked; and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ def schema_of(feature: dict, dense=("d",), weights=False) -> FeatureSchema:
         {"name": "t", "num_embeddings": LIMIT, "embedding_dim": 4, "features": ["f"]},
         {"name": "u", "num_embeddings": 10_000, "embedding_dim": 4, "features": ["f", "g"]},
     ]
-    return FeatureSchema.from_json(json.dumps({"label": "label", "dense": list(dense), "features": features, "tables": tables}))
+    return FeatureSchema.from_json(
+        json.dumps({"label": "label", "dense": list(dense), "features": features, "tables": tables})
+    )
 
 
 def scalar_id(x, buckets: int | None) -> int:
     if isinstance(x, int):
         return x if buckets is None else int(hash_integers(np.array([x]), buckets)[0])
     data = x.encode() if isinstance(x, str) else x
-    return int(hash_bytes(np.frombuffer(data, np.uint8), np.array([0, len(data)]))[0] % np.uint64(buckets))
+    return int(
+        hash_bytes(np.frombuffer(data, np.uint8), np.array([0, len(data)]))[0] % np.uint64(buckets)
+    )
 
 
 def expected(table: pa.Table, buckets: int | None, fill: float = 0.0) -> list[tuple]:
@@ -43,7 +49,9 @@ def expected(table: pa.Table, buckets: int | None, fill: float = 0.0) -> list[tu
     for r in table.to_pylist():
         ids = r["ids"] if isinstance(r["ids"], list) else ([] if r["ids"] is None else [r["ids"]])
         dense = fill if r["d"] is None else float(np.float32(r["d"]))
-        rows.append((float(r["label"]), dense, tuple(scalar_id(x, buckets) for x in ids), (r["g"],)))
+        rows.append(
+            (float(r["label"]), dense, tuple(scalar_id(x, buckets) for x in ids), (r["g"],))
+        )
     return rows
 
 
@@ -59,7 +67,10 @@ LEAVES = {
     "large_string": (pa.large_string(), lambda rng: "ab" * rng.randrange(9)),
     "binary": (pa.binary(), lambda rng: rng.randbytes(rng.randrange(20))),
     "fixed_binary": (pa.binary(5), lambda rng: rng.randbytes(5)),
-    "dictionary": (pa.dictionary(pa.int16(), pa.string()), lambda rng: rng.choice(["a", "bb", "", "a long name of a city"])),
+    "dictionary": (
+        pa.dictionary(pa.int16(), pa.string()),
+        lambda rng: rng.choice(["a", "bb", "", "a long name of a city"]),
+    ),
     "int_dictionary": (pa.dictionary(pa.int8(), pa.int64()), lambda rng: rng.randrange(LIMIT)),
 }
 SHAPES = {
@@ -76,22 +87,46 @@ SHAPES = {
 def test_every_column_type_equals_reading_row_by_row(leaf, shape, seed):
     rng = random.Random(seed)
     kind, value = LEAVES[leaf]
-    nulls, buckets = (0.3 if seed % 2 else 0.0), (BUCKETS if "int" not in leaf or seed >= 2 else None)
+    nulls, buckets = (
+        (0.3 if seed % 2 else 0.0),
+        (BUCKETS if "int" not in leaf or seed >= 2 else None),
+    )
     chunks = []
     for _ in range(rng.randint(1, 3)):
         n = rng.randint(0, 30)
         if shape == "scalar":
             ids = [maybe_null(rng, value(rng), nulls) for _ in range(n)]
         else:
-            ids = [maybe_null(rng, [value(rng) for _ in range(2 if shape == "fixed_list" else rng.randrange(5))], nulls) for _ in range(n)]
+            ids = [
+                maybe_null(
+                    rng,
+                    [value(rng) for _ in range(2 if shape == "fixed_list" else rng.randrange(5))],
+                    nulls,
+                )
+                for _ in range(n)
+            ]
         columns = {
-            "ids": pa.array(ids, SHAPES[shape](kind)) if leaf != "dictionary" or shape == "scalar" else encode_lists(ids, shape, kind),
-            "d": pa.array([maybe_null(rng, rng.random(), nulls) for _ in range(n)], rng.choice((pa.float32(), pa.float64()))),
+            "ids": pa.array(ids, SHAPES[shape](kind))
+            if leaf != "dictionary" or shape == "scalar"
+            else encode_lists(ids, shape, kind),
+            "d": pa.array(
+                [maybe_null(rng, rng.random(), nulls) for _ in range(n)],
+                rng.choice((pa.float32(), pa.float64())),
+            ),
             "g": pa.array([rng.randrange(100) for _ in range(n)], pa.int32()),
             "label": pa.array([rng.randrange(2) for _ in range(n)], pa.int8()),
         }
         chunks.append(
-            pa.table(columns).cast(pa.schema([("ids", columns["ids"].type), ("d", pa.float64()), ("g", pa.int32()), ("label", pa.int8())]))
+            pa.table(columns).cast(
+                pa.schema(
+                    [
+                        ("ids", columns["ids"].type),
+                        ("d", pa.float64()),
+                        ("g", pa.int32()),
+                        ("label", pa.int8()),
+                    ]
+                )
+            )
         )
     table = pa.concat_tables(chunks)
     start = rng.randint(0, table.num_rows)
@@ -109,29 +144,53 @@ def encode_lists(ids: list, shape: str, kind: pa.DataType) -> pa.Array:
         return plain
     leaves = plain.values.dictionary_encode()
     cls = pa.ListArray if shape == "list" else pa.LargeListArray
-    return cls.from_arrays(plain.offsets, leaves, mask=plain.is_null()) if plain.null_count else cls.from_arrays(plain.offsets, leaves)
+    return (
+        cls.from_arrays(plain.offsets, leaves, mask=plain.is_null())
+        if plain.null_count
+        else cls.from_arrays(plain.offsets, leaves)
+    )
 
 
 def test_a_null_list_that_spans_values_is_an_empty_bag():
-    ids = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5], pa.int32()), pa.array([1, 2, 3, 4, 5]), mask=pa.array([False, True, False]))
+    ids = pa.ListArray.from_arrays(
+        pa.array([0, 2, 4, 5], pa.int32()),
+        pa.array([1, 2, 3, 4, 5]),
+        mask=pa.array([False, True, False]),
+    )
     table = pa.table({"ids": ids, "d": [0.0] * 3, "g": [0] * 3, "label": [0] * 3})
     assert [r[2] for r in batch_rows(to_batch(table, schema_of({})))] == [(1, 2), (), (5,)]
     assert [r[2] for r in batch_rows(to_batch(table.slice(1), schema_of({})))] == [(), (5,)]
 
 
 def test_all_null_columns_are_empty_bags_and_fills():
-    table = pa.table({"ids": pa.nulls(3), "d": pa.nulls(3), "g": [1, 2, 3], "label": [True, False, True]})
+    table = pa.table(
+        {"ids": pa.nulls(3), "d": pa.nulls(3), "g": [1, 2, 3], "label": [True, False, True]}
+    )
     schema = schema_of({}, dense=[{"column": "d", "fill": 2.5}])
-    assert batch_rows(to_batch(table, schema)) == [(1.0, 2.5, (), (1,)), (0.0, 2.5, (), (2,)), (1.0, 2.5, (), (3,))]
+    assert batch_rows(to_batch(table, schema)) == [
+        (1.0, 2.5, (), (1,)),
+        (0.0, 2.5, (), (2,)),
+        (1.0, 2.5, (), (3,)),
+    ]
 
 
 def test_no_rows_make_an_empty_batch():
     table = pa.table(
-        {"ids": pa.array([], pa.list_(pa.int64())), "d": pa.array([], pa.float32()), "g": pa.array([], pa.int64()), "label": []}
+        {
+            "ids": pa.array([], pa.list_(pa.int64())),
+            "d": pa.array([], pa.float32()),
+            "g": pa.array([], pa.int64()),
+            "label": [],
+        }
     )
     table = table.set_column(3, "label", pa.array([], pa.float32()))
     batch = to_batch(table, schema_of({}))
-    assert (batch.rows, batch.dense_features.shape, batch.sparse_features.stride(), batch.global_rows) == (0, (0, 1), 0, 0)
+    assert (
+        batch.rows,
+        batch.dense_features.shape,
+        batch.sparse_features.stride(),
+        batch.global_rows,
+    ) == (0, (0, 1), 0, 0)
 
 
 def test_a_schema_without_dense_columns_makes_a_dense_tensor_of_width_zero():
@@ -145,17 +204,31 @@ def test_weights_follow_their_ids_and_others_weigh_one(kind):
     weights = pa.array([[2, 3], None, [4], []], pa.list_(kind))
     table = pa.table({"ids": ids, "w": weights, "d": [0.0] * 4, "g": [7] * 4, "label": [0] * 4})
     batch = to_batch(table.slice(0, 3), schema_of({}, weights=True))
-    assert [r[4:] for r in batch_rows(batch)] == [((2.0, 3.0), (1.0,)), ((), (1.0,)), ((4.0,), (1.0,))]
+    assert [r[4:] for r in batch_rows(batch)] == [
+        ((2.0, 3.0), (1.0,)),
+        ((), (1.0,)),
+        ((4.0,), (1.0,)),
+    ]
 
 
 def good(n: int = 5) -> dict:
-    return {"ids": [[1], [2, 3], [], [4], [5]], "d": [0.5] * n, "g": [1] * n, "label": [0.0, 1.0, 0.0, 1.0, 0.0]}
+    return {
+        "ids": [[1], [2, 3], [], [4], [5]],
+        "d": [0.5] * n,
+        "g": [1] * n,
+        "label": [0.0, 1.0, 0.0, 1.0, 0.0],
+    }
 
 
 def replaced(column: str, row: int, value, kind=None) -> pa.Table:
     columns = good()
     columns[column][row] = value
-    return pa.table({k: pa.array(v, kind) if k == column and kind is not None else pa.array(v) for k, v in columns.items()})
+    return pa.table(
+        {
+            k: pa.array(v, kind) if k == column and kind is not None else pa.array(v)
+            for k, v in columns.items()
+        }
+    )
 
 
 BAD = {
@@ -164,18 +237,33 @@ BAD = {
         r"'f' \(column 'ids'\) holds id 50 in row 13 of x; table 't' takes ids in \[0, 50\)",
     ),
     "negative id": (replaced("ids", 1, [2, -1]), r"holds id -1 in row 11 of x"),
-    "id beyond int64": (replaced("ids", 1, [2**63 + 5], pa.list_(pa.uint64())), r"'f' .* in row 11 of x"),
+    "id beyond int64": (
+        replaced("ids", 1, [2**63 + 5], pa.list_(pa.uint64())),
+        r"'f' .* in row 11 of x",
+    ),
     "other feature": (replaced("g", 4, 10_000), r"'g' .* holds id 10000 in row 14 of x; table 'u'"),
-    "null in a list": (replaced("ids", 1, [2, None]), r"'ids' has a null inside the list in row 11 of x"),
+    "null in a list": (
+        replaced("ids", 1, [2, None]),
+        r"'ids' has a null inside the list in row 11 of x",
+    ),
     "null label": (replaced("label", 2, None), r"label column 'label' holds null in row 12 of x"),
     "nan label": (replaced("label", 2, math.nan), r"label column 'label' holds nan in row 12 of x"),
     "inf label": (replaced("label", 2, math.inf), r"label column 'label' holds inf in row 12 of x"),
     "nan dense": (replaced("d", 4, math.nan), r"dense column 'd' holds nan in row 14 of x"),
     "dense beyond float32": (replaced("d", 4, 1e300), r"dense column 'd' holds inf in row 14 of x"),
-    "string ids": (pa.table({**good(), "ids": ["a"] * 5}), r"'ids' of feature 'f' holds string. Set hash_buckets"),
-    "float ids": (pa.table({**good(), "ids": [1.0] * 5}), r"'ids' of feature 'f' has type double.* Cast the column to int64"),
+    "string ids": (
+        pa.table({**good(), "ids": ["a"] * 5}),
+        r"'ids' of feature 'f' holds string. Set hash_buckets",
+    ),
+    "float ids": (
+        pa.table({**good(), "ids": [1.0] * 5}),
+        r"'ids' of feature 'f' has type double.* Cast the column to int64",
+    ),
     "string dense": (pa.table({**good(), "d": ["a"] * 5}), r"dense column 'd' has type string"),
-    "string label": (pa.table({**good(), "label": ["a"] * 5}), r"label column 'label' has type string"),
+    "string label": (
+        pa.table({**good(), "label": ["a"] * 5}),
+        r"label column 'label' has type string",
+    ),
     "missing column": (
         pa.table({k: v for k, v in good().items() if k != "g"}),
         r"column 'g' is missing .*the columns are \['ids', 'd', 'label'\]",
@@ -190,12 +278,23 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused_and_named(case):
     table, message = BAD[case]
-    for data in (table, table.to_batches()[0], pa.concat_tables([table.slice(0, 2), table.slice(2)])):
+    for data in (
+        table,
+        table.to_batches()[0],
+        pa.concat_tables([table.slice(0, 2), table.slice(2)]),
+    ):
         with pytest.raises(InputError, match=message):
             to_batch(data, schema_of({}), source="x", first_row=10)
 
 
-TYPE_CASES = ("string ids", "float ids", "string dense", "string label", "missing column", "column twice")
+TYPE_CASES = (
+    "string ids",
+    "float ids",
+    "string dense",
+    "string label",
+    "missing column",
+    "column twice",
+)
 
 
 @pytest.mark.parametrize("case", TYPE_CASES)
@@ -208,7 +307,9 @@ def test_a_files_columns_are_checked_before_reading(case):
 
 def test_weights_must_match_ids():
     table = pa.table({**good(), "w": pa.array([[1.0], [1.0], [], [1.0], [1.0]])})
-    with pytest.raises(InputError, match="'f' has 2 ids in column 'ids' and 1 weights in column 'w' in row 1 of x"):
+    with pytest.raises(
+        InputError, match="'f' has 2 ids in column 'ids' and 1 weights in column 'w' in row 1 of x"
+    ):
         to_batch(table, schema_of({}, weights=True), source="x")
     table = pa.table({**good(), "w": pa.array([[1.0], [1.0, math.nan], [], [1.0], [1.0]])})
     with pytest.raises(InputError, match="'w' holds nan in row 1 of x"):
@@ -223,18 +324,33 @@ def test_weights_that_are_no_numbers_are_refused():
         check_columns(table.schema, schema_of({}, weights=True), "file y")
 
 
-@pytest.mark.slow  # a figure of the machine, which benchmarks/data.py measures; this one finds a path through Python lists
+# a figure of the machine, which benchmarks/data.py measures; this one finds a path through Python
+# lists
+@pytest.mark.slow
 def test_conversion_costs_a_few_memcpys():
-    """8192 rows x 26 list<int64> within 8x of one copy of the ids and 10x faster than to_pylist; best of 15 (quiet: 4x)."""
+    """8192 rows x 26 list<int64> within 8x of one copy of the ids and 10x faster than to_pylist;
+    best of 15 (quiet: 4x).
+    """
     rng = np.random.default_rng(0)
     columns, features, size = {"label": pa.array(np.zeros(8192, np.float32))}, [], 0
     for f in range(26):
         offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 11, 8192))]).astype(np.int32)
-        columns[f"c{f}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(rng.integers(0, 1000, offsets[-1])))
+        columns[f"c{f}"] = pa.ListArray.from_arrays(
+            pa.array(offsets), pa.array(rng.integers(0, 1000, offsets[-1]))
+        )
         features.append({"name": f"f{f}", "column": f"c{f}"})
         size += int(offsets[-1]) * 8
-    tables = [{"name": "t", "num_embeddings": 1000, "embedding_dim": 4, "features": [f["name"] for f in features]}]
-    schema = FeatureSchema.from_json(json.dumps({"label": "label", "features": features, "tables": tables}))
+    tables = [
+        {
+            "name": "t",
+            "num_embeddings": 1000,
+            "embedding_dim": 4,
+            "features": [f["name"] for f in features],
+        }
+    ]
+    schema = FeatureSchema.from_json(
+        json.dumps({"label": "label", "features": features, "tables": tables})
+    )
     data = pa.record_batch(columns)
     source = rng.integers(0, 9, size // 8)
 
@@ -243,8 +359,14 @@ def test_conversion_costs_a_few_memcpys():
         fn()
         return time.process_time() - start
 
-    convert, copy = zip(*((timed(lambda: to_batch(data, schema)), timed(source.copy)) for _ in range(15)), strict=True)
+    convert, copy = zip(
+        *((timed(lambda: to_batch(data, schema)), timed(source.copy)) for _ in range(15)),
+        strict=True,
+    )
     slow = timed(lambda: [column.to_pylist() for column in data.columns])
     assert min(convert) < 8 * min(copy)
     assert min(convert) < slow / 10
-    print(f"convert {min(convert) * 1e3:.2f} ms, memcpy {min(copy) * 1e3:.2f} ms, to_pylist {slow * 1e3:.0f} ms")
+    print(
+        f"convert {min(convert) * 1e3:.2f} ms, memcpy {min(copy) * 1e3:.2f} ms, to_pylist "
+        f"{slow * 1e3:.0f} ms"
+    )

@@ -1,4 +1,6 @@
-"""The Criteo and MovieLens conversions: on small files written here, and on the real data where it is present."""
+"""The Criteo and MovieLens conversions: on small files written here, and on the real data where it
+is present.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,31 @@ from rayrec.errors import ConfigError, InputError
 
 DATA = Path(os.environ.get("RAYREC_DATA", Path(__file__).parents[3] / "shared" / "data"))
 CRITEO, MOVIELENS = DATA / "criteo-tiny" / "train.tiny.csv", DATA / "ml-100k"
-needs_criteo = pytest.mark.skipif(not CRITEO.exists(), reason=f"no Criteo sample at {CRITEO} (set RAYREC_DATA)")
-needs_movielens = pytest.mark.skipif(not MOVIELENS.exists(), reason=f"no MovieLens-100k at {MOVIELENS} (set RAYREC_DATA)")
+needs_criteo = pytest.mark.skipif(
+    not CRITEO.exists(), reason=f"no Criteo sample at {CRITEO} (set RAYREC_DATA)"
+)
+needs_movielens = pytest.mark.skipif(
+    not MOVIELENS.exists(), reason=f"no MovieLens-100k at {MOVIELENS} (set RAYREC_DATA)"
+)
 
 
 def criteo_rows(rng: random.Random, n: int) -> list[list[str]]:
     def row() -> list[str]:
         dense = [rng.choice(("", "0", "-2", str(rng.randrange(5000)))) for _ in DENSE]
-        return [str(rng.randrange(2)), *dense, *(rng.choice(("", f"{rng.getrandbits(32):08x}")) for _ in CATEGORIES)]
+        return [
+            str(rng.randrange(2)),
+            *dense,
+            *(rng.choice(("", f"{rng.getrandbits(32):08x}")) for _ in CATEGORIES),
+        ]
 
     return [row() for _ in range(n)]
 
 
 def expected_row(row: list[str], buckets: int) -> list:
     dense = [float(np.float32(math.log1p(max(float(x or 0), 0.0)))) for x in row[1:14]]
-    ids = [None if not x else int(hash_integers(np.array([int(x, 16)]), buckets)[0]) for x in row[14:]]
+    ids = [
+        None if not x else int(hash_integers(np.array([int(x, 16)]), buckets)[0]) for x in row[14:]
+    ]
     return [int(row[0]), *dense, *ids]
 
 
@@ -54,15 +66,23 @@ def test_criteo_text_equals_reading_row_by_row(tmp_path, layout):
     tab = layout in ("tsv", "gz")
     lines = ["\t".join(r) if tab else ",".join((["7"] if "id" in layout else []) + r) for r in rows]
     if not tab:
-        lines.insert(0, ",".join([*(["Id"] if "id" in layout else []), "Label", *DENSE, *CATEGORIES]))
+        lines.insert(
+            0, ",".join([*(["Id"] if "id" in layout else []), "Label", *DENSE, *CATEGORIES])
+        )
     file = tmp_path / ("a.gz" if layout == "gz" else "a.txt")
     text = ("\n".join(lines) + "\n").encode()
     file.write_bytes(gzip.compress(text) if layout == "gz" else text)
-    done = convert_criteo([file], tmp_path / "out", num_buckets=1000, dim=8, eval_fraction=0.2, seed=3)
+    done = convert_criteo(
+        [file], tmp_path / "out", num_buckets=1000, dim=8, eval_fraction=0.2, seed=3
+    )
     train, held_out = read(done.train), read(done.eval)
     want = [expected_row(r, 1000) for r in rows]
-    assert (done.rows_train, done.rows_eval) == (len(train), len(held_out)) and 30 < len(held_out) < 90
-    assert [r for r in want if r in train] == train and [r for r in want if r in held_out] == held_out
+    assert (done.rows_train, done.rows_eval) == (len(train), len(held_out)) and 30 < len(
+        held_out
+    ) < 90
+    assert [r for r in want if r in train] == train and [
+        r for r in want if r in held_out
+    ] == held_out
     assert sorted(map(repr, train + held_out)) == sorted(map(repr, want))
     schema = FeatureSchema.load(done.schema)
     assert sum(b.rows for b in ParquetDataset(done.train, schema).loader(0, 1, 64)) == len(train)
@@ -85,17 +105,31 @@ def test_criteo_refuses_what_it_cannot_read(tmp_path):
 
     def bad(at: int, value: str) -> Path:
         file = tmp_path / "bad.tsv"
-        file.write_text("\t".join(row) + "\n" + "\t".join([*row[:at], value, *row[at + 1 :]]) + "\n")
+        file.write_text(
+            "\t".join(row) + "\n" + "\t".join([*row[:at], value, *row[at + 1 :]]) + "\n"
+        )
         return file
 
-    cases = [(bad, (0, "2"), "label 2"), (bad, (0, ""), "label"), (bad, (2, "x"), r"bad\.tsv"), (bad, (20, "0g"), "C7 of .*'0g'")]
-    cases += [(bad, (3, "nan"), r"column I3 of .*bad\.tsv holds nan"), (bad, (4, "inf"), "I4 of .* holds inf")]
+    cases = [
+        (bad, (0, "2"), "label 2"),
+        (bad, (0, ""), "label"),
+        (bad, (2, "x"), r"bad\.tsv"),
+        (bad, (20, "0g"), "C7 of .*'0g'"),
+    ]
+    cases += [
+        (bad, (3, "nan"), r"column I3 of .*bad\.tsv holds nan"),
+        (bad, (4, "inf"), "I4 of .* holds inf"),
+    ]
     for make, args, message in cases:
         with pytest.raises(InputError, match=message):
             convert_criteo([make(*args)], tmp_path / "out")
     (tmp_path / "short").write_text("1\t2\t3\n")
     (tmp_path / "empty").write_text("")
-    for name, message in (("short", "has 3 columns"), ("empty", "has 0 columns"), ("none", "cannot read")):
+    for name, message in (
+        ("short", "has 3 columns"),
+        ("empty", "has 0 columns"),
+        ("none", "cannot read"),
+    ):
         with pytest.raises(InputError, match=message):
             convert_criteo([tmp_path / name], tmp_path / "out")
     with pytest.raises(ConfigError, match="num_buckets=0"):
@@ -110,9 +144,14 @@ def test_criteo_refuses_what_it_cannot_read(tmp_path):
 @pytest.mark.seeds(range(5))
 def test_hex_strings_read_as_their_values_also_when_sliced(seed):
     rng = random.Random(seed)
-    words = [f"{rng.getrandbits(rng.choice((4, 32, 60))):{rng.choice('xX')}}" for _ in range(rng.randint(0, 40))]
+    words = [
+        f"{rng.getrandbits(rng.choice((4, 32, 60))):{rng.choice('xX')}}"
+        for _ in range(rng.randint(0, 40))
+    ]
     assert parse_hex(pa.array(words, pa.string()), "x").tolist() == [int(w, 16) for w in words]
-    assert parse_hex(pa.array(["zz", *words], pa.string()).slice(1), "x").tolist() == [int(w, 16) for w in words]
+    assert parse_hex(pa.array(["zz", *words], pa.string()).slice(1), "x").tolist() == [
+        int(w, 16) for w in words
+    ]
 
 
 @pytest.mark.parametrize("word", ["", "xy", "12 ", "é", "1" * 16])
@@ -123,13 +162,33 @@ def test_what_is_not_hex_is_refused(word):
 
 @needs_criteo
 def test_the_real_criteo_sample_converts_and_loads(tmp_path, capsys):
-    assert criteo_job.main([str(CRITEO), str(tmp_path), "--num-buckets", "500", "--dim", "8", "--eval-fraction", "0.1"]) == 0
+    assert (
+        criteo_job.main(
+            [
+                str(CRITEO),
+                str(tmp_path),
+                "--num-buckets",
+                "500",
+                "--dim",
+                "8",
+                "--eval-fraction",
+                "0.1",
+            ]
+        )
+        == 0
+    )
     with CRITEO.open() as file:
         rows = list(csv.reader(file))[1:]
     schema = FeatureSchema.load(tmp_path / "schema.json")
     train, held_out = read(tmp_path / "train"), read(tmp_path / "eval")
-    assert sorted(map(repr, train + held_out)) == sorted(repr(expected_row(r[1:], 500)) for r in rows)
-    loaded = sum(b.rows for part in ("train", "eval") for b in ParquetDataset(tmp_path / part, schema).loader(0, 1, 128))
+    assert sorted(map(repr, train + held_out)) == sorted(
+        repr(expected_row(r[1:], 500)) for r in rows
+    )
+    loaded = sum(
+        b.rows
+        for part in ("train", "eval")
+        for b in ParquetDataset(tmp_path / part, schema).loader(0, 1, 128)
+    )
     assert loaded == len(rows) == 1999
     assert "1999" not in capsys.readouterr().err
 
@@ -144,18 +203,22 @@ def small_movielens(folder: Path) -> Path:
         '5\tA "B" \t1995\tDrama War\n7\tC\tV\tDrama\n9\tD\t1995\tComedy Drama War\n'
     )
     ratings = [f"{(10, 3)[i % 2]}\t{(5, 7, 9)[i % 3]}\t{i % 5 + 1}\t88{i}" for i in range(40)]
-    (folder / "ml-100k.inter").write_text("\n".join(["user_id:token\titem_id:token\trating:float\ttimestamp:float", *ratings]) + "\n")
+    (folder / "ml-100k.inter").write_text(
+        "\n".join(["user_id:token\titem_id:token\trating:float\ttimestamp:float", *ratings]) + "\n"
+    )
     return folder
 
 
 def test_movielens_joins_users_and_items_to_ratings(tmp_path):
     done = convert_movielens(small_movielens(tmp_path / "in"), tmp_path / "out", seed=1)
     assert (done.rows_train, done.rows_eval) == (36, 4)
-    genres = {0: [1, 2], 1: [1], 2: [0, 1, 2]}  # Comedy, Drama, War by place; items 5, 7, 9 by place
+    # Comedy, Drama, War by place; items 5, 7, 9 by place
+    genres = {0: [1, 2], 1: [1], 2: [0, 1, 2]}
     want = []
     for i in range(40):
         user, item = i % 2, i % 3
-        side = [(1, 1, 1, 0), (0, 0, 0, 1)][user]  # age bucket, gender (F, M), occupation (other, writer), zip (85, T8)
+        # age bucket, gender (F, M), occupation (other, writer), zip (85, T8)
+        side = [(1, 1, 1, 0), (0, 0, 0, 1)][user]
         want.append([int(i % 5 + 1 >= 4), user, item, genres[item], *side, 0 if item != 1 else 1])
     assert sorted(map(repr, read(done.train) + read(done.eval))) == sorted(map(repr, want))
 
@@ -179,10 +242,14 @@ def test_movielens_names_what_is_wrong(tmp_path, capsys):
     with pytest.raises(InputError, match="item_id '5' is in the list of them twice"):
         convert_movielens(tmp_path / "again", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    (source / "ml-100k.inter").write_text("user_id:token\titem_id:token\trating:float\n10\t5\t3\n99\t5\t3\n")
+    (source / "ml-100k.inter").write_text(
+        "user_id:token\titem_id:token\trating:float\n10\t5\t3\n99\t5\t3\n"
+    )
     with pytest.raises(InputError, match="row 1 names user_id '99'"):
         convert_movielens(source, tmp_path / "out")
-    (source / "ml-100k.inter").write_text("user_id:token\titem_id:token\trating:float\n10\t5\tgood\n")
+    (source / "ml-100k.inter").write_text(
+        "user_id:token\titem_id:token\trating:float\n10\t5\tgood\n"
+    )
     with pytest.raises(InputError, match=r"ml-100k\.inter: column 'rating' holds 'good'"):
         convert_movielens(source, tmp_path / "out")
     (source / "ml-100k.user").write_text("user_id:token\tage:token\n10\t3\n")
@@ -193,11 +260,15 @@ def test_movielens_names_what_is_wrong(tmp_path, capsys):
 
 
 def test_a_second_conversion_does_not_mix_with_the_first(tmp_path, capsys):
-    """Rows of both would be read together; with --overwrite the second takes the place of the first."""
+    """Rows of both would be read together; with --overwrite the second takes the place of the
+    first.
+    """
     source, out = small_movielens(tmp_path / "in"), tmp_path / "out"
     arguments = [str(source), str(out), "--eval-fraction", "0.5"]
     assert run_command(movielens_job.main, arguments) == 0
-    (out / "train" / "older.parquet").write_bytes((out / "train" / "part-00000.parquet").read_bytes())
+    (out / "train" / "older.parquet").write_bytes(
+        (out / "train" / "part-00000.parquet").read_bytes()
+    )
     (out / "mine.txt").write_text("not of the conversion")
     before = read(out / "train")
     assert run_command(movielens_job.main, arguments) == 2
@@ -211,7 +282,9 @@ def test_a_conversion_that_fails_leaves_what_was_there(tmp_path, capsys):
     source, out = small_movielens(tmp_path / "in"), tmp_path / "out"
     assert run_command(movielens_job.main, [str(source), str(out), "--eval-fraction", "0.5"]) == 0
     before = sorted(path.name for path in out.rglob("*"))
-    (source / "ml-100k.inter").write_text("user_id:token\titem_id:token\trating:float\n10\t5\tgood\n")
+    (source / "ml-100k.inter").write_text(
+        "user_id:token\titem_id:token\trating:float\n10\t5\tgood\n"
+    )
     assert run_command(movielens_job.main, [str(source), str(out), "--overwrite"]) == 2
     assert sorted(path.name for path in out.rglob("*")) == before
 
@@ -225,13 +298,17 @@ def test_binary_input_is_no_criteo_log(tmp_path, capsys):
 
 @needs_movielens
 def test_the_files_of_grouplens_convert_to_the_same(tmp_path):
-    """The real data, written as GroupLens writes them, give the same rows as the tab-separated form."""
+    """The real data, written as GroupLens writes them, give the same rows as the tab-separated
+    form.
+    """
     as_grouplens(MOVIELENS, tmp_path / "lens")
     assert movielens_job.main([str(MOVIELENS), str(tmp_path / "a")]) == 0
     assert movielens_job.main([str(tmp_path / "lens"), str(tmp_path / "b")]) == 0
     for part in ("train", "eval"):
         assert read(tmp_path / "a" / part) == read(tmp_path / "b" / part)
-    assert (tmp_path / "a" / "schema.json").read_text() == (tmp_path / "b" / "schema.json").read_text()
+    assert (tmp_path / "a" / "schema.json").read_text() == (
+        tmp_path / "b" / "schema.json"
+    ).read_text()
 
 
 def as_grouplens(source: Path, out: Path) -> None:
@@ -239,14 +316,19 @@ def as_grouplens(source: Path, out: Path) -> None:
     out.mkdir()
 
     def rows(name: str) -> list[list[str]]:
-        return [line.split("\t") for line in (source / name).read_text(encoding="utf-8").splitlines()[1:]]
+        return [
+            line.split("\t")
+            for line in (source / name).read_text(encoding="utf-8").splitlines()[1:]
+        ]
 
     (out / "u.data").write_text("".join("\t".join(row) + "\n" for row in rows("ml-100k.inter")))
     (out / "u.user").write_text("".join("|".join(row) + "\n" for row in rows("ml-100k.user")))
     lines = []
     for item, _, year, genres in rows("ml-100k.item"):
         flags = ["1" if genre in genres.split(" ") else "0" for genre in GENRES]
-        lines.append("|".join([item, "L\u00e9on", f"01-Jan-{year}" if year else "", "", "http://x", *flags]))
+        lines.append(
+            "|".join([item, "L\u00e9on", f"01-Jan-{year}" if year else "", "", "http://x", *flags])
+        )
     (out / "u.item").write_text("\n".join(lines) + "\n", encoding="latin-1")
 
 
@@ -268,16 +350,33 @@ def test_a_bad_file_of_grouplens_is_named(tmp_path, name, text, says):
 
 @needs_movielens
 def test_the_real_movielens_converts_without_leaks(tmp_path):
-    """Sizes of the known set; train and eval share no rating; held-out rows depend on the seed; no column repeats the rating."""
+    """Sizes of the known set; train and eval share no rating; held-out rows depend on the seed; no
+    column repeats the rating.
+    """
     assert movielens_job.main([str(MOVIELENS), str(tmp_path / "a")]) == 0
     train, held_out = read(tmp_path / "a" / "train"), read(tmp_path / "a" / "eval")
     assert (len(train), len(held_out)) == (90_000, 10_000)
     assert not {tuple(r[1:3]) for r in train} & {tuple(r[1:3]) for r in held_out}
     schema = FeatureSchema.load(tmp_path / "a" / "schema.json")
-    assert schema.limits()["user"] == 943 and schema.limits()["item"] == 1682 and schema.limits()["genres"] == 19
-    assert schema.columns() == ("label", "user", "item", "genres", "age", "gender", "occupation", "zip", "year")
-    assert sum(b.labels.sum().item() for b in ParquetDataset(tmp_path / "a" / "train", schema).loader(0, 1, 9000)) == sum(
-        r[0] for r in train
+    assert (
+        schema.limits()["user"] == 943
+        and schema.limits()["item"] == 1682
+        and schema.limits()["genres"] == 19
     )
+    assert schema.columns() == (
+        "label",
+        "user",
+        "item",
+        "genres",
+        "age",
+        "gender",
+        "occupation",
+        "zip",
+        "year",
+    )
+    assert sum(
+        b.labels.sum().item()
+        for b in ParquetDataset(tmp_path / "a" / "train", schema).loader(0, 1, 9000)
+    ) == sum(r[0] for r in train)
     assert movielens_job.main([str(MOVIELENS), str(tmp_path / "b"), "--seed", "1"]) == 0
     assert read(tmp_path / "b" / "eval") != held_out

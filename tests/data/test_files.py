@@ -1,4 +1,6 @@
-"""Data sets and loaders on real files: every world sees the defined rows; broken input is named; threads end."""
+"""Data sets and loaders on real files: every world sees the defined rows; broken input is named;
+threads end.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,32 @@ KINDS: dict[str, type[FileDataset]] = {"parquet": ParquetDataset, "arrow": Arrow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.seeds(range(6))
 def test_every_world_reads_the_same_global_batches(tmp_path, kind, seed):
-    """Rows, values and order equal the definition in `order`, applied to the whole table, for 1 to 7 ranks and any first batch."""
+    """Rows, values and order equal the definition in `order`, applied to the whole table, for 1 to
+    7 ranks and any first batch.
+    """
     rng = random.Random(seed)
     table = write_files(tmp_path, rng, kind, (*rng.choices((0, 1, 130, 301), k=3), 77))
-    data = KINDS[kind](tmp_path, SCHEMA, num_streams=rng.choice((1, 3, 8)), shuffle_rows=rng.choice((16, 100)), threads=seed % 2 == 0)
+    data = KINDS[kind](
+        tmp_path,
+        SCHEMA,
+        num_streams=rng.choice((1, 3, 8)),
+        shuffle_rows=rng.choice((16, 100)),
+        threads=seed % 2 == 0,
+    )
     shuffle, epoch, batch_size = rng.random() < 0.8, rng.randrange(3), rng.choice((37, 64, 1000))
     rows = batch_rows(convert.to_batch(table, SCHEMA))
     order = data.order(seed, epoch, shuffle)
-    streams = [[place for b in range(order.num_blocks(s)) for place in block_places(order, s, b)] for s in range(order.num_streams)]
+    streams = [
+        [place for b in range(order.num_blocks(s)) for place in block_places(order, s, b)]
+        for s in range(order.num_streams)
+    ]
     assert data.num_rows == len(rows)
     for num_ranks in (1, 2, 3, 4, 5, 7):
         start = rng.randrange(data.num_batches(batch_size) + 1)
-        loaders = [data.loader(r, num_ranks, batch_size, seed, epoch, start, shuffle) for r in range(num_ranks)]
+        loaders = [
+            data.loader(r, num_ranks, batch_size, seed, epoch, start, shuffle)
+            for r in range(num_ranks)
+        ]
         for t in range(start, data.num_batches(batch_size)):
             batches = [next(loader) for loader in loaders]
             got = [row for batch in batches for row in batch_rows(batch)]
@@ -52,13 +68,22 @@ def test_every_world_reads_the_same_global_batches(tmp_path, kind, seed):
 
 def block_places(order, stream: int, block: int) -> list[int]:
     first = [sum(order.chunk_rows[:c]) for c in range(len(order.chunk_rows))]
-    rows = [first[c] + i for c, start, stop in order.block_chunks(stream, block) for i in range(start, stop)]
+    rows = [
+        first[c] + i
+        for c, start, stop in order.block_chunks(stream, block)
+        for i in range(start, stop)
+    ]
     perm = order.block_permutation(stream, block)
     return rows if perm is None else [rows[i] for i in perm]
 
 
 def epoch_rows(data: FileDataset, num_ranks: int = 1, **kwargs) -> list[tuple]:
-    return [row for r in range(num_ranks) for batch in data.loader(r, num_ranks, 64, **kwargs) for row in batch_rows(batch)]
+    return [
+        row
+        for r in range(num_ranks)
+        for batch in data.loader(r, num_ranks, 64, **kwargs)
+        for row in batch_rows(batch)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,16 +110,25 @@ def test_large_row_groups_are_read_in_pieces_with_the_same_rows(tmp_path, monkey
 
 
 def test_files_with_other_types_and_column_orders_join(tmp_path):
-    """int32 beside int64, an all-null column beside numbers, another order of columns: one block spans all three files."""
+    """int32 beside int64, an all-null column beside numbers, another order of columns: one block
+    spans all three files.
+    """
     write_files(tmp_path, random.Random(0), "parquet", (20, 20, 20))
     rows = epoch_rows(ParquetDataset(tmp_path, SCHEMA))
     a, b, _ = sorted(tmp_path.iterdir())
     table = pq.read_table(a)
-    pq.write_table(table.set_column(4, "user", table["user"].cast(pa.int32())).select(table.column_names[::-1]), a)
+    pq.write_table(
+        table.set_column(4, "user", table["user"].cast(pa.int32())).select(
+            table.column_names[::-1]
+        ),
+        a,
+    )
     pq.write_table(pq.read_table(b).set_column(3, "d1", pa.nulls(20)), b)
     joined = epoch_rows(ParquetDataset(tmp_path, SCHEMA))
     assert [(r[0], r[1], *r[3:]) for r in joined] == [(r[0], r[1], *r[3:]) for r in rows]
-    assert all(j[2] == (-1.0 if 20 <= j[1] < 40 else r[2]) for j, r in zip(joined, rows, strict=True))
+    assert all(
+        j[2] == (-1.0 if 20 <= j[1] < 40 else r[2]) for j, r in zip(joined, rows, strict=True)
+    )
     pq.write_table(pq.read_table(b).set_column(4, "user", pa.array([["x"]] * 20)), b)
     with pytest.raises(InputError, match=r"part-001.*Set hash_buckets"):
         ParquetDataset(tmp_path, SCHEMA)
@@ -105,16 +139,41 @@ def test_files_with_other_types_and_column_orders_join(tmp_path):
 
 def test_dictionary_columns_join_over_batches_with_other_dictionaries(tmp_path):
     kind = pa.dictionary(pa.int8(), pa.int64())
-    parts = [pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), pa.array(d)) for d in ([5, 6], [7, 8], [6, 5])]
+    parts = [
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), pa.array(d))
+        for d in ([5, 6], [7, 8], [6, 5])
+    ]
     base = random_table(random.Random(0), 9)
     table = base.set_column(base.column_names.index("user"), "user", pa.chunked_array(parts, kind))
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
     data = ParquetDataset(tmp_path, SCHEMA, num_streams=1)
-    assert [r[3] for r in epoch_rows(data, shuffle=False)] == [(5,), (6,), (), (7,), (8,), (), (6,), (5,), ()]
-    with ipc.new_file(tmp_path / "a.arrow", table.schema, options=ipc.IpcWriteOptions(unify_dictionaries=True)) as out:
+    assert [r[3] for r in epoch_rows(data, shuffle=False)] == [
+        (5,),
+        (6,),
+        (),
+        (7,),
+        (8,),
+        (),
+        (6,),
+        (5,),
+        (),
+    ]
+    with ipc.new_file(
+        tmp_path / "a.arrow", table.schema, options=ipc.IpcWriteOptions(unify_dictionaries=True)
+    ) as out:
         out.write_table(table)
     data = ArrowDataset(tmp_path, SCHEMA, num_streams=1)
-    assert [r[3] for r in epoch_rows(data, shuffle=False)] == [(5,), (6,), (), (7,), (8,), (), (6,), (5,), ()]
+    assert [r[3] for r in epoch_rows(data, shuffle=False)] == [
+        (5,),
+        (6,),
+        (),
+        (7,),
+        (8,),
+        (),
+        (6,),
+        (5,),
+        (),
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,10 +245,16 @@ def test_a_file_that_lacks_a_column_is_named_at_once(tmp_path, kind):
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_id_names_its_row_in_its_file_after_the_good_batches(tmp_path, kind, shuffle):
-    """3 files of 100 rows; row 63 of the second holds id 5000. The error arrives from the thread with its type, then the end."""
+    """3 files of 100 rows; row 63 of the second holds id 5000. The error arrives from the thread
+    with its type, then the end.
+    """
     write_files(tmp_path, random.Random(0), kind, (100, 100, 100))
     file = sorted(tmp_path.iterdir())[1]
-    table = pq.read_table(file) if kind == "parquet" else ipc.open_file(pa.memory_map(str(file))).read_all()
+    table = (
+        pq.read_table(file)
+        if kind == "parquet"
+        else ipc.open_file(pa.memory_map(str(file))).read_all()
+    )
     users = table["user"].to_pylist()
     users[63] = 5000
     table = table.set_column(table.column_names.index("user"), "user", pa.array(users, pa.int64()))
@@ -238,11 +303,15 @@ def test_the_thread_ends_when_the_loader_is_closed_dropped_or_done(tmp_path):
 
 
 def test_the_queue_is_bounded(tmp_path, monkeypatch):
-    """With prefetch 2 and nobody reading, 2 batches wait and one is in hand: assemble ran 3 times, not 100."""
+    """With prefetch 2 and nobody reading, 2 batches wait and one is in hand: assemble ran 3 times,
+    not 100.
+    """
     write_files(tmp_path, random.Random(0), "parquet", (1000,))
     made = []
     real = convert.assemble
-    monkeypatch.setattr("rayrec.data.loader.assemble", lambda *a, **k: made.append(1) or real(*a, **k))
+    monkeypatch.setattr(
+        "rayrec.data.loader.assemble", lambda *a, **k: made.append(1) or real(*a, **k)
+    )
     with ParquetDataset(tmp_path, SCHEMA).loader(0, 1, 10) as loader:
         deadline = time.monotonic() + 20
         while len(made) < 3 and time.monotonic() < deadline:
@@ -263,7 +332,15 @@ def test_drop_last_and_ranks_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"rank": 2}, {"rank": -1}, {"start_batch": 12}, {"start_batch": -1}, {"prefetch": 0}, {"global_batch_size": 0}]
+    "kwargs",
+    [
+        {"rank": 2},
+        {"rank": -1},
+        {"start_batch": 12},
+        {"start_batch": -1},
+        {"prefetch": 0},
+        {"global_batch_size": 0},
+    ],
 )
 def test_impossible_loaders_are_refused(tmp_path, kwargs):
     write_files(tmp_path, random.Random(0), "parquet", (101,))

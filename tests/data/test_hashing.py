@@ -40,14 +40,26 @@ def test_strings_hash_by_the_definition_wherever_they_lie(seed):
 def test_zero_padding_does_not_make_strings_equal():
     texts = [b"", b"\0", b"\0\0", b"a", b"a\0", b"a" + b"\0" * 7, b"a" + b"\0" * 8]
     offsets = np.cumsum([0] + [len(t) for t in texts])
-    assert len(set(hash_bytes(np.frombuffer(b"".join(texts), np.uint8), offsets).tolist())) == len(texts)
+    assert len(set(hash_bytes(np.frombuffer(b"".join(texts), np.uint8), offsets).tolist())) == len(
+        texts
+    )
 
 
 def test_hashes_are_pinned_for_ever():
-    """splitmix64's published first outputs for seed 0; another value would move every id of every trained model."""
-    assert random_bits(0, 0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert hash_bytes(np.frombuffer(b"68fd1e64", np.uint8), np.array([0, 8])).tolist() == [scalar_hash(b"68fd1e64")]
-    assert hash_integers(np.array([-1, 0, 1, 2**62]), 1000).tolist() == [scalar_mix(i & MASK) % 1000 for i in (-1, 0, 1, 2**62)]
+    """splitmix64's published first outputs for seed 0; another value would move every id of every
+    trained model.
+    """
+    assert random_bits(0, 0, 3).tolist() == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
+    assert hash_bytes(np.frombuffer(b"68fd1e64", np.uint8), np.array([0, 8])).tolist() == [
+        scalar_hash(b"68fd1e64")
+    ]
+    assert hash_integers(np.array([-1, 0, 1, 2**62]), 1000).tolist() == [
+        scalar_mix(i & MASK) % 1000 for i in (-1, 0, 1, 2**62)
+    ]
 
 
 def test_mix_int_is_the_scalar_twin_of_mix():
@@ -63,7 +75,10 @@ def test_permutation_holds_every_index_once(n):
 
 def test_permutation_positions_are_uniform():
     """Where row 0 lands over 3000 keys, 10 places: each within 5 sigma of 300."""
-    counts = np.bincount([int(np.flatnonzero(permutation(mix_int(k), 10) == 0)[0]) for k in range(3000)], minlength=10)
+    counts = np.bincount(
+        [int(np.flatnonzero(permutation(mix_int(k), 10) == 0)[0]) for k in range(3000)],
+        minlength=10,
+    )
     assert abs(counts - 300).max() < 5 * (300 * 0.9) ** 0.5
 
 

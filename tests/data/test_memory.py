@@ -1,4 +1,6 @@
-"""Memory of batches: those that are held never change, what is freed is used again; and page-locked where a GPU is to read it."""
+"""Memory of batches: those that are held never change, what is freed is used again; and page-locked
+where a GPU is to read it.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,14 @@ thread.join()
 
 
 def faults(seed):
-    """Page faults of a loader's thread, as in a rank, that converts 200 batches of about 1.4 MB, 350 pages each.
+    """Page faults of a loader's thread, as in a rank, that converts 200 batches of about 1.4 MB,
+    350 pages each.
 
     Up to five are held for random times; a batch that changes meanwhile fails the process.
     """
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(seed)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(seed)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     return int(done.stdout)
 
@@ -72,7 +77,10 @@ def test_pinned_batches_are_written_in_page_locked_memory_that_is_used_again(tmp
     places = set()
     with data.loader(0, 1, 20, pin_memory=True) as pinned, data.loader(0, 1, 20) as plain:
         for batch, wanted in zip(pinned, plain, strict=True):
-            assert all(t.is_pinned() for t in (batch.dense_features, batch.labels, batch.sparse_features.values()))
+            assert all(
+                t.is_pinned()
+                for t in (batch.dense_features, batch.labels, batch.sparse_features.values())
+            )
             assert batch.pin_memory().labels.data_ptr() == batch.labels.data_ptr()  # no copy
             on_device = batch.to("cuda", non_blocking=True)
             places.add(batch.sparse_features.values().data_ptr())

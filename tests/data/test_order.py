@@ -14,7 +14,9 @@ WORLDS = (1, 2, 3, 4, 5, 7)
 
 def random_order(rng: random.Random, **kwargs) -> SampleOrder:
     return SampleOrder(
-        chunk_rows=tuple(rng.choice((0, 1, 7, rng.randrange(200))) for _ in range(rng.randint(1, 8))),
+        chunk_rows=tuple(
+            rng.choice((0, 1, 7, rng.randrange(200))) for _ in range(rng.randint(1, 8))
+        ),
         num_streams=rng.choice((1, 2, 3, 8, 11)),
         shuffle_rows=rng.choice((1, 5, 16, 64)),
         seed=rng.randrange(1000),
@@ -24,10 +26,15 @@ def random_order(rng: random.Random, **kwargs) -> SampleOrder:
 
 
 def stream_as_list(order: SampleOrder, s: int) -> list[int]:
-    """Absolute rows (in file order) of stream s, by definition: concatenate, cut, shuffle block by block."""
+    """Absolute rows (in file order) of stream s, by definition: concatenate, cut, shuffle block by
+    block.
+    """
     first = [sum(order.chunk_rows[:c]) for c in range(len(order.chunk_rows))]
     rows = [first[c] + i for c in order.chunk_order for i in range(order.chunk_rows[c])]
-    sizes = [(len(rows) + order.num_streams - 1 - j) // order.num_streams for j in range(order.num_streams)]
+    sizes = [
+        (len(rows) + order.num_streams - 1 - j) // order.num_streams
+        for j in range(order.num_streams)
+    ]
     mine = rows[sum(sizes[:s]) : sum(sizes[: s + 1])]
     out: list[int] = []
     for b in range(0, len(mine), order.shuffle_rows):
@@ -52,7 +59,14 @@ def test_global_batches_are_the_defined_positions_and_ranks_cut_them_evenly(seed
         assert order.batch_rows(t, batch_size) == len(want)
         seen += [streams[s][i] for s, i in want]
         for w in WORLDS:
-            parts = [[(g.stream, i) for g in order.rank_ranges(t, batch_size, r, w) for i in range(g.start, g.stop)] for r in range(w)]
+            parts = [
+                [
+                    (g.stream, i)
+                    for g in order.rank_ranges(t, batch_size, r, w)
+                    for i in range(g.start, g.stop)
+                ]
+                for r in range(w)
+            ]
             assert parts == [want[r * len(want) // w : (r + 1) * len(want) // w] for r in range(w)]
     assert sorted(seen) == list(range(n)), "an epoch holds every row once"
 
@@ -64,7 +78,11 @@ def test_block_chunks_find_the_rows_of_every_block(seed):
     for s in range(order.num_streams):
         got = []
         for b in range(order.num_blocks(s)):
-            rows = [first[c] + i for c, start, stop in order.block_chunks(s, b) for i in range(start, stop)]
+            rows = [
+                first[c] + i
+                for c, start, stop in order.block_chunks(s, b)
+                for i in range(start, stop)
+            ]
             perm = order.block_permutation(s, b)
             assert perm is not None and sorted(perm.tolist()) == list(range(len(rows)))
             got += [rows[i] for i in perm]
@@ -74,7 +92,9 @@ def test_block_chunks_find_the_rows_of_every_block(seed):
 def test_a_rank_reads_only_its_own_streams_when_ranks_divide_streams():
     order = SampleOrder(chunk_rows=(1000,) * 8)
     for r in range(4):
-        streams = {g.stream for t in range(order.num_batches(512)) for g in order.rank_ranges(t, 512, r, 4)}
+        streams = {
+            g.stream for t in range(order.num_batches(512)) for g in order.rank_ranges(t, 512, r, 4)
+        }
         assert len(streams) == 2
 
 

@@ -1,4 +1,6 @@
-"""Batches that say where their rows come from, loaders in file order, and labels that click models refuse."""
+"""Batches that say where their rows come from, loaders in file order, and labels that click models
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_every_row_names_its_file_and_number(tmp_path, kind, seed):
     """Rows number themselves in a dense column, so the origin can be compared with what was read."""
     rng = random.Random(seed)
     table = write_files(tmp_path, rng, kind, (*rng.choices((0, 1, 130, 301), k=3), 77))
-    data = KINDS[kind](tmp_path, SCHEMA, num_streams=rng.choice((1, 3)), shuffle_rows=rng.choice((16, 100)))
+    data = KINDS[kind](
+        tmp_path, SCHEMA, num_streams=rng.choice((1, 3)), shuffle_rows=rng.choice((16, 100))
+    )
     starts, seen = first_rows(data), 0
     for rank in range(3):
         for batch in data.loader(rank, 3, 64, seed, keep_columns=["unused", "row"]):
@@ -41,7 +45,10 @@ def test_every_row_names_its_file_and_number(tmp_path, kind, seed):
             whole = [starts[file] + row for file, row in zip(origin.file, origin.row, strict=True)]
             assert whole == batch.dense_features[:, 0].int().tolist()
             assert origin.columns["row"].to_pylist() == whole
-            assert origin.columns["unused"].to_pylist() == table["unused"].take(pa.array(whole)).to_pylist()
+            assert (
+                origin.columns["unused"].to_pylist()
+                == table["unused"].take(pa.array(whole)).to_pylist()
+            )
             seen += batch.rows
     assert seen == data.num_rows
 
@@ -72,7 +79,10 @@ def test_rows_in_file_order_cannot_be_shuffled(tmp_path):
 
 def test_a_column_to_keep_must_be_in_every_file(tmp_path):
     write_files(tmp_path, random.Random(0), "parquet", (60, 60))
-    pq.write_table(pq.read_table(tmp_path / "part-001.parquet").drop_columns(["unused"]), tmp_path / "part-001.parquet")
+    pq.write_table(
+        pq.read_table(tmp_path / "part-001.parquet").drop_columns(["unused"]),
+        tmp_path / "part-001.parquet",
+    )
     with pytest.raises(InputError, match=r"'unused' is missing \(file .*part-001\.parquet"):
         ParquetDataset(tmp_path, SCHEMA).loader(0, 1, 50, keep_columns=["unused"])
 
@@ -84,18 +94,34 @@ def test_a_label_that_is_neither_0_nor_1_is_named_with_file_and_row(tmp_path, va
     table = pq.read_table(path)
     labels = table["label"].to_pylist()
     labels[41] = value
-    pq.write_table(table.set_column(1, "label", pa.array(labels, pa.int32())), path, row_group_size=7)
+    pq.write_table(
+        table.set_column(1, "label", pa.array(labels, pa.int32())), path, row_group_size=7
+    )
     data = ParquetDataset(tmp_path, SCHEMA, num_streams=2, shuffle_rows=16)
-    assert sum(batch.rows for batch in data.loader(0, 1, 50)) == 120, "a regression may have any label"
-    with pytest.raises(InputError, match=rf"'label' holds {value} in row 41 of '.*part-001\.parquet'"):
+    assert sum(batch.rows for batch in data.loader(0, 1, 50)) == 120, (
+        "a regression may have any label"
+    )
+    with pytest.raises(
+        InputError, match=rf"'label' holds {value} in row 41 of '.*part-001\.parquet'"
+    ):
         list(data.loader(0, 1, 50, binary_labels=True))
 
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("label", 2), ("label", None), ("user", 1000), ("user", -1), ("genres", [3, 20]), ("d1", math.inf), ("d1", -math.inf)],
+    [
+        ("label", 2),
+        ("label", None),
+        ("user", 1000),
+        ("user", -1),
+        ("genres", [3, 20]),
+        ("d1", math.inf),
+        ("d1", -math.inf),
+    ],
 )
-def test_statistics_lead_to_the_bad_row_without_reading_the_others(tmp_path, monkeypatch, column, value):
+def test_statistics_lead_to_the_bad_row_without_reading_the_others(
+    tmp_path, monkeypatch, column, value
+):
     write_files(tmp_path, random.Random(0), "parquet", (60, 60))
     path = tmp_path / "part-001.parquet"
     table = pq.read_table(path)
@@ -103,10 +129,18 @@ def test_statistics_lead_to_the_bad_row_without_reading_the_others(tmp_path, mon
     values = table[column].to_pylist()
     values[41] = value
     place = table.column_names.index(column)
-    pq.write_table(table.set_column(place, column, pa.array(values, table[column].type)), path, row_group_size=7)
+    pq.write_table(
+        table.set_column(place, column, pa.array(values, table[column].type)),
+        path,
+        row_group_size=7,
+    )
     data = ParquetDataset(tmp_path, SCHEMA)
     read = []
-    monkeypatch.setattr(ParquetReader, "read", lambda self, group, columns: read.append(group) or whole(self, group, columns))
+    monkeypatch.setattr(
+        ParquetReader,
+        "read",
+        lambda self, group, columns: read.append(group) or whole(self, group, columns),
+    )
     with pytest.raises(InputError, match=r"in row 41 of '.*part-001\.parquet'"):
         check_statistics(data)
     assert read == [41 // 7]

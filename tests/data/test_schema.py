@@ -23,10 +23,35 @@ GOOD = {
         {"name": "clicked", "column": "user_clicked", "weights": "clicked_w"},
     ],
     "tables": [
-        {"name": "t_user", "num_embeddings": 500, "embedding_dim": 16, "pooling": "sum", "features": ["user", "clicked"]},
-        {"name": "t_genre", "num_embeddings": 32, "embedding_dim": 8, "pooling": "mean", "features": ["genres"], "data_type": "fp16"},
-        {"name": "t_city", "num_embeddings": 100, "embedding_dim": 15, "features": ["city"], "data_type": "bf16"},
-        {"name": "t_user_small", "num_embeddings": 400, "embedding_dim": 4, "features": ["user"], "weight_init_max": 0.01},
+        {
+            "name": "t_user",
+            "num_embeddings": 500,
+            "embedding_dim": 16,
+            "pooling": "sum",
+            "features": ["user", "clicked"],
+        },
+        {
+            "name": "t_genre",
+            "num_embeddings": 32,
+            "embedding_dim": 8,
+            "pooling": "mean",
+            "features": ["genres"],
+            "data_type": "fp16",
+        },
+        {
+            "name": "t_city",
+            "num_embeddings": 100,
+            "embedding_dim": 15,
+            "features": ["city"],
+            "data_type": "bf16",
+        },
+        {
+            "name": "t_user_small",
+            "num_embeddings": 400,
+            "embedding_dim": 4,
+            "features": ["user"],
+            "weight_init_max": 0.01,
+        },
     ],
 }
 
@@ -36,11 +61,24 @@ def test_json_reads_into_typed_values():
     assert schema.dense == (DenseColumn(column="d0"), DenseColumn(column="d1", fill=-1.5))
     assert schema.feature_names() == ("user", "genres", "city", "clicked")
     assert schema.is_weighted
-    assert schema.columns() == ("label", "d0", "d1", "user_id", "genres", "city", "user_clicked", "clicked_w")
+    assert schema.columns() == (
+        "label",
+        "d0",
+        "d1",
+        "user_id",
+        "genres",
+        "city",
+        "user_clicked",
+        "clicked_w",
+    )
     assert schema.limits() == {"user": 400, "clicked": 500, "genres": 32, "city": 100}
     assert schema.embedding_bag_configs()[3].init_bounds() == (-0.05, 0.01)
     genre = schema.embedding_bag_configs()[1]
-    assert (genre.pooling, genre.data_type, genre.feature_names) == (PoolingType.MEAN, DataType.FP16, ["genres"])
+    assert (genre.pooling, genre.data_type, genre.feature_names) == (
+        PoolingType.MEAN,
+        DataType.FP16,
+        ["genres"],
+    )
 
 
 def test_json_round_trip_and_pickle_keep_the_schema(tmp_path):
@@ -81,9 +119,21 @@ BAD = {
     "feature twice": (["features", 1, "name"], "user", "feature 'user' is named twice"),
     "dense twice": (["dense", 0], "d1", "dense column 'd1' is named twice"),
     "feature in no table": (["tables", 2, "features"], ["user"], "feature 'city' is in no table"),
-    "unknown feature": (["tables", 2, "features"], ["town", "city"], "table 't_city' names the unknown feature 'town'"),
-    "column missing": (["features", 2, "column"], KeyError, r"features\[2\] \('city'\) .* no field 'column'"),
-    "too many buckets": (["features", 2, "hash_buckets"], 101, "'city' hashes into 101 buckets but table 't_city' has num_embeddings=100"),
+    "unknown feature": (
+        ["tables", 2, "features"],
+        ["town", "city"],
+        "table 't_city' names the unknown feature 'town'",
+    ),
+    "column missing": (
+        ["features", 2, "column"],
+        KeyError,
+        r"features\[2\] \('city'\) .* no field 'column'",
+    ),
+    "too many buckets": (
+        ["features", 2, "hash_buckets"],
+        101,
+        "'city' hashes into 101 buckets but table 't_city' has num_embeddings=100",
+    ),
     "no buckets": (["features", 2, "hash_buckets"], 0, "hash_buckets=0"),
     "unknown field": (["tables", 0, "rows"], 3, "unknown field 'rows'"),
     "unknown top field": (["labels"], "x", "unknown field 'labels'"),

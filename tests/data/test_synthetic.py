@@ -18,7 +18,9 @@ from rayrec.data.synthetic import Planted, SyntheticConfig, check_room, write_sy
 from rayrec.errors import ConfigError
 from rayrec.metrics import BinaryMetrics, Truth
 
-SMALL = SyntheticConfig(rows_train=70_000, rows_eval=20_000, num_features=6, num_lists=1, num_dense=2, dim=4, cap=50)
+SMALL = SyntheticConfig(
+    rows_train=70_000, rows_eval=20_000, num_features=6, num_lists=1, num_dense=2, dim=4, cap=50
+)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -35,14 +37,17 @@ def test_files_hold_the_planted_rows_and_the_truth_scores_them(tmp_path, shuffle
     for f, (values, offsets) in enumerate(rows.ids):
         bags = batch.sparse_features[f"cat_{f}"]
         assert np.array_equal(bags.values().numpy(), values)
-        assert np.array_equal(bags.lengths().numpy(), np.ones(20_000) if offsets is None else np.diff(offsets))
+        assert np.array_equal(
+            bags.lengths().numpy(), np.ones(20_000) if offsets is None else np.diff(offsets)
+        )
     metrics = BinaryMetrics()
     metrics.update(torch.from_numpy(rows.logits), batch.labels)
     scores = metrics.compute()
     assert (truth.rows, truth.base_rate) == (20_000, scores.base_rate)
     if shuffled:
         assert (truth.bayes_auc, truth.bayes_ne) == (0.5, 1.0)
-        assert abs(scores.auc - 0.5) < 5 * 0.0047  # 5 sigma of an uninformative score: sqrt((n + p) / 12np), 5,000 clicks in 20,000
+        # 5 sigma of an uninformative score: sqrt((n + p) / 12np), 5,000 clicks in 20,000
+        assert abs(scores.auc - 0.5) < 5 * 0.0047
     else:
         assert truth.bayes_auc == pytest.approx(scores.auc, abs=scores.auc_error)
         assert truth.bayes_ne == pytest.approx(scores.ne, abs=1e-6)
@@ -58,7 +63,9 @@ def test_equal_configs_write_equal_rows_and_other_seeds_do_not(tmp_path):
 
 @pytest.mark.seeds(range(3))
 def test_labels_follow_the_planted_probabilities(seed):
-    """In each tenth of the rows by true probability, clicks are within 5 sigma of what the probabilities sum to."""
+    """In each tenth of the rows by true probability, clicks are within 5 sigma of what the
+    probabilities sum to.
+    """
     rows = Planted(replace(SMALL, seed=seed)).chunk(0, 3, 65_536)
     p = 1 / (1 + np.exp(-rows.logits))
     for tenth in np.array_split(np.argsort(p), 10):
@@ -68,7 +75,9 @@ def test_labels_follow_the_planted_probabilities(seed):
 
 
 def test_the_defaults_leave_room_to_be_good_and_to_be_bad():
-    """Bayes AUC between 0.80 and 0.85, ids skewed but not alone: the commonest id of a large column has 5 to 30% of the rows."""
+    """Bayes AUC between 0.80 and 0.85, ids skewed but not alone: the commonest id of a large column
+    has 5 to 30% of the rows.
+    """
     planted = Planted(SyntheticConfig())
     rows = planted.chunk(1, 0, 65_536)
     metrics = BinaryMetrics()
@@ -79,25 +88,35 @@ def test_the_defaults_leave_room_to_be_good_and_to_be_bad():
 
 
 def test_a_model_of_the_right_form_learns_the_truth_from_the_files(tmp_path):
-    """Only main effects planted, so an additive model suffices: two epochs of it come within 0.01 of the Bayes AUC."""
+    """Only main effects planted, so an additive model suffices: two epochs of it come within 0.01
+    of the Bayes AUC.
+    """
     config = replace(SMALL, rows_train=120_000, low_rank=0.0, cross=0.0, dense=0.0)
     paths = write_synthetic(tmp_path, config)
     schema, truth = FeatureSchema.load(paths.schema), Truth.load(paths.truth)
-    effects = torch.nn.ModuleList(torch.nn.EmbeddingBag(t.num_embeddings, 1, mode=t.pooling.value.lower()) for t in schema.tables)
+    effects = torch.nn.ModuleList(
+        torch.nn.EmbeddingBag(t.num_embeddings, 1, mode=t.pooling.value.lower())
+        for t in schema.tables
+    )
     bias = torch.nn.Parameter(torch.zeros(()))
     for table in effects:
         torch.nn.init.zeros_(table.weight)
 
     def logits(batch):
         bags = batch.sparse_features.to_dict().values()
-        columns = [table(bag.values(), bag.offsets()[:-1].long()) for table, bag in zip(effects, bags, strict=True)]
+        columns = [
+            table(bag.values(), bag.offsets()[:-1].long())
+            for table, bag in zip(effects, bags, strict=True)
+        ]
         return torch.cat(columns, 1).sum(1) + bias
 
     optimizer = torch.optim.Adam([*effects.parameters(), bias], lr=0.02)
     for epoch in range(2):
         for batch in ParquetDataset(paths.train, schema).loader(0, 1, 1000, epoch=epoch):
             optimizer.zero_grad()
-            torch.nn.functional.binary_cross_entropy_with_logits(logits(batch), batch.labels).backward()
+            torch.nn.functional.binary_cross_entropy_with_logits(
+                logits(batch), batch.labels
+            ).backward()
             optimizer.step()
     metrics = BinaryMetrics()
     with torch.no_grad():
@@ -106,7 +125,10 @@ def test_a_model_of_the_right_form_learns_the_truth_from_the_files(tmp_path):
     assert abs(truth.bayes_auc - metrics.compute().auc) < 0.01
 
 
-@pytest.mark.parametrize("bad", [{"num_features": 3}, {"rows_train": 0}, {"base_rate": 1.0}, {"num_lists": 3}, {"cap": 5}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"num_features": 3}, {"rows_train": 0}, {"base_rate": 1.0}, {"num_lists": 3}, {"cap": 5}],
+)
 def test_impossible_configs_are_refused(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         replace(SMALL, **bad)
@@ -128,7 +150,9 @@ while making.is_alive():
 
 
 def test_rows_are_made_while_another_thread_forks(tmp_path: Path) -> None:
-    """Ray starts its processes by fork while a job makes its data; threads of BLAS would not survive that."""
+    """Ray starts its processes by fork while a job makes its data; threads of BLAS would not
+    survive that.
+    """
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], timeout=120, check=True, env=env)
     assert (tmp_path / "truth.json").exists()

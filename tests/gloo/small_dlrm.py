@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from rayrec.distributed import DistributedModelParallel, table_configs
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, Topology, column_wise, data_parallel, row_wise, table_wise
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    ShardingPlan,
+    TablePlacement,
+    Topology,
+    column_wise,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
 from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import sparse_optimizer
@@ -20,10 +29,17 @@ class Part:
 
     def __init__(self, dense, ids, labels, start: int, stop: int) -> None:
         rows = stop - start
-        self.dense_features, self.labels, self.rows, self.global_rows = dense[start:stop], labels[start:stop], rows, dense.shape[0]
+        self.dense_features, self.labels, self.rows, self.global_rows = (
+            dense[start:stop],
+            labels[start:stop],
+            rows,
+            dense.shape[0],
+        )
         keys = [f"f{i}" for i in range(len(ROWS))]
         lengths = torch.ones(len(keys) * rows, dtype=torch.int32)
-        self.sparse_features = KeyedJaggedTensor(keys, ids[:, start:stop].reshape(-1), lengths=lengths, stride=rows)
+        self.sparse_features = KeyedJaggedTensor(
+            keys, ids[:, start:stop].reshape(-1), lengths=lengths, stride=rows
+        )
 
 
 def parts(step: int, rank: int, world_size: int) -> Part:
@@ -38,31 +54,60 @@ def parts(step: int, rank: int, world_size: int) -> Part:
 
 def build(device: str = "meta", dense_device: str = "cpu") -> DLRMTrain:
     torch.manual_seed(3)
-    tables = [EmbeddingBagConfig(n, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i, n in enumerate(ROWS)]
-    return DLRMTrain(DLRM(EmbeddingBagCollection(tables, device=device), 5, [16, 8], [16, 1], dense_device=torch.device(dense_device)))
+    tables = [
+        EmbeddingBagConfig(n, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i, n in enumerate(ROWS)
+    ]
+    return DLRMTrain(
+        DLRM(
+            EmbeddingBagCollection(tables, device=device),
+            5,
+            [16, 8],
+            [16, 1],
+            dense_device=torch.device(dense_device),
+        )
+    )
 
 
 def make_plan(kind: str, world_size: int) -> ShardingPlan:
     """The planner's plan for "auto", else tables whole, cut by rows and replicated in turn."""
     tables = table_configs(build())
     if kind == "auto":
-        return EmbeddingShardingPlanner(Topology.local(world_size, memory_bytes=1 << 30), batch_size=16).plan(tables)
+        return EmbeddingShardingPlanner(
+            Topology.local(world_size, memory_bytes=1 << 30), batch_size=16
+        ).plan(tables)
     ranks = range(world_size)
-    cycle = [lambda t, i: table_wise(t, i % world_size), lambda t, i: row_wise(t, ranks), lambda t, i: data_parallel(t, ranks)]
+    cycle = [
+        lambda t, i: table_wise(t, i % world_size),
+        lambda t, i: row_wise(t, ranks),
+        lambda t, i: data_parallel(t, ranks),
+    ]
     layouts = {t.name: cycle[i % 3](t, i) for i, t in enumerate(tables)}
-    return ShardingPlan(world_size=world_size, tables={n: TablePlacement(lay) for n, lay in layouts.items()})
+    return ShardingPlan(
+        world_size=world_size, tables={n: TablePlacement(lay) for n, lay in layouts.items()}
+    )
 
 
 def plan_of(world_size: int) -> ShardingPlan:
     """Tables whole, cut by rows and cut by columns in turn; none is replicated."""
     ranks = range(world_size)
-    kinds = [lambda t, i: table_wise(t, i % world_size), lambda t, i: row_wise(t, ranks), lambda t, i: column_wise(t, ranks)]
+    kinds = [
+        lambda t, i: table_wise(t, i % world_size),
+        lambda t, i: row_wise(t, ranks),
+        lambda t, i: column_wise(t, ranks),
+    ]
     return ShardingPlan(
-        world_size=world_size, tables={t.name: TablePlacement(kinds[i % 3](t, i)) for i, t in enumerate(table_configs(build()))}
+        world_size=world_size,
+        tables={
+            t.name: TablePlacement(kinds[i % 3](t, i)) for i, t in enumerate(table_configs(build()))
+        },
     )
 
 
-def dmp(world_size: int, kind: str = "mixed", prefetch: bool = False) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
+def dmp(
+    world_size: int, kind: str = "mixed", prefetch: bool = False
+) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     optimizer = sparse_optimizer("rowwise_adagrad", 0.05)
-    model = DistributedModelParallel(build(), plan=make_plan(kind, world_size), sparse_optimizer=optimizer, prefetch=prefetch)
+    model = DistributedModelParallel(
+        build(), plan=make_plan(kind, world_size), sparse_optimizer=optimizer, prefetch=prefetch
+    )
     return model, torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)

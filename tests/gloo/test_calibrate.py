@@ -1,6 +1,8 @@
-"""Real ranks measure themselves: all agree, the constants make sense, and parts of a step add up to no more than the step.
+"""Real ranks measure themselves: all agree, the constants make sense, and parts of a step add up to
+no more than the step.
 
-Bounds of what is measured are those of any machine under any load: a hundred times off what is usual.
+Bounds of what is measured are those of any machine under any load: a hundred times off what is
+usual.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from tests.ranks import RankPool
 
 def calibrate_rank(rank: int, world_size: int, transport: Transport) -> str:
     topology = Topology.local(world_size, memory_bytes=1 << 30)
-    return calibrate(exchange_for(None, torch.device("cpu"), transport), topology, designs=6).to_json()
+    return calibrate(
+        exchange_for(None, torch.device("cpu"), transport), topology, designs=6
+    ).to_json()
 
 
 @pytest.mark.parametrize("transport", [Transport.AUTO, Transport.PROCESS_GROUP])
@@ -34,18 +38,25 @@ def test_ranks_agree_on_a_topology_that_makes_sense(ranks: RankPool, transport: 
     found = Topology.from_json(first)
     assert 1e6 < found.memory_bw < 1e14 and found.intra_host_bw > 1e5 and 0 < found.latency_s < 10
     costs = CostModel(found)
-    step_s = max((costs.seconds(a) + costs.fixed_cost()).total_s for a in plan_amounts(random_design(3, 2), found, True))
+    step_s = max(
+        (costs.seconds(a) + costs.fixed_cost()).total_s
+        for a in plan_amounts(random_design(3, 2), found, True)
+    )
     assert 1e-6 < step_s < 100
     tables = [EmbeddingBagConfig(1000, 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
     assert EmbeddingShardingPlanner(found, 512).plan(tables).estimates is not None
 
 
-def timed_rank(rank: int, world_size: int, share_tables: bool) -> tuple[list[float], list[float], float]:
+def timed_rank(
+    rank: int, world_size: int, share_tables: bool
+) -> tuple[list[float], list[float], float]:
     """Seconds and waits by part, and of the whole step."""
     design = random_design(5, world_size)
     topology = Topology.local(world_size, memory_bytes=1 << 30)
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
-    model = DistributedModelParallel(collection, plan=design.plan(topology), seed=0, share_tables=share_tables)
+    model = DistributedModelParallel(
+        collection, plan=design.plan(topology), seed=0, share_tables=share_tables
+    )
     timer = model.timer = StepTimer()
     batch = random_batch(design, rank, torch.device("cpu"))
     for _ in range(3):
@@ -58,9 +69,12 @@ def timed_rank(rank: int, world_size: int, share_tables: bool) -> tuple[list[flo
 
 
 @pytest.mark.parametrize("share_tables", [False, True])
-def test_parts_are_all_timed_and_add_up_to_less_than_the_step(ranks: RankPool, share_tables: bool) -> None:
+def test_parts_are_all_timed_and_add_up_to_less_than_the_step(
+    ranks: RankPool, share_tables: bool
+) -> None:
     for seconds, waited, step_s in ranks.run(2, timed_rank, share_tables):
         assert all(s > 0 for s in seconds[:2] + seconds[3:]) and sum(seconds) < step_s
         assert all(w <= s for w, s in zip(waited, seconds, strict=True))
         assert waited[0] > 0 and waited[3] > 0 and waited[1] == waited[4] == 0
-        assert seconds[2] == 0 if share_tables else waited[2] > 0  # rows that are read in place do not come home
+        # rows that are read in place do not come home
+        assert seconds[2] == 0 if share_tables else waited[2] > 0

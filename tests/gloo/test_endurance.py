@@ -44,13 +44,19 @@ def build(world: int) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     """A small DLRM with a row-wise and a table-wise table, and its dense optimizer."""
     tables = [EmbeddingBagConfig(50, 8, name=n, feature_names=[n]) for n in "ab"]
     layouts = {"a": row_wise(tables[0], range(world)), "b": table_wise(tables[1], world - 1)}
-    plan = ShardingPlan(world_size=world, tables={name: TablePlacement(layout) for name, layout in layouts.items()})
+    plan = ShardingPlan(
+        world_size=world, tables={name: TablePlacement(layout) for name, layout in layouts.items()}
+    )
     dlrm = DLRM(EmbeddingBagCollection(tables, device="meta"), 3, [8, 8], [8, 1])
-    model = DistributedModelParallel(DLRMTrain(dlrm), plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=1)
+    model = DistributedModelParallel(
+        DLRMTrain(dlrm), plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=1
+    )
     return model, torch.optim.Adam(model.parameters(), 1e-3)
 
 
-def train_step(model: DistributedModelParallel, dense: torch.optim.Optimizer, batch: _Batch) -> float:
+def train_step(
+    model: DistributedModelParallel, dense: torch.optim.Optimizer, batch: _Batch
+) -> float:
     """One step; its loss."""
     dense.zero_grad()
     loss, _ = model(batch)
@@ -75,13 +81,18 @@ def live(rank: int, pipe: Connection) -> None:
         while True:
             train_step(model, dense, _Batch(rank, step % 8))
             step += 1
-    except (CommError, RuntimeError):  # RuntimeError: DDP agrees on its buckets over gloo, in the second step
+    except (
+        CommError,
+        RuntimeError,
+    ):  # RuntimeError: DDP agrees on its buckets over gloo, in the second step
         pipe.send((time.monotonic(), step))
     os._exit(0)
 
 
 def nursery() -> None:
-    """Fork ranks round by round, which is quicker than starting Python for each; prints the slowest survivor's seconds per round."""
+    """Fork ranks round by round, which is quicker than starting Python for each; prints the slowest
+    survivor's seconds per round.
+    """
     context = mp.get_context("fork")
     rng = random.Random(0)
     for _ in range(ROUNDS):
@@ -120,7 +131,15 @@ def test_survivors_of_a_killed_rank_raise_within_2_seconds_and_leave_nothing() -
     code = "from tests.gloo.test_endurance import nursery; nursery()"
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, cwd=root, env=env, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        cwd=root,
+        env=env,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     seconds = [float(line) for line in done.stdout.split()]
     assert len(seconds) == ROUNDS and max(seconds) < 2, seconds
@@ -146,4 +165,5 @@ def soak(rank: int, world: int, steps: int) -> tuple[list[float], list[float]]:
 def test_a_long_run_keeps_its_memory_and_its_pace(ranks: RankPool) -> None:
     for resident, seconds in ranks.run(2, soak, SOAK_STEPS, timeout_s=500):
         assert max(resident[1:]) <= resident[1] * 1.02, resident
-        assert min(seconds[-3:]) <= 1.5 * min(seconds[1:4]), seconds  # a leak of work grows without end; a busy machine does not
+        # a leak of work grows without end; a busy machine does not
+        assert min(seconds[-3:]) <= 1.5 * min(seconds[1:4]), seconds

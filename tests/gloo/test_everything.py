@@ -1,4 +1,6 @@
-"""The property over everything at once (tests/sim/test_everything.py) over real gloo groups of four ranks as two hosts of two."""
+"""The property over everything at once (tests/sim/test_everything.py) over real gloo groups of four
+ranks as two hosts of two.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_everything_at_once_equals_unsharded_over_gloo(ranks: RankPool, seed: in
     weights, seen = reference.weights(), set()
     for _, states in results:
         for shard, weight in states:
-            part = weights[shard.table].detach()[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+            part = weights[shard.table].detach()[
+                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
+            ]
             torch.testing.assert_close(weight, part, **TOLERANCE)
             seen.add(shard.table)
     assert seen == set(weights)

@@ -1,4 +1,6 @@
-"""Every transport carries the same messages: process group, shared memory, and the two joined as if the ranks lay on two hosts."""
+"""Every transport carries the same messages: process group, shared memory, and the two joined as if
+the ranks lay on two hosts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from rayrec.errors import CommError, ShapeError
 from tests.ranks import RankPool
 
 SOON_S = 30.0  # waits end when something happens; else they would take the 60 s of the rank pool
-KINDS = {"process_group": ProcessGroupExchange, "shared_memory": SharedMemoryExchange, "joined": JoinedExchange}
+KINDS = {
+    "process_group": ProcessGroupExchange,
+    "shared_memory": SharedMemoryExchange,
+    "joined": JoinedExchange,
+}
 
 
 def open_exchange(kind: str, rank: int) -> Exchange:
@@ -47,7 +53,8 @@ def carry(rank: int, world: int, kind: str) -> str:
     for step in range(60):
         dtype = rng.choice([torch.float32, torch.int64, torch.uint8, torch.float16])
         most = rng.choice([0, 3, 50, 3000, 1 << 19 if step % 20 == 7 else 5])
-        sizes = [[rng.randint(0, most) for _ in range(world)] for _ in range(world)]  # [source][dest]
+        # [source][dest]
+        sizes = [[rng.randint(0, most) for _ in range(world)] for _ in range(world)]
         into = [sizes[source][rank] for source in range(world)]
         parts = [message(step, rank, dest, sizes[rank][dest], dtype) for dest in range(world)]
         want = [message(step, source, rank, into[source], dtype) for source in range(world)]
@@ -60,7 +67,9 @@ def carry(rank: int, world: int, kind: str) -> str:
             got = list(exchange.all_to_all(send, sizes[rank], into).wait().split(into))
         elif what == "headed":
             headers = [[step, rank * 10 + dest, sizes[rank][dest]] for dest in range(world)]
-            heads, got = exchange.headed(headers, send, sizes[rank], 3, lambda found: [h[2] for h in found]).wait()
+            heads, got = exchange.headed(
+                headers, send, sizes[rank], 3, lambda found: [h[2] for h in found]
+            ).wait()
             assert heads == [[step, source * 10 + rank, into[source]] for source in range(world)]
         elif what == "gather":
             alike = [sizes[source][0] for source in range(world)]
@@ -90,11 +99,14 @@ def test_messages_arrive(ranks: RankPool, kind: str, world: int) -> None:
 
 
 def test_messages_arrive_between_and_inside_hosts(ranks: RankPool) -> None:
-    assert set(ranks.run(4, carry, "joined")) == {"ProcessGroupExchange"}  # ranks 0, 2 and 1, 3 are on different hosts
+    # ranks 0, 2 and 1, 3 are on different hosts
+    assert set(ranks.run(4, carry, "joined")) == {"ProcessGroupExchange"}
 
 
 def write_and_read(rank: int, world: int) -> int:
-    """Every rank writes its part of a common memory and reads the others'; how many bytes it maps afterwards."""
+    """Every rank writes its part of a common memory and reads the others'; how many bytes it maps
+    afterwards.
+    """
     exchange = open_exchange("shared_memory", rank)
     for step, size in enumerate((1000, 5, 3 << 20, 4 << 20)):
         memory = exchange.share(size * world)
@@ -104,8 +116,12 @@ def write_and_read(rank: int, world: int) -> int:
         for turn in range(5):
             memory[rank * size : (rank + 1) * size] = 10 * turn + rank + step
             exchange.meet()
-            assert all((memory[r * size : (r + 1) * size] == 10 * turn + r + step).all() for r in range(world))
-            got = exchange.all_gather(torch.full((3,), rank), [3] * world).wait()  # the wait that lets all write again
+            assert all(
+                (memory[r * size : (r + 1) * size] == 10 * turn + r + step).all()
+                for r in range(world)
+            )
+            # the wait that lets all write again
+            got = exchange.all_gather(torch.full((3,), rank), [3] * world).wait()
             assert [part.tolist() for part in got] == [[r] * 3 for r in range(world)]
         view = memory[5:]
         del memory
@@ -113,7 +129,8 @@ def write_and_read(rank: int, world: int) -> int:
     del view
     gc.collect()
     return sum(
-        "memfd" in line and int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16) >= 1 << 22
+        "memfd" in line
+        and int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16) >= 1 << 22
         for line in open("/proc/self/maps")
     )
 
@@ -150,8 +167,12 @@ def test_nobody_waits_to_meet_a_rank_that_has_left(ranks: RankPool) -> None:
 
 def disagree(rank: int, world: int) -> None:
     exchange = open_exchange("shared_memory", rank)
-    with pytest.raises(ShapeError, match=f"rank {rank} expected 3 elements from rank {1 - rank}, which sent 2"):
-        exchange.all_to_all(torch.zeros(4), [2, 2], [2 if r == rank else 3 for r in range(2)]).wait()
+    with pytest.raises(
+        ShapeError, match=f"rank {rank} expected 3 elements from rank {1 - rank}, which sent 2"
+    ):
+        exchange.all_to_all(
+            torch.zeros(4), [2, 2], [2 if r == rank else 3 for r in range(2)]
+        ).wait()
 
 
 def test_sizes_that_differ_are_named(ranks: RankPool) -> None:
@@ -219,10 +240,14 @@ def test_the_transport_is_the_users_choice(ranks: RankPool) -> None:
 
 
 def insist(rank: int, world: int) -> None:
-    assert isinstance(exchange_for(None, torch.device("cpu"), Transport.SHARED_MEMORY), SharedMemoryExchange)
+    assert isinstance(
+        exchange_for(None, torch.device("cpu"), Transport.SHARED_MEMORY), SharedMemoryExchange
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose, "host_identity", lambda: f"host{rank}")
-        assert isinstance(exchange_for(None, torch.device("cpu"), Transport.AUTO), ProcessGroupExchange)
+        assert isinstance(
+            exchange_for(None, torch.device("cpu"), Transport.AUTO), ProcessGroupExchange
+        )
         with pytest.raises(CommError, match="no two ranks share a host"):
             exchange_for(None, torch.device("cpu"), Transport.SHARED_MEMORY)
     with pytest.raises(CommError, match="is for CPU ranks"):
@@ -236,7 +261,10 @@ def sum_many(rank: int, world: int) -> None:
     for round_ in range(3):
         sizes = [1, 7, 300_000, 12, 5]  # more under way than the outbox has halves
         buffers = [torch.arange(n, dtype=torch.float32) * (rank + 1) + round_ for n in sizes]
-        wanted = [torch.arange(n, dtype=torch.float32) * sum(range(1, world + 1)) + round_ * world for n in sizes]
+        wanted = [
+            torch.arange(n, dtype=torch.float32) * sum(range(1, world + 1)) + round_ * world
+            for n in sizes
+        ]
         started = [start_sum(exchange, buffer) for buffer in buffers]
         for finish in started:
             finish()

@@ -1,4 +1,6 @@
-"""The sharded runtime over real gloo process groups: kinds, optimizers, mixed plans, DDP around the dense rest."""
+"""The sharded runtime over real gloo process groups: kinds, optimizers, mixed plans, DDP around the
+dense rest.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ from tests.simulation import TOLERANCE, batches_of, targets_of
 from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
 
 STEPS = 3
-TRANSPORTS = {"auto": SharedMemoryExchange, "process_group": ProcessGroupExchange, "joined": JoinedExchange}
+TRANSPORTS = {
+    "auto": SharedMemoryExchange,
+    "process_group": ProcessGroupExchange,
+    "joined": JoinedExchange,
+}
 
 
 def world_of_kind(kind: str, world_size: int, optimizer) -> World:
@@ -42,7 +48,11 @@ def world_of_kind(kind: str, world_size: int, optimizer) -> World:
     tables = tuple(
         EmbeddingBagConfig(n, d, name=f"t{i}", feature_names=f, pooling=p)
         for i, (n, d, f, p) in enumerate(
-            [(11, 8, ["a"], PoolingType.SUM), (30, 16, ["a", "b"], PoolingType.MEAN), (7, 12, ["c"], PoolingType.SUM)]
+            [
+                (11, 8, ["a"], PoolingType.SUM),
+                (30, 16, ["a", "b"], PoolingType.MEAN),
+                (7, 12, ["c"], PoolingType.SUM),
+            ]
         )
     )
     everyone = range(world_size)
@@ -55,12 +65,25 @@ def world_of_kind(kind: str, world_size: int, optimizer) -> World:
         "grid_shard": lambda i, t: grid_shard(t, hosts),
         "data_parallel": lambda i, t: data_parallel(t, everyone),
     }[kind]
-    plan = ShardingPlan(world_size=world_size, tables={t.name: TablePlacement(make(i, t)) for i, t in enumerate(tables)}, hosts=hosts)
+    plan = ShardingPlan(
+        world_size=world_size,
+        tables={t.name: TablePlacement(make(i, t)) for i, t in enumerate(tables)},
+        hosts=hosts,
+    )
     return World(7, hosts, [tables], [False], plan, optimizer)
 
 
-def train_world(rank: int, world_size: int, world: World, meta: bool, transport: str = "auto", share_tables: bool = True):
-    """One rank's outputs by step and final shards; "joined" as if ranks 0, 1 and 2, 3 were on two hosts."""
+def train_world(
+    rank: int,
+    world_size: int,
+    world: World,
+    meta: bool,
+    transport: str = "auto",
+    share_tables: bool = True,
+):
+    """One rank's outputs by step and final shards; "joined" as if ranks 0, 1 and 2, 3 were on two
+    hosts.
+    """
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
     torch.manual_seed(world.seed)
@@ -84,7 +107,9 @@ def train_world(rank: int, world_size: int, world: World, meta: bool, transport:
     return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
 
 
-def check_world(ranks: RankPool, world: World, meta: bool = True, share_tables: bool = True) -> None:
+def check_world(
+    ranks: RankPool, world: World, meta: bool = True, share_tables: bool = True
+) -> None:
     results = ranks.run(world.world_size, train_world, world, meta, "auto", share_tables)
     batches, reference = batches_of(world, STEPS), Reference(world)
     targets = targets_of(world, batches)
@@ -96,21 +121,36 @@ def check_world(ranks: RankPool, world: World, meta: bool = True, share_tables: 
     weights = reference.weights()
     for _, states in results:
         for shard, weight in states:
-            part = weights[shard.table].detach()[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+            part = weights[shard.table].detach()[
+                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
+            ]
             torch.testing.assert_close(weight, part, **TOLERANCE)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize(
-    "kind", ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel"]
+    "kind",
+    [
+        "table_wise",
+        "row_wise",
+        "column_wise",
+        "table_row_wise",
+        "table_column_wise",
+        "grid_shard",
+        "data_parallel",
+    ],
 )
-def test_every_kind_equals_unsharded_over_gloo(ranks: RankPool, kind: str, world_size: int, optimizer) -> None:
+def test_every_kind_equals_unsharded_over_gloo(
+    ranks: RankPool, kind: str, world_size: int, optimizer
+) -> None:
     check_world(ranks, world_of_kind(kind, world_size, optimizer), share_tables=world_size != 3)
 
 
 @pytest.mark.seeds(range(12))
-@pytest.mark.parametrize("hosts", [((0, 1),), ((0, 1, 2),), ((0, 1), (2, 3))], ids=["2", "3", "2x2"])
+@pytest.mark.parametrize(
+    "hosts", [((0, 1),), ((0, 1, 2),), ((0, 1), (2, 3))], ids=["2", "3", "2x2"]
+)
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
     world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
     check_world(ranks, world, meta=seed % 2 == 0, share_tables=seed % 4 < 2)
@@ -125,33 +165,56 @@ def check_alike(results, wanted, exact: bool) -> None:
         for got, want in zip(outputs, want_outputs, strict=True):
             for a, b in zip(got, want, strict=True):
                 assert torch.equal(a, b) if exact else torch.allclose(a, b, **TOLERANCE)
-        for (shard, got), (want_shard, want) in zip(sorted(shards, key=_where), sorted(want_shards, key=_where), strict=True):
-            assert shard == want_shard and (torch.equal(got, want) if exact else torch.allclose(got, want, **TOLERANCE))
+        for (shard, got), (want_shard, want) in zip(
+            sorted(shards, key=_where), sorted(want_shards, key=_where), strict=True
+        ):
+            assert shard == want_shard and (
+                torch.equal(got, want) if exact else torch.allclose(got, want, **TOLERANCE)
+            )
 
 
 @pytest.mark.seeds(range(12))
 def test_every_transport_trains_alike_bit_for_bit(ranks: RankPool, seed: int) -> None:
-    """Tables that are read in place sum a bag in the order of its ids, and not row block by row block: bit for bit where nothing is cut."""
-    world = random_world(2000 + seed, hosts=((0, 1), (2, 3)), sequences=seed % 3 == 1, varying=seed % 3 == 2)
+    """Tables that are read in place sum a bag in the order of its ids, and not row block by row
+    block: bit for bit where nothing is cut.
+    """
+    world = random_world(
+        2000 + seed, hosts=((0, 1), (2, 3)), sequences=seed % 3 == 1, varying=seed % 3 == 2
+    )
     wanted = ranks.run(4, train_world, world, False, "process_group")
     for transport in ("auto", "joined"):
         check_alike(ranks.run(4, train_world, world, False, transport, False), wanted, exact=True)
-    cut = any(isinstance(p.layout, TableLayout) and p.layout.num_row_blocks > 1 for p in world.plan.tables.values())
+    cut = any(
+        isinstance(p.layout, TableLayout) and p.layout.num_row_blocks > 1
+        for p in world.plan.tables.values()
+    )
     check_alike(ranks.run(4, train_world, world, False, "auto", True), wanted, exact=not cut)
 
 
-@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(lr=0.1, eps=1e-6), Adam(lr=0.01)], ids=lambda o: o.name)
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise", "table_column_wise", "data_parallel"])
-def test_tables_read_in_place_equal_those_whose_rows_travel(ranks: RankPool, kind: str, optimizer) -> None:
+@pytest.mark.parametrize(
+    "optimizer", [RowWiseAdagrad(lr=0.1, eps=1e-6), Adam(lr=0.01)], ids=lambda o: o.name
+)
+@pytest.mark.parametrize(
+    "kind", ["table_wise", "row_wise", "column_wise", "table_column_wise", "data_parallel"]
+)
+def test_tables_read_in_place_equal_those_whose_rows_travel(
+    ranks: RankPool, kind: str, optimizer
+) -> None:
     world = world_of_kind(kind, 2, optimizer)
     wanted = ranks.run(2, train_world, world, False, "process_group")
-    check_alike(ranks.run(2, train_world, world, False, "auto", True), wanted, exact=kind != "row_wise")
+    check_alike(
+        ranks.run(2, train_world, world, False, "auto", True), wanted, exact=kind != "row_wise"
+    )
 
 
 def count_waits(rank: int, world_size: int, world: World, share_tables: bool) -> list[int]:
     batches, targets = batches_of(world, STEPS), targets_of(world, batches_of(world, STEPS))
     model = DistributedModelParallel(
-        build_collections(world, "meta"), plan=world.plan, sparse_optimizer=world.optimizer, seed=world.seed, share_tables=share_tables
+        build_collections(world, "meta"),
+        plan=world.plan,
+        sparse_optimizer=world.optimizer,
+        seed=world.seed,
+        share_tables=share_tables,
     )
     exchange = model._engine.exchange
     assert isinstance(exchange, SharedMemoryExchange)
@@ -169,21 +232,33 @@ def test_a_step_waits_twice_or_three_times(ranks: RankPool, kind: str) -> None:
     for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, SGD(lr=0.1)), False):
         assert counts == [3] * STEPS  # ids with their header, rows, gradients
     for counts in ranks.run(2, count_waits, world_of_kind(kind, 2, SGD(lr=0.1)), True):
-        assert counts[1:] == [2] * (STEPS - 1)  # ids with their header, gradients; rows are read in place
+        # ids with their header, gradients; rows are read in place
+        assert counts[1:] == [2] * (STEPS - 1)
 
 
 def keep_outputs(rank: int, world_size: int) -> bool:
     tables = [EmbeddingConfig(50, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
-    plan = ShardingPlan(world_size=world_size, tables={t.name: TablePlacement(table_wise(t, i % 2)) for i, t in enumerate(tables)})
+    plan = ShardingPlan(
+        world_size=world_size,
+        tables={t.name: TablePlacement(table_wise(t, i % 2)) for i, t in enumerate(tables)},
+    )
     model = DistributedModelParallel(EmbeddingCollection(tables, device="meta"), plan=plan, seed=1)
     generator = torch.Generator().manual_seed(rank)
     kept, copies = [], []
     for _ in range(3):
         lengths = torch.full((4 * 6,), 3)
-        kjt = KeyedJaggedTensor([f"f{i}" for i in range(4)], torch.randint(0, 50, (72,), generator=generator), lengths=lengths)
+        kjt = KeyedJaggedTensor(
+            [f"f{i}" for i in range(4)],
+            torch.randint(0, 50, (72,), generator=generator),
+            lengths=lengths,
+        )
         kept.append([jagged.values() for jagged in model(kjt).values()])
         copies.append([values.clone() for values in kept[-1]])
-    return all(torch.equal(a, b) for x, y in zip(kept, copies, strict=True) for a, b in zip(x, y, strict=True))
+    return all(
+        torch.equal(a, b)
+        for x, y in zip(kept, copies, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def test_outputs_of_earlier_steps_stay_as_they_were(ranks: RankPool) -> None:

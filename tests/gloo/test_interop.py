@@ -1,4 +1,6 @@
-"""Rows in and out: torch.distributed.checkpoint across plans and worlds, pretrained tables, a plain state_dict of the whole."""
+"""Rows in and out: torch.distributed.checkpoint across plans and worlds, pretrained tables, a plain
+state_dict of the whole.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def changed() -> torch.nn.Module:
 def check_holds(model: DistributedModelParallel, wanted: dict[str, torch.Tensor]) -> None:
     for state in model.shard_states():
         s = state.shard
-        assert torch.equal(state.weight, wanted[PATH.format(s.table)][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop])
+        assert torch.equal(
+            state.weight,
+            wanted[PATH.format(s.table)][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop],
+        )
     for name, p in model.named_parameters():
         assert torch.equal(p, wanted[name])
 
@@ -50,7 +55,9 @@ def load(rank: int, world_size: int, folder: str):
     check_holds(model, changed().state_dict())
 
 
-def test_torch_distributed_checkpoint_saves_2_ranks_and_loads_3_under_another_plan(ranks: RankPool, tmp_path: Path) -> None:
+def test_torch_distributed_checkpoint_saves_2_ranks_and_loads_3_under_another_plan(
+    ranks: RankPool, tmp_path: Path
+) -> None:
     ranks.run(2, save, str(tmp_path / "dcp"))
     ranks.run(3, load, str(tmp_path / "dcp"))
 
@@ -92,7 +99,11 @@ def pretrained(rank: int, world_size: int, folder: str):
 
 
 def arrow(values: torch.Tensor, rows: torch.Tensor | None) -> pa.Table:
-    columns = {"weight": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1).numpy()), values.shape[1])}
+    columns = {
+        "weight": pa.FixedSizeListArray.from_arrays(
+            pa.array(values.reshape(-1).numpy()), values.shape[1]
+        )
+    }
     if rows is not None:
         columns["row"] = pa.array(rows.numpy())
     return pa.table(columns)
@@ -103,7 +114,10 @@ def test_pretrained_rows_are_loaded_from_tensors_and_files(ranks: RankPool, tmp_
     some, where = torch.randn(5, 8), torch.tensor([44, 2, 30, 9, 0])
     pq.write_table(arrow(everything, None), tmp_path / "t0.parquet", row_group_size=7)
     for name, rows in (("t2", where), ("bad", where + 6)):
-        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, arrow(some, rows).schema) as writer:
+        with (
+            pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink,
+            pa.ipc.new_file(sink, arrow(some, rows).schema) as writer,
+        ):
             writer.write_table(arrow(some, rows))
     results = ranks.run(2, pretrained, str(tmp_path))
     assert sum(written for written, _ in results) == ROWS[1]  # t1 is row-wise
@@ -113,4 +127,6 @@ def test_pretrained_rows_are_loaded_from_tensors_and_files(ranks: RankPool, tmp_
     wanted["t2"][where] = some
     for _, states in results:
         for s, weight in states:
-            assert torch.equal(weight, wanted[s.table][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop])
+            assert torch.equal(
+                weight, wanted[s.table][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop]
+            )

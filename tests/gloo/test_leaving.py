@@ -1,4 +1,6 @@
-"""Leaving the process groups never stands still: with a model in a reference cycle, with ids still travelling, and after a failure."""
+"""Leaving the process groups never stands still: with a model in a reference cycle, with ids still
+travelling, and after a failure.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ from tests.ranks import RankPool
 
 
 def leave_with_garbage(rank: int, world_size: int) -> float:
-    """Seconds that a rank took to leave; rank 1 takes part in the last collective 0.3 s after rank 0 began to."""
+    """Seconds that a rank took to leave; rank 1 takes part in the last collective 0.3 s after rank
+    0 began to.
+    """
     model = DistributedDataParallel(nn.Linear(2, 2))
     model.cycle = [model]  # type: ignore[assignment]
     model(torch.ones(1, 2)).sum().backward()
     store = dist.distributed_c10d._get_default_store()
     if rank:
         store.wait(["leaving"])
-        time.sleep(0.3)  # the last collective of rank 0 is under way while it leaves, and then lets go of a tensor of Python's
+        # the last collective of rank 0 is under way while it leaves, and then lets go of a tensor
+        # of Python's
+        time.sleep(0.3)
     work = dist.all_reduce(torch.ones(1), async_op=True)
     if rank:
         work.wait()
@@ -39,8 +45,10 @@ def leave_with_garbage(rank: int, world_size: int) -> float:
 
 
 def test_a_model_in_a_cycle_does_not_hold_up_its_groups(ranks: RankPool) -> None:
-    ranks.run(2, leave_with_garbage, timeout_s=30)  # the first DDP of a process keeps its group alive
-    assert ranks.run(2, leave_with_garbage, timeout_s=30)[0] > 0.2  # it waited for the thread that did the collective
+    # the first DDP of a process keeps its group alive
+    ranks.run(2, leave_with_garbage, timeout_s=30)
+    # it waited for the thread that did the collective
+    assert ranks.run(2, leave_with_garbage, timeout_s=30)[0] > 0.2
 
 
 def prefetching() -> list[threading.Thread]:

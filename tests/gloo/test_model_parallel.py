@@ -1,4 +1,6 @@
-"""DLRM under DistributedModelParallel: N ranks equal one rank, names equal the unsharded module's, state_dicts load both ways."""
+"""DLRM under DistributedModelParallel: N ranks equal one rank, names equal the unsharded module's,
+state_dicts load both ways.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,34 @@ from tests.ranks import RankPool
 def train(rank: int, world_size: int, kind: str, optimizer: str):
     """Loss sums by step and the final parameters: dense by name, tables as rectangles."""
     model = DistributedModelParallel(
-        build(), plan=make_plan(kind, world_size), sparse_optimizer=sparse_optimizer(optimizer, 0.05), share_tables=kind == "auto"
+        build(),
+        plan=make_plan(kind, world_size),
+        sparse_optimizer=sparse_optimizer(optimizer, 0.05),
+        share_tables=kind == "auto",
     )
     names = [name for name, _ in model.named_parameters()]
     dense = torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)
-    losses = [float(train_step(model, dense, parts(step, rank, world_size), world_size).loss_sum) for step in range(STEPS)]
+    losses = [
+        float(train_step(model, dense, parts(step, rank, world_size), world_size).loss_sum)
+        for step in range(STEPS)
+    ]
     tables = [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
     return losses, names, {n: p.detach().clone() for n, p in model.named_parameters()}, tables
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 @pytest.mark.parametrize("kind", ["auto", "mixed"])
-def test_loss_curves_and_weights_of_1_2_and_4_ranks_are_equal(ranks: RankPool, kind: str, optimizer: str) -> None:
-    # float32: sums over ranks in another order, and Adam divides by the root of small second moments
+def test_loss_curves_and_weights_of_1_2_and_4_ranks_are_equal(
+    ranks: RankPool, kind: str, optimizer: str
+) -> None:
+    # float32: sums over ranks in another order, and Adam divides by the root of small second
+    # moments
     close = {"rtol": 1e-4, "atol": 1e-5}
     runs = {w: ranks.run(w, train, kind, optimizer) for w in (1, 2, 4)}
     whole = {shard.table: weight for shard, weight in runs[1][0][3]}
-    unsharded = [name for name, _ in build("cpu").named_parameters() if "embedding_bags" not in name]
+    unsharded = [
+        name for name, _ in build("cpu").named_parameters() if "embedding_bags" not in name
+    ]
     for results in runs.values():
         curve = torch.tensor([r[0] for r in results]).sum(0)
         torch.testing.assert_close(curve, torch.tensor(runs[1][0][0]), **close)
@@ -42,7 +55,9 @@ def test_loss_curves_and_weights_of_1_2_and_4_ranks_are_equal(ranks: RankPool, k
             for name, value in dense.items():
                 torch.testing.assert_close(value, runs[1][0][2][name], **close)
             for shard, weight in tables:
-                part = whole[shard.table][shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+                part = whole[shard.table][
+                    shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
+                ]
                 torch.testing.assert_close(weight, part, **close)
 
 
@@ -59,7 +74,9 @@ def round_trip(rank: int, world_size: int):
     for state in model.shard_states():
         s = state.shard
         full = wanted[f"model.sparse_arch.embedding_bag_collection.embedding_bags.{s.table}.weight"]
-        assert torch.equal(state.weight, full[s.rows.start : s.rows.stop, s.cols.start : s.cols.stop])
+        assert torch.equal(
+            state.weight, full[s.rows.start : s.rows.stop, s.cols.start : s.cols.stop]
+        )
     for name, p in model.named_parameters():
         assert torch.equal(p, wanted[name])
     own = model.state_dict()
@@ -75,7 +92,9 @@ def test_state_dict_has_the_unsharded_names_and_shapes(ranks: RankPool) -> None:
 
 
 def meta_dense(rank: int, world_size: int):
-    model = DistributedModelParallel(build(dense_device="meta"), plan=make_plan("mixed", world_size))
+    model = DistributedModelParallel(
+        build(dense_device="meta"), plan=make_plan("mixed", world_size)
+    )
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
@@ -96,10 +115,14 @@ def test_a_plan_for_another_number_of_ranks_is_refused(ranks: RankPool) -> None:
 
 
 def test_without_a_process_group_the_world_is_one_rank() -> None:
-    model = DistributedModelParallel(build(), plan=make_plan("auto", 1), sparse_optimizer=SGD(lr=0.1))
+    model = DistributedModelParallel(
+        build(), plan=make_plan("auto", 1), sparse_optimizer=SGD(lr=0.1)
+    )
     before = [s.weight.clone() for s in model.shard_states()]
     train_step(model, None, parts(0, 0, 1), 1)
-    assert any(not torch.equal(a, s.weight) for a, s in zip(before, model.shard_states(), strict=True))
+    assert any(
+        not torch.equal(a, s.weight) for a, s in zip(before, model.shard_states(), strict=True)
+    )
 
 
 def test_one_rank_with_several_rectangles_of_a_table_has_one_state() -> None:

@@ -1,7 +1,9 @@
-"""DeepFM, two towers and learned place weights under DistributedModelParallel, unchanged: N ranks equal plain torch.
+"""DeepFM, two towers and learned place weights under DistributedModelParallel, unchanged: N ranks
+equal plain torch.
 
-The reference is the unsharded module under torch's SGD, its loss the sum over the ranks' parts of the global batch, each weighted by its
-share of the rows. For the click models that is the loss of the whole batch, whatever the ranks; in-batch negatives depend on the parts.
+The reference is the unsharded module under torch's SGD, its loss the sum over the ranks' parts of
+the global batch, each weighted by its share of the rows. For the click models that is the loss of
+the whole batch, whatever the ranks; in-batch negatives depend on the parts.
 """
 
 from __future__ import annotations
@@ -44,16 +46,29 @@ class Part(NamedTuple):
 
 def part(step: int, rank: int, world_size: int, single: bool) -> Part:
     """Rows of a rank; bags of up to PLACES ids, or of exactly one."""
-    rng, rows = random.Random(step), 3 if step == 2 else 14  # of three rows, four ranks cannot all have one
+    # of three rows, four ranks cannot all have one
+    rng, rows = random.Random(step), 3 if step == 2 else 14
     start, stop = rank * rows // world_size, (rank + 1) * rows // world_size
-    bags = [[[rng.randrange(n) for _ in range(1 if single else rng.randrange(PLACES + 1))] for _ in range(rows)] for n in SIZES]
+    bags = [
+        [
+            [rng.randrange(n) for _ in range(1 if single else rng.randrange(PLACES + 1))]
+            for _ in range(rows)
+        ]
+        for n in SIZES
+    ]
     mine = [bag for key in bags for bag in key[start:stop]]
     ids, lengths = [i for bag in mine for i in bag], [len(bag) for bag in mine]
     kjt = KeyedJaggedTensor(
-        KEYS, torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor(lengths, dtype=torch.int32), stride=stop - start
+        KEYS,
+        torch.tensor(ids, dtype=torch.int64),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        stride=stop - start,
     )
     generator = torch.Generator().manual_seed(step)
-    dense, labels = torch.randn(rows, 5, generator=generator), torch.randint(0, 2, (rows,), generator=generator).float()
+    dense, labels = (
+        torch.randn(rows, 5, generator=generator),
+        torch.randint(0, 2, (rows,), generator=generator).float(),
+    )
     return Part(dense[start:stop], kjt, labels[start:stop], stop - start, rows)
 
 
@@ -71,24 +86,35 @@ class Places(nn.Module):
     def forward(self, batch: Part) -> Any:
         logits = self.head(self.bags(batch.sparse_features).values()).squeeze(1)
         reduction = "mean" if batch.rows else "sum"
-        loss = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction=reduction)
+        loss = functional.binary_cross_entropy_with_logits(
+            logits, batch.labels, reduction=reduction
+        )
         return loss, (loss.detach(), logits.detach(), batch.labels)
 
 
 def tables(names: str, device: str, weighted: bool = False) -> EmbeddingBagCollection:
     pooling = {"a": PoolingType.SUM, "b": PoolingType.MEAN, "c": PoolingType.SUM}
     chosen = [(k, n) for k, n in zip(KEYS, SIZES, strict=True) if k in names]
-    configs = [EmbeddingBagConfig(n, 8, name=f"t_{k}", feature_names=[k], pooling=pooling[k]) for k, n in chosen]
+    configs = [
+        EmbeddingBagConfig(n, 8, name=f"t_{k}", feature_names=[k], pooling=pooling[k])
+        for k, n in chosen
+    ]
     return EmbeddingBagCollection(configs, is_weighted=weighted, device=device)
 
 
 def build(kind: str, device: str) -> nn.Module:
     torch.manual_seed(5)
     if kind == "deepfm":
-        return DeepFMTrain(SimpleDeepFMNN(5, tables("abc", device), hidden_layer_size=8, deep_fm_dimension=4, per_column=True))
+        return DeepFMTrain(
+            SimpleDeepFMNN(
+                5, tables("abc", device), hidden_layer_size=8, deep_fm_dimension=4, per_column=True
+            )
+        )
     if kind == "two towers":
         log_q = torch.linspace(-3, -1, SIZES[1])
-        return TwoTowerTrain(TwoTower(tables("ac", device), [8, 4], tables("b", device)), 0.2, "b", log_q)
+        return TwoTowerTrain(
+            TwoTower(tables("ac", device), [8, 4], tables("b", device)), 0.2, "b", log_q
+        )
     return Places(tables("abc", device, weighted=True), one_module=kind == "places of a batch")
 
 
@@ -96,9 +122,13 @@ KINDS = ["deepfm", "two towers", "places of a batch", "places of a feature"]
 STEPS = 4
 
 
-def sharded(rank: int, world_size: int, kind: str, sharding: str) -> tuple[list[float], dict[str, torch.Tensor], list[Any]]:
+def sharded(
+    rank: int, world_size: int, kind: str, sharding: str
+) -> tuple[list[float], dict[str, torch.Tensor], list[Any]]:
     module = build(kind, "meta")
-    plan = manual_plan(table_configs(module), sharding, Topology.local(world_size, memory_bytes=1 << 30))
+    plan = manual_plan(
+        table_configs(module), sharding, Topology.local(world_size, memory_bytes=1 << 30)
+    )
     model = DistributedModelParallel(module, plan=plan, sparse_optimizer=SGD(lr=LR), seed=5)
     dense = torch.optim.SGD(model.parameters(), lr=LR)
     parts = [part(step, rank, world_size, kind == "two towers") for step in range(STEPS)]
@@ -121,23 +151,37 @@ def plain(world_size: int, kind: str) -> tuple[list[float], dict[str, torch.Tens
     return losses, {n: p.detach() for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("world_size, sharding", [(1, "table_wise"), (2, "row_wise"), (2, "column_wise"), (4, "row_wise")])
+@pytest.mark.parametrize(
+    "world_size, sharding",
+    [(1, "table_wise"), (2, "row_wise"), (2, "column_wise"), (4, "row_wise")],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_on_n_ranks_equals_plain_torch(ranks: RankPool, kind: str, world_size: int, sharding: str) -> None:
+def test_training_on_n_ranks_equals_plain_torch(
+    ranks: RankPool, kind: str, world_size: int, sharding: str
+) -> None:
     close = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums over ranks and bags in another order
     wanted_losses, wanted = plain(world_size, kind)
     results = ranks.run(world_size, sharded, kind, sharding)
-    torch.testing.assert_close(torch.tensor([r[0] for r in results]).sum(0), torch.tensor(wanted_losses), **close)
-    full = {name.split(".")[-2]: value for name, value in wanted.items() if "embedding_bags" in name}
+    torch.testing.assert_close(
+        torch.tensor([r[0] for r in results]).sum(0), torch.tensor(wanted_losses), **close
+    )
+    full = {
+        name.split(".")[-2]: value for name, value in wanted.items() if "embedding_bags" in name
+    }
     before = dict(build(kind, "cpu").named_parameters())
-    assert all((wanted[name] - p).abs().max() > 1e-4 for name, p in before.items())  # every parameter moved
+    # every parameter moved
+    assert all((wanted[name] - p).abs().max() > 1e-4 for name, p in before.items())
     for _, dense, rectangles in results:
         assert set(dense) == {name for name in wanted if "embedding_bags" not in name}
         for name, value in dense.items():
             torch.testing.assert_close(value, wanted[name], **close)
         for shard, weight in rectangles:
             torch.testing.assert_close(
-                weight, full[shard.table][shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop], **close
+                weight,
+                full[shard.table][
+                    shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
+                ],
+                **close,
             )
 
 

@@ -1,4 +1,6 @@
-"""Pipelines equal the plain loop bit for bit on 1, 2 and 4 ranks, drain, pass errors on in order, and fall back with one warning."""
+"""Pipelines equal the plain loop bit for bit on 1, 2 and 4 ranks, drain, pass errors on in order,
+and fall back with one warning.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,16 @@ class Outcome(NamedTuple):
     tables: list[torch.Tensor]
 
 
-def outcome(model: DistributedModelParallel, losses: list[Any], outputs: list[torch.Tensor]) -> Outcome:
+def outcome(
+    model: DistributedModelParallel, losses: list[Any], outputs: list[torch.Tensor]
+) -> Outcome:
     dense = {n: p.detach().clone() for n, p in model.named_parameters()}
-    return Outcome([float(x) for x in losses], outputs, dense, [s.weight.detach().clone() for s in model.shard_states()])
+    return Outcome(
+        [float(x) for x in losses],
+        outputs,
+        dense,
+        [s.weight.detach().clone() for s in model.shard_states()],
+    )
 
 
 def plain(rank: int, world_size: int) -> Outcome:
@@ -81,7 +90,8 @@ def piped(rank: int, world_size: int, kind: str) -> Outcome:
             break
         losses.append(loss)
         outputs.append(logits)
-    assert started == ([True] * (STEPS - 1) if kind == "sparse" else []), started  # all but the first batch travelled ahead
+    # all but the first batch travelled ahead
+    assert started == ([True] * (STEPS - 1) if kind == "sparse" else []), started
     with pytest.raises(StopIteration):
         pipeline.progress(batches)
     assert not model._engine._ahead  # nothing is left under way
@@ -94,7 +104,9 @@ def assert_equal(got: Outcome, wanted: Outcome) -> None:
     for name in ("outputs", "tables"):
         for a, b in zip(getattr(got, name), getattr(wanted, name), strict=True):
             assert torch.equal(a, b), name
-    assert got.dense.keys() == wanted.dense.keys() and all(torch.equal(v, wanted.dense[n]) for n, v in got.dense.items())
+    assert got.dense.keys() == wanted.dense.keys() and all(
+        torch.equal(v, wanted.dense[n]) for n, v in got.dense.items()
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -113,11 +125,23 @@ def evaluated(rank: int, world_size: int, kind: str) -> bool:
     with torch.no_grad():
         wanted = [model(parts(i, rank, world_size))[1][1] for i in range(STEPS)]
     pipeline = EVAL[kind](model, "cpu")
-    got = [step.output[1] for step in pipeline.iterate(parts(i, rank, world_size) for i in range(STEPS))]
-    again = [step.output[1] for step in pipeline.iterate(parts(i, rank, world_size) for i in range(STEPS))]
+    got = [
+        step.output[1]
+        for step in pipeline.iterate(parts(i, rank, world_size) for i in range(STEPS))
+    ]
+    again = [
+        step.output[1]
+        for step in pipeline.iterate(parts(i, rank, world_size) for i in range(STEPS))
+    ]
     assert_equal(outcome(model, [], []), before)
     assert not any(x.requires_grad for x in got)
-    return all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(got, wanted, again, strict=True)) and len(got) == STEPS
+    return (
+        all(
+            torch.equal(a, b) and torch.equal(a, c)
+            for a, b, c in zip(got, wanted, again, strict=True)
+        )
+        and len(got) == STEPS
+    )
 
 
 @pytest.mark.parametrize("kind", EVAL)
@@ -126,11 +150,15 @@ def test_evaluation_equals_the_plain_loop_and_changes_nothing(ranks: RankPool, k
 
 
 def accumulated(rank: int, world_size: int, accumulate: int, by_hand: bool) -> Outcome:
-    """Micro-batches by hand: every gradient exchanged, divided by their number, one dense update per group."""
+    """Micro-batches by hand: every gradient exchanged, divided by their number, one dense update
+    per group.
+    """
     model, dense = dmp(world_size, prefetch=True)
     source = [parts(i, rank, world_size) for i in range(STEPS)]
     if not by_hand:
-        pipeline = TrainPipelineSparseDist(model, dense, "cpu", PipelineOptions(accumulate=accumulate))
+        pipeline = TrainPipelineSparseDist(
+            model, dense, "cpu", PipelineOptions(accumulate=accumulate)
+        )
         steps = list(pipeline.iterate(source))
         return outcome(model, [s.loss for s in steps], [s.output[1] for s in steps])
     losses, logits = [], []
@@ -147,9 +175,16 @@ def accumulated(rank: int, world_size: int, accumulate: int, by_hand: bool) -> O
 
 
 @pytest.mark.parametrize("accumulate", [3, 2 * STEPS])
-def test_accumulation_equals_dense_updates_of_summed_gradients(ranks: RankPool, accumulate: int) -> None:
-    close = {"rtol": 1e-4, "atol": 1e-5}  # gradients are summed before or after they are averaged over ranks
-    for got, want in zip(ranks.run(2, accumulated, accumulate, False), ranks.run(2, accumulated, accumulate, True), strict=True):
+def test_accumulation_equals_dense_updates_of_summed_gradients(
+    ranks: RankPool, accumulate: int
+) -> None:
+    # gradients are summed before or after they are averaged over ranks
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    for got, want in zip(
+        ranks.run(2, accumulated, accumulate, False),
+        ranks.run(2, accumulated, accumulate, True),
+        strict=True,
+    ):
         torch.testing.assert_close(got.losses, want.losses, **close)
         torch.testing.assert_close(got.tables, want.tables, **close)
         torch.testing.assert_close(got.dense, want.dense, **close)
@@ -170,8 +205,11 @@ def in_bfloat16(rank: int, world_size: int) -> list[Outcome]:
 
 def test_bfloat16_dense_layers_train_nearly_as_float32_does(ranks: RankPool) -> None:
     for exact, rough in ranks.run(2, in_bfloat16):
-        # bfloat16 has 8 bits: losses of about 0.7 are off by some 0.003, and differ at all or nothing was cast
-        assert exact.losses != rough.losses and exact.losses == pytest.approx(rough.losses, abs=0.02)
+        # bfloat16 has 8 bits: losses of about 0.7 are off by some 0.003, and differ at all or
+        # nothing was cast
+        assert exact.losses != rough.losses and exact.losses == pytest.approx(
+            rough.losses, abs=0.02
+        )
         assert all(p.dtype == torch.float32 for p in [*rough.dense.values(), *rough.tables])
 
 
@@ -183,7 +221,9 @@ class OwnIds(nn.Module):
         table = lambda name: [EmbeddingBagConfig(20, 8, name=f"t_{name}", feature_names=[name])]  # noqa: E731
         self.plain = EmbeddingBagCollection(table("a"), device="meta")
         weighted = EmbeddingBagCollection(table("b"), is_weighted=True, device="meta")
-        self.learned = FeatureProcessedEmbeddingBagCollection(weighted, PositionWeightedModuleCollection({"b": 3}))
+        self.learned = FeatureProcessedEmbeddingBagCollection(
+            weighted, PositionWeightedModuleCollection({"b": 3})
+        )
 
     def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.plain(batch.ids).values().sum(1) + self.learned(batch.others).values().sum(1)
@@ -193,32 +233,55 @@ class OwnIds(nn.Module):
 
 def ids_of(step: int, rank: int, rows: int = 6, shared: bool = True) -> SimpleNamespace:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    ids = KeyedJaggedTensor(["a", "b"], torch.randint(0, 20, (2 * rows * 3,), generator=generator), lengths=torch.full((2 * rows,), 3))
+    ids = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.randint(0, 20, (2 * rows * 3,), generator=generator),
+        lengths=torch.full((2 * rows,), 3),
+    )
     ids, others = (ids, ids) if shared else ids.split([1, 1])
     return SimpleNamespace(ids=ids, others=others, wanted=torch.rand(rows, generator=generator))
 
 
-def own_ids(rank: int, world_size: int, kind: str, shared: bool) -> tuple[list[float], list[str], int]:
+def own_ids(
+    rank: int, world_size: int, kind: str, shared: bool
+) -> tuple[list[float], list[str], int]:
     torch.manual_seed(0)
     module = OwnIds()
-    plan = manual_plan(table_configs(module), "row_wise", Topology.local(world_size, memory_bytes=1 << 30))
+    plan = manual_plan(
+        table_configs(module), "row_wise", Topology.local(world_size, memory_bytes=1 << 30)
+    )
     model = DistributedModelParallel(module, plan=plan, prefetch=True)
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     started = count_prefetches(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        steps = list(PIPELINES[kind](model, dense, "cpu").iterate(ids_of(i, rank, shared=shared) for i in range(5)))
+        steps = list(
+            PIPELINES[kind](model, dense, "cpu").iterate(
+                ids_of(i, rank, shared=shared) for i in range(5)
+            )
+        )
     assert not model._engine._ahead  # nothing is left under way
-    return [float(s.loss) for s in steps], [str(w.message) for w in caught if w.category is RuntimeWarning], sum(started)
+    return (
+        [float(s.loss) for s in steps],
+        [str(w.message) for w in caught if w.category is RuntimeWarning],
+        sum(started),
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_ids_that_the_model_makes_itself_work_unpipelined_with_one_warning(ranks: RankPool, shared: bool) -> None:
-    runs = zip(ranks.run(2, own_ids, "sparse", shared), ranks.run(2, own_ids, "base", shared), strict=True)
+def test_ids_that_the_model_makes_itself_work_unpipelined_with_one_warning(
+    ranks: RankPool, shared: bool
+) -> None:
+    runs = zip(
+        ranks.run(2, own_ids, "sparse", shared), ranks.run(2, own_ids, "base", shared), strict=True
+    )
     for (got, said, started), (wanted, nothing, _) in runs:
         assert got == wanted and not nothing
-        assert started == (0 if shared else 4)  # the other collection's own KJT still travels ahead, unless keys are ambiguous
-        assert len(said) == 1 and said[0].startswith("learned._embedding_bag_collection gets a KeyedJaggedTensor that is not the batch's")
+        # the other collection's own KJT still travels ahead, unless keys are ambiguous
+        assert started == (0 if shared else 4)
+        assert len(said) == 1 and said[0].startswith(
+            "learned._embedding_bag_collection gets a KeyedJaggedTensor that is not the batch's"
+        )
 
 
 def two_towers(rank: int, world_size: int, kind: str) -> list[float]:
@@ -226,13 +289,25 @@ def two_towers(rank: int, world_size: int, kind: str) -> list[float]:
     table = lambda name: EmbeddingBagCollection(  # noqa: E731
         [EmbeddingBagConfig(20, 8, name=f"t_{name}", feature_names=[name])], device="meta"
     )
-    module = TwoTowerTrain(TwoTower(table("a"), [8], table("b")), temperature=0.1, candidate_id=None)
-    plan = manual_plan(table_configs(module), "row_wise", Topology.local(world_size, memory_bytes=1 << 30))
+    module = TwoTowerTrain(
+        TwoTower(table("a"), [8], table("b")), temperature=0.1, candidate_id=None
+    )
+    plan = manual_plan(
+        table_configs(module), "row_wise", Topology.local(world_size, memory_bytes=1 << 30)
+    )
     model = DistributedModelParallel(module, plan=plan, prefetch=True)
-    batches = [SimpleNamespace(sparse_features=b.ids, labels=torch.ones(6)) for b in (ids_of(i, rank) for i in range(6))]
+    batches = [
+        SimpleNamespace(sparse_features=b.ids, labels=torch.ones(6))
+        for b in (ids_of(i, rank) for i in range(6))
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        return [float(s.loss) for s in PIPELINES[kind](model, torch.optim.SGD(model.parameters(), 0.1), "cpu").iterate(batches)]
+        return [
+            float(s.loss)
+            for s in PIPELINES[kind](
+                model, torch.optim.SGD(model.parameters(), 0.1), "cpu"
+            ).iterate(batches)
+        ]
 
 
 def test_collections_that_share_a_batch_share_its_prefetch(ranks: RankPool) -> None:
@@ -302,7 +377,11 @@ def test_ids_are_found_wherever_a_batch_keeps_them() -> None:
 
     a, b, c = (ids_of(i, 0).ids for i in range(3))
     assert find_kjts(a) == [a]
-    assert find_kjts(SimpleNamespace(x=[b, (a, {"k": Inner(c)})], y=a, z=torch.ones(1))) == [b, a, c]
+    assert find_kjts(SimpleNamespace(x=[b, (a, {"k": Inner(c)})], y=a, z=torch.ones(1))) == [
+        b,
+        a,
+        c,
+    ]
     assert find_kjts(Named(Inner(a), {"k": b})) == [a, b]
     assert find_kjts(torch.ones(1)) == []
 
@@ -319,10 +398,18 @@ class OnDevice:
 
     @staticmethod
     def of(part: Any) -> OnDevice:
-        return OnDevice(part.dense_features, part.sparse_features, part.labels, part.rows, part.global_rows)
+        return OnDevice(
+            part.dense_features, part.sparse_features, part.labels, part.rows, part.global_rows
+        )
 
     def _map(self, move: Any) -> OnDevice:
-        return OnDevice(move(self.dense_features), move(self.sparse_features), move(self.labels), self.rows, self.global_rows)
+        return OnDevice(
+            move(self.dense_features),
+            move(self.sparse_features),
+            move(self.labels),
+            self.rows,
+            self.global_rows,
+        )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> OnDevice:
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
@@ -341,13 +428,21 @@ def test_on_a_gpu_batches_copied_on_a_stream_train_as_the_plain_loop(kind: str) 
         optimizer = sparse_optimizer("rowwise_adagrad", 0.05)
         module = build(dense_device="cuda")
         model = DistributedModelParallel(
-            module, plan=make_plan("mixed", 1), sparse_optimizer=optimizer, device="cuda", seed=1, prefetch=True
+            module,
+            plan=make_plan("mixed", 1),
+            sparse_optimizer=optimizer,
+            device="cuda",
+            seed=1,
+            prefetch=True,
         )
         return model, torch.optim.Adam(model.parameters(), lr=1e-2)
 
     batches = [OnDevice.of(parts(i, 0, 1)) for i in range(STEPS)]
     model, dense = fresh()
-    wanted = [float(train_step(model, dense, b.to(torch.device("cuda")), 1).loss_sum) / b.rows for b in batches]
+    wanted = [
+        float(train_step(model, dense, b.to(torch.device("cuda")), 1).loss_sum) / b.rows
+        for b in batches
+    ]
     model, dense = fresh()
     got = [float(step.loss) for step in PIPELINES[kind](model, dense, "cuda").iterate(batches)]
     assert got == pytest.approx(wanted, rel=1e-4)  # atomic sums of the kernels come in any order
@@ -357,10 +452,19 @@ def test_on_a_gpu_batches_copied_on_a_stream_train_as_the_plain_loop(kind: str) 
 def test_on_a_gpu_ids_are_routed_on_a_stream_of_their_own_and_wait_for_their_copy() -> None:
     optimizer = sparse_optimizer("rowwise_adagrad", 0.05)
     model = DistributedModelParallel(
-        build(dense_device="cuda"), plan=make_plan("mixed", 1), sparse_optimizer=optimizer, device="cuda", seed=1
+        build(dense_device="cuda"),
+        plan=make_plan("mixed", 1),
+        sparse_optimizer=optimizer,
+        device="cuda",
+        seed=1,
     )
     ahead = DistributedModelParallel(
-        build(dense_device="cuda"), plan=make_plan("mixed", 1), sparse_optimizer=optimizer, device="cuda", seed=1, prefetch=True
+        build(dense_device="cuda"),
+        plan=make_plan("mixed", 1),
+        sparse_optimizer=optimizer,
+        device="cuda",
+        seed=1,
+        prefetch=True,
     )
     device = torch.device("cuda")
     model(OnDevice.of(parts(0, 0, 1)).to(device))

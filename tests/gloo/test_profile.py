@@ -1,4 +1,6 @@
-"""A profile of a real run: its parts lie within the step, its traces name them, and training goes on as if there were none."""
+"""A profile of a real run: its parts lie within the step, its traces name them, and training goes
+on as if there were none.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def train(rank: int, world_size: int, folder: Path, share_tables: bool) -> Profi
         assert timer is not None and trainer.profile is None
     saved = CheckpointConfig(every_n_steps=5, at_end=False)
     profiled = replace(
-        plain, profile=ProfileConfig(path=str(folder / "profile"), skip_steps=2, steps=4), run_path=str(folder / "run"), checkpoint=saved
+        plain,
+        profile=ProfileConfig(path=str(folder / "profile"), skip_steps=2, steps=4),
+        run_path=str(folder / "run"),
+        checkpoint=saved,
     )
     with RankTrainer(profiled) as trainer:
         timer = trainer.model.timer
@@ -42,20 +47,45 @@ def train(rank: int, world_size: int, folder: Path, share_tables: bool) -> Profi
 
 
 @pytest.mark.parametrize("share_tables", [True, False], ids=["in-place", "exchanged"])
-def test_two_ranks_are_profiled_and_train_as_without(ranks: RankPool, tmp_path: Path, share_tables: bool) -> None:
-    config = SyntheticConfig(rows_train=1003, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+def test_two_ranks_are_profiled_and_train_as_without(
+    ranks: RankPool, tmp_path: Path, share_tables: bool
+) -> None:
+    config = SyntheticConfig(
+        rows_train=1003,
+        rows_eval=10,
+        num_features=5,
+        num_lists=1,
+        num_dense=2,
+        dim=4,
+        cap=50,
+        seed=1,
+    )
     write_synthetic(tmp_path, config)
     profile, other = ranks.run(WORLD, train, tmp_path, share_tables)
-    passed = [part for part in STEP_PARTS if not share_tables or part != "output"]  # rows read in place need no way home
-    assert profile == other and (profile.first_step, profile.steps, len(profile.ranks)) == (3, 4, WORLD)
+    # rows read in place need no way home
+    passed = [part for part in STEP_PARTS if not share_tables or part != "output"]
+    assert profile == other and (profile.first_step, profile.steps, len(profile.ranks)) == (
+        3,
+        4,
+        WORLD,
+    )
     for times in profile.ranks:
         assert set(times.parts) == set(STEP_PARTS) and times.ahead
-        assert all(0 <= part.waited <= part.seconds and 0 <= part.ahead_waited <= part.ahead for part in times.parts.values())
+        assert all(
+            0 <= part.waited <= part.seconds and 0 <= part.ahead_waited <= part.ahead
+            for part in times.parts.values()
+        )
         assert [part for part in STEP_PARTS if times.parts[part].seconds > 0] == passed
-        assert 0 < times.rest_s < times.step_s  # parts never overlap, so that what they leave of the step is never negative
-        assert times.waits == 4  # prefetched ids, rows home or the meeting before they are read, gradients of rows, dense gradients
+        # parts never overlap, so that what they leave of the step is never negative
+        assert 0 < times.rest_s < times.step_s
+        # prefetched ids, rows home or the meeting before they are read, gradients of rows, dense
+        # gradients
+        assert times.waits == 4
         assert times.cpu_s > 0
-    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["step-00000005", "step-00000010"]
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [
+        "step-00000005",
+        "step-00000010",
+    ]
 
     folder = tmp_path / "profile"
     assert (folder / "summary.txt").read_text() == profile.text() + "\n"
@@ -64,8 +94,16 @@ def test_two_ranks_are_profiled_and_train_as_without(ranks: RankPool, tmp_path: 
     assert written["operators"][0]["self"] >= written["operators"][-1]["self"] > 0
     inside = [f"rayrec::{part}" for part in STEP_PARTS]
     for rank in range(WORLD):
-        events = json.loads(gzip.decompress((folder / f"rank{rank}.trace.json.gz").read_bytes()))["traceEvents"]
-        count = {name: sum(event.get("name") == name and event.get("ph") == "X" for event in events) for name in [*inside, "rayrec::wait"]}
-        assert all(count[f"rayrec::{part}"] >= profile.steps for part in passed) and count["rayrec::dense"] == profile.steps
+        events = json.loads(gzip.decompress((folder / f"rank{rank}.trace.json.gz").read_bytes()))[
+            "traceEvents"
+        ]
+        count = {
+            name: sum(event.get("name") == name and event.get("ph") == "X" for event in events)
+            for name in [*inside, "rayrec::wait"]
+        }
+        assert (
+            all(count[f"rayrec::{part}"] >= profile.steps for part in passed)
+            and count["rayrec::dense"] == profile.steps
+        )
         assert count["rayrec::wait"] >= 4 * profile.steps
         assert any(event.get("name") == "rayrec::input ahead" for event in events)

@@ -1,4 +1,6 @@
-"""`RankTrainer` over real ranks equals a plain loop over `train_step`, bit for bit, and leaves no thread behind."""
+"""`RankTrainer` over real ranks equals a plain loop over `train_step`, bit for bit, and leaves no
+thread behind.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def both_loops(rank: int, world_size: int, folder: Path) -> None:
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "rayrec-"))]
     torch.manual_seed(spec.seed)
     sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
-    model = DistributedModelParallel(spec.model(), plan=spec.plan, sparse_optimizer=sparse, seed=spec.seed)
+    model = DistributedModelParallel(
+        spec.model(), plan=spec.plan, sparse_optimizer=sparse, seed=spec.seed
+    )
     dense = torch.optim.Adam(model.parameters(), lr=spec.dense_optimizer.lr)
     done = 0
     for epoch in range(2):
-        for batch in spec.data.loader(rank, world_size, spec.global_batch_size, seed=spec.seed, epoch=epoch):  # type: ignore[union-attr]
+        for batch in spec.data.loader(
+            rank, world_size, spec.global_batch_size, seed=spec.seed, epoch=epoch
+        ):  # type: ignore[union-attr]
             if done < spec.steps:
                 train_step(model, dense, batch, world_size)
                 done += 1
@@ -41,8 +47,19 @@ def both_loops(rank: int, world_size: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_loop_equals_plain_steps_bit_for_bit(ranks: RankPool, tmp_path: Path, world_size: int) -> None:
-    config = SyntheticConfig(rows_train=1003, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+def test_the_loop_equals_plain_steps_bit_for_bit(
+    ranks: RankPool, tmp_path: Path, world_size: int
+) -> None:
+    config = SyntheticConfig(
+        rows_train=1003,
+        rows_eval=10,
+        num_features=5,
+        num_lists=1,
+        num_dense=2,
+        dim=4,
+        cap=50,
+        seed=1,
+    )
     write_synthetic(tmp_path, config)
     ranks.run(world_size, both_loops, tmp_path)
 
@@ -55,9 +72,20 @@ def predict(rank: int, world_size: int, folder: Path, out: Path) -> object:
         return trainer.evaluate(data, PredictionConfig(path=str(out), keys=("cat_0",)))
 
 
-def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(ranks: RankPool, tmp_path: Path) -> None:
+def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(
+    ranks: RankPool, tmp_path: Path
+) -> None:
     """The last batch has fewer rows than there are ranks, so that some ranks have none of it."""
-    config = SyntheticConfig(rows_train=1026, rows_eval=10, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+    config = SyntheticConfig(
+        rows_train=1026,
+        rows_eval=10,
+        num_features=5,
+        num_lists=1,
+        num_dense=2,
+        dim=4,
+        cap=50,
+        seed=1,
+    )
     write_synthetic(tmp_path, config)
     tables = {}
     for world_size in (1, 3):
@@ -66,7 +94,9 @@ def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(ranks: 
         tables[world_size] = pq.read_table(tmp_path / f"{world_size}.parquet")
     one, three = tables[1], tables[3]
     source = pq.read_table(tmp_path / "train")
-    assert one["cat_0"].to_pylist() == source["cat_0"].to_pylist() and one["row"].to_pylist() == list(range(1026))
+    assert one["cat_0"].to_pylist() == source["cat_0"].to_pylist() and one[
+        "row"
+    ].to_pylist() == list(range(1026))
     for name in ("label", "file", "row", "cat_0"):
         assert three[name].to_pylist() == one[name].to_pylist()
     assert three["score"].to_pylist() == pytest.approx(one["score"].to_pylist(), abs=1e-6)

@@ -1,4 +1,6 @@
-"""Tables of odd widths, of bfloat16 and with initial values of their own, on real ranks: N ranks train as one, and save and load."""
+"""Tables of odd widths, of bfloat16 and with initial values of their own, on real ranks: N ranks
+train as one, and save and load.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def tables(kind: str) -> list[EmbeddingBagConfig]:
 
 
 def sharded(kind: str, world_size: int, transport: str) -> DistributedModelParallel:
-    """Rows cut, columns cut where that leaves two blocks on any number of ranks, and a copy on every rank."""
+    """Rows cut, columns cut where that leaves two blocks on any number of ranks, and a copy on
+    every rank.
+    """
     configs = tables(kind)
     last = world_size - 1
     layouts = [
@@ -56,11 +60,15 @@ def sharded(kind: str, world_size: int, transport: str) -> DistributedModelParal
         column_wise(configs[1], [0, last]),
         data_parallel(configs[2], range(world_size)),
     ]
-    placements = {t.name: TablePlacement(layout) for t, layout in zip(configs, layouts, strict=True)}
+    placements = {
+        t.name: TablePlacement(layout) for t, layout in zip(configs, layouts, strict=True)
+    }
     plan = ShardingPlan(world_size=world_size, tables=placements)
     module = torch.nn.Sequential(EmbeddingBagCollection(configs, device="meta"))
     optimizer = RowWiseAdagrad(0.1, eps=1e-6)
-    return DistributedModelParallel(module, plan=plan, sparse_optimizer=optimizer, seed=3, transport=transport)
+    return DistributedModelParallel(
+        module, plan=plan, sparse_optimizer=optimizer, seed=3, transport=transport
+    )
 
 
 def batch(step: int, rank: int, world_size: int) -> KeyedJaggedTensor:
@@ -69,7 +77,9 @@ def batch(step: int, rank: int, world_size: int) -> KeyedJaggedTensor:
         torch.Generator().manual_seed(step),
         slice(rank * BAGS // world_size, (rank + 1) * BAGS // world_size),
     )
-    ids = [torch.randint(0, 20 + i, (BAGS, 3), generator=generator)[mine].reshape(-1) for i in range(3)]
+    ids = [
+        torch.randint(0, 20 + i, (BAGS, 3), generator=generator)[mine].reshape(-1) for i in range(3)
+    ]
     return KeyedJaggedTensor(
         [f"f{i}" for i in range(3)],
         torch.cat(ids),
@@ -78,7 +88,9 @@ def batch(step: int, rank: int, world_size: int) -> KeyedJaggedTensor:
 
 
 def train(rank: int, world_size: int, kind: str, transport: str, path: str):
-    """The unsharded state_dict of rank 0, after steps whose rows were saved and read again in the middle."""
+    """The unsharded state_dict of rank 0, after steps whose rows were saved and read again in the
+    middle.
+    """
     model = sharded(kind, world_size, transport)
     for step in range(STEPS):
         rows = model(batch(step, rank, world_size)).values()
@@ -117,17 +129,24 @@ def again(
 
 @pytest.mark.parametrize("transport", ["auto", "process_group"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_1_2_and_4_ranks_train_alike(ranks: RankPool, kind: str, transport: str, tmp_path: Path) -> None:
+def test_1_2_and_4_ranks_train_alike(
+    ranks: RankPool, kind: str, transport: str, tmp_path: Path
+) -> None:
     (wanted,) = ranks.run(1, train, kind, "auto", str(tmp_path / "one"))
-    assert [tuple(w.shape) for w in wanted.values()] == [(20 + i, width) for i, (width, _) in enumerate(TYPES[kind])]
+    assert [tuple(w.shape) for w in wanted.values()] == [
+        (20 + i, width) for i, (width, _) in enumerate(TYPES[kind])
+    ]
     for world_size in (2, 4):
         found = ranks.run(world_size, train, kind, transport, str(tmp_path / transport))[0]
         for (name, weight), (_, data_type) in zip(found.items(), TYPES[kind], strict=True):
             assert weight.dtype == wanted[name].dtype
-            # a float32 sum in another order may round a half-precision row to its neighbour, and later steps follow
+            # a float32 sum in another order may round a half-precision row to its neighbour, and
+            # later steps follow
             close = {
                 DataType.FP32: (1e-4, 1e-5),
                 DataType.FP16: (4e-3, 1e-3),
                 DataType.BF16: (3e-2, 8e-3),
             }[data_type]
-            torch.testing.assert_close(weight.float(), wanted[name].float(), rtol=close[0], atol=close[1])
+            torch.testing.assert_close(
+                weight.float(), wanted[name].float(), rtol=close[0], atol=close[1]
+            )

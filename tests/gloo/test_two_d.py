@@ -1,4 +1,6 @@
-"""2D parallelism: with sync in every step two groups are one world; with fewer they drift apart and are averaged."""
+"""2D parallelism: with sync in every step two groups are one world; with fewer they drift apart and
+are averaged.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,28 @@ class Even:
         part = parts(step, 0, 1)
         span = slice(rank * per, (rank + 1) * per)
         ids = whole.sparse_features.values().view(len(whole.sparse_features.keys()), -1)[:, span]
-        self.dense_features, self.labels, self.rows, self.global_rows = part.dense_features[span], part.labels[span], per, rows
+        self.dense_features, self.labels, self.rows, self.global_rows = (
+            part.dense_features[span],
+            part.labels[span],
+            per,
+            rows,
+        )
         lengths = torch.ones(ids.numel(), dtype=torch.int32)
-        self.sparse_features = type(whole.sparse_features)(whole.sparse_features.keys(), ids.reshape(-1), lengths=lengths, stride=per)
+        self.sparse_features = type(whole.sparse_features)(
+            whole.sparse_features.keys(), ids.reshape(-1), lengths=lengths, stride=per
+        )
 
 
 def train(rank: int, world_size: int, group_size: int | None, every: int, adagrad: bool):
     optimizer = RowWiseAdagrad(lr=0.05) if adagrad else SGD(lr=0.05)
     plan = plan_of(group_size or world_size)
-    model = DistributedModelParallel(build(), plan=plan, sparse_optimizer=optimizer, sharding_group_size=group_size, sync_every=every)
+    model = DistributedModelParallel(
+        build(),
+        plan=plan,
+        sparse_optimizer=optimizer,
+        sharding_group_size=group_size,
+        sync_every=every,
+    )
     dense = torch.optim.SGD([p for _, p in model.dense_parameters()], lr=0.05)
     for step in range(STEPS):
         train_step(model, dense, Even(step, rank, world_size), world_size)
@@ -57,21 +72,28 @@ def whole(results) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("adagrad", [False, True])
 def test_two_groups_with_sync_in_every_step_are_one_world(ranks: RankPool, adagrad: bool) -> None:
-    # of one group the plan of two ranks: row-wise Adagrad keeps one value per column block, so both sides need the same cuts
+    # of one group the plan of two ranks: row-wise Adagrad keeps one value per column block, so both
+    # sides need the same cuts
     one = whole(ranks.run(2, train, None, 1, adagrad))
     results = ranks.run(4, train, 2, 1, adagrad)
     for name, weight in whole(results).items():
-        torch.testing.assert_close(weight, one[name], rtol=1e-4, atol=1e-5)  # float32 sums in another order
+        # float32 sums in another order
+        torch.testing.assert_close(weight, one[name], rtol=1e-4, atol=1e-5)
     for rank in (0, 1):
         for a, b in zip(results[rank][1], results[rank + 2][1], strict=True):
             assert torch.equal(a, b)
 
 
 def learned(rank: int, world_size: int, group_size: int | None):
-    """Gradient of per-id weights that a model learns, for this rank's quarter of the batch, and the final rows."""
+    """Gradient of per-id weights that a model learns, for this rank's quarter of the batch, and the
+    final rows.
+    """
     torch.manual_seed(0)
     table = EmbeddingBagConfig(12, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=group_size or world_size, tables={"t": TablePlacement(row_wise(table, range(group_size or world_size)))})
+    plan = ShardingPlan(
+        world_size=group_size or world_size,
+        tables={"t": TablePlacement(row_wise(table, range(group_size or world_size)))},
+    )
     model = DistributedModelParallel(
         EmbeddingBagCollection([table], is_weighted=True, device="meta"),
         plan=plan,

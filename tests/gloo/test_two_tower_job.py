@@ -1,4 +1,6 @@
-"""The retrieval job on small data with planted tastes: recall beats popularity, ranks agree, and on MovieLens, too."""
+"""The retrieval job on small data with planted tastes: recall beats popularity, ranks agree, and on
+MovieLens, too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ USERS, ITEMS, GROUPS = 60, 40, 4
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Users like items of their own group (an item's id modulo GROUPS), and rate others badly; every item is as popular as any."""
+    """Users like items of their own group (an item's id modulo GROUPS), and rate others badly;
+    every item is as popular as any.
+    """
     folder, rng = tmp_path_factory.mktemp("planted"), np.random.default_rng(0)
     pairs = np.array([(u, i) for u in range(USERS) for i in rng.permutation(ITEMS)[:24]])
     users, items = rng.permutation(pairs).T
@@ -40,19 +44,48 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         pq.write_table(rows, folder / name / "part.parquet")
     sizes = {"user": USERS, "item": ITEMS, "kind": 2}
-    tables = tuple(EmbeddingBagConfig(n, 8, name=f"t_{k}", feature_names=[k]) for k, n in sizes.items())
-    FeatureSchema(label="label", features=tuple(Feature(name=k, column=k) for k in sizes), tables=tables).save(folder / "schema.json")
+    tables = tuple(
+        EmbeddingBagConfig(n, 8, name=f"t_{k}", feature_names=[k]) for k, n in sizes.items()
+    )
+    FeatureSchema(
+        label="label", features=tuple(Feature(name=k, column=k) for k in sizes), tables=tables
+    ).save(folder / "schema.json")
     return folder
 
 
 def options(folder: Path) -> list[str]:
-    paths = ["--train", str(folder / "train"), "--eval", str(folder / "eval"), "--schema", str(folder / "schema.json")]
-    return [*paths, "--query", "user", "--candidate", "item,kind", "--layers", "16,8", "--ks", "5", "--local", "--plan", "table_wise"]
+    paths = [
+        "--train",
+        str(folder / "train"),
+        "--eval",
+        str(folder / "eval"),
+        "--schema",
+        str(folder / "schema.json"),
+    ]
+    return [
+        *paths,
+        "--query",
+        "user",
+        "--candidate",
+        "item,kind",
+        "--layers",
+        "16,8",
+        "--ks",
+        "5",
+        "--local",
+        "--plan",
+        "table_wise",
+    ]
 
 
-def test_recall_beats_popularity(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recall_beats_popularity(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = tmp_path / "result.json"
-    assert main([*options(planted), "--epochs", "60", "--global-batch", "64", "--result", str(result)]) == 0
+    assert (
+        main([*options(planted), "--epochs", "60", "--global-batch", "64", "--result", str(result)])
+        == 0
+    )
     told = json.loads(result.read_text())
     assert told["model"]["recall@5"] > 0.8 > 0.4 > told["popularity"]["recall@5"]
     assert told["queries"] > 20 and told["candidates"] == ITEMS
@@ -63,11 +96,21 @@ def test_recall_beats_popularity(planted: Path, tmp_path: Path, capsys: pytest.C
 def task_for(folder: Path, work: Path, world_size: int, steps: int) -> FitTask:
     schema = (folder / "schema.json").read_text()
     paths = write_positives(str(folder / "train"), str(folder / "eval"), schema, "item", str(work))
-    recipe = TwoTowerRecipe(schema=schema, query=("user",), candidate=("item", "kind"), layers=(8,), temperature=0.1, log_q=paths.log_q)
+    recipe = TwoTowerRecipe(
+        schema=schema,
+        query=("user",),
+        candidate=("item", "kind"),
+        layers=(8,),
+        temperature=0.1,
+        log_q=paths.log_q,
+    )
     tables = FeatureSchema.from_json(schema).tables
     plan = ShardingPlan(
         world_size=world_size,
-        tables={t.name: TablePlacement(row_wise(t, range(min(world_size, t.num_embeddings)))) for t in tables},
+        tables={
+            t.name: TablePlacement(row_wise(t, range(min(world_size, t.num_embeddings))))
+            for t in tables
+        },
     )
     spec = TrainSpec(
         model=recipe,
@@ -83,13 +126,19 @@ def task_for(folder: Path, work: Path, world_size: int, steps: int) -> FitTask:
 
 
 def run_task(rank: int, world_size: int, task: FitTask) -> FitOutcome:
-    seat = Seat(rank=rank, world_size=world_size, host="localhost", store_host="localhost", store_port=0)
+    seat = Seat(
+        rank=rank, world_size=world_size, host="localhost", store_host="localhost", store_port=0
+    )
     outcome = task.run(RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False))
     return replace(outcome, seconds=0.0, times=())
 
 
-def test_lists_do_not_depend_on_the_number_of_ranks(ranks: RankPool, planted: Path, tmp_path: Path) -> None:
-    """Untrained, since in-batch negatives do; every rank embeds a share of items and users, and all know the whole."""
+def test_lists_do_not_depend_on_the_number_of_ranks(
+    ranks: RankPool, planted: Path, tmp_path: Path
+) -> None:
+    """Untrained, since in-batch negatives do; every rank embeds a share of items and users, and all
+    know the whole.
+    """
     found = {w: ranks.run(w, run_task, task_for(planted, tmp_path / str(w), w, 0)) for w in (1, 3)}
     assert found[3][0] == found[3][1] == found[3][2]
     assert found[3][0].metrics == pytest.approx(found[1][0].metrics, abs=1e-6)
@@ -115,21 +164,35 @@ def test_truth_leaves_out_what_a_user_has(planted: Path) -> None:
     assert [set(x.tolist()) for x in truth.relevant] == [wanted[u] - seen[u] for u in users]
     assert [set(x.tolist()) for x in truth.seen] == [seen[u] for u in users]
     assert truth.items["item"].to_pylist() == truth.item_ids.tolist() == list(range(ITEMS))
-    assert truth.counts.tolist() == [sum(r["label"] for r in train if r["item"] == i) for i in range(ITEMS)]
+    assert truth.counts.tolist() == [
+        sum(r["label"] for r in train if r["item"] == i) for i in range(ITEMS)
+    ]
 
 
-def test_mistakes_are_said_in_one_line(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_said_in_one_line(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(main, ["--local"]) == 2
     assert "--source DIR" in capsys.readouterr().err
     assert run_command(main, [*options(planted), "--query", "user,age"]) == 2
     assert "no feature 'age'" in capsys.readouterr().err
     schema = (planted / "schema.json").read_text()
     with pytest.raises(ConfigError, match="'year' is not in the schema"):
-        write_positives(str(planted / "train"), str(planted / "eval"), schema, "year", str(tmp_path))
-    none = pq.read_table(planted / "train").filter(pa.compute.equal(pq.read_table(planted / "train")["label"], 0))
+        write_positives(
+            str(planted / "train"), str(planted / "eval"), schema, "year", str(tmp_path)
+        )
+    none = pq.read_table(planted / "train").filter(
+        pa.compute.equal(pq.read_table(planted / "train")["label"], 0)
+    )
     pq.write_table(none, tmp_path / "none.parquet")
     with pytest.raises(InputError, match="none with label=1"):
-        write_positives(str(tmp_path / "none.parquet"), str(planted / "eval"), schema, "item", str(tmp_path / "out"))
+        write_positives(
+            str(tmp_path / "none.parquet"),
+            str(planted / "eval"),
+            schema,
+            "item",
+            str(tmp_path / "out"),
+        )
 
 
 def test_held_out_rows_without_positives_are_refused_before_training(
@@ -176,7 +239,9 @@ def test_mistaken_options_are_said_in_one_line(
 
 @pytest.mark.parametrize(("value", "kind"), [(2, "int8"), (None, "int8"), (math.nan, "float32")])
 @pytest.mark.parametrize("part", ["train", "eval"])
-def test_a_label_that_is_none_is_refused_before_training(planted: Path, tmp_path: Path, part: str, value: float | None, kind: str) -> None:
+def test_a_label_that_is_none_is_refused_before_training(
+    planted: Path, tmp_path: Path, part: str, value: float | None, kind: str
+) -> None:
     rows = pq.read_table(planted / part)
     labels = rows["label"].to_pylist()
     labels[7] = value
@@ -208,15 +273,40 @@ def test_weights_of_a_schema_reach_both_towers(planted: Path) -> None:
         assert towers.ebc.is_weighted() is towers.candidate_ebc.is_weighted() is bool(weights)
 
 
-def test_a_run_saves_and_goes_on(planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_saves_and_goes_on(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two halves end as the whole does, and the job says where it saved."""
     small = [*options(planted), "--global-batch-size", "64", "--checkpoint-dir"]
-    assert main([*small, str(tmp_path / "whole"), "--epochs", "4", "--result", str(tmp_path / "whole.json")]) == 0
+    assert (
+        main(
+            [
+                *small,
+                str(tmp_path / "whole"),
+                "--epochs",
+                "4",
+                "--result",
+                str(tmp_path / "whole.json"),
+            ]
+        )
+        == 0
+    )
     assert main([*small, str(tmp_path / "half"), "--epochs", "2"]) == 0
-    resumed = [*small, str(tmp_path / "half"), "--epochs", "4", "--resume", "latest", "--result", str(tmp_path / "half.json")]
+    resumed = [
+        *small,
+        str(tmp_path / "half"),
+        "--epochs",
+        "4",
+        "--resume",
+        "latest",
+        "--result",
+        str(tmp_path / "half.json"),
+    ]
     assert main(resumed) == 0
     assert "resumed from" in capsys.readouterr().out
-    whole, half = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "half"))
+    whole, half = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "half")
+    )
     assert whole["model"] == half["model"] and whole["steps"] == half["steps"]
     assert half["checkpoint"] == f"{tmp_path}/half/step-{half['steps']:08d}"
 
@@ -224,7 +314,17 @@ def test_a_run_saves_and_goes_on(planted: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.slow
 def test_recall_on_movielens_is_twice_that_of_popularity(real_data: Path, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    source = ["--source", str(real_data / "ml-100k"), "--local", "--epochs", "4", "--plan", "table_wise", "--result", str(result)]
+    source = [
+        "--source",
+        str(real_data / "ml-100k"),
+        "--local",
+        "--epochs",
+        "4",
+        "--plan",
+        "table_wise",
+        "--result",
+        str(result),
+    ]
     assert main(source) == 0
     told = json.loads(result.read_text())
     assert told["candidates"] == 1682

@@ -1,7 +1,9 @@
-"""Dense parameters that a step does not use, on all ranks or on some: N ranks train as one on the global batch.
+"""Dense parameters that a step does not use, on all ranks or on some: N ranks train as one on the
+global batch.
 
-Every quarter of a batch goes through one head of the model, so that the heads that a rank uses follow from its rows. AdamW tells a
-gradient of zero from none: with none it keeps its moments and decays nothing.
+Every quarter of a batch goes through one head of the model, so that the heads that a rank uses
+follow from its rows. AdamW tells a gradient of zero from none: with none it keeps its moments and
+decays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from rayrec.train.step import train_step
 from tests.ranks import RankPool
 
 HEADS, GLOBAL, DIM, IDS = 5, 16, 4, 20
-ROUTES = [  # by step: the head of each quarter of the batch; head 4 is never used, head 3 by one rank alone
+# by step: the head of each quarter of the batch; head 4 is never used, head 3 by one rank alone
+ROUTES = [
     (0, 0, 0, 0),
     (1, 1, 1, 1),
     (0, 1, 2, 2),
@@ -62,20 +65,28 @@ class Heads(nn.Module):
         torch.manual_seed(7)
         table = EmbeddingBagConfig(IDS, DIM, name="t", feature_names=["f"])
         self.tables = EmbeddingBagCollection([table], device="meta")
-        self.heads = nn.ModuleList(nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1)) for _ in range(HEADS))
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1)) for _ in range(HEADS)
+        )
 
     def forward(self, batch: Batch):
         ids = KeyedJaggedTensor(["f"], batch.ids, lengths=torch.ones(batch.rows, dtype=torch.int64))
         rows = self.tables(ids).values()
-        logits = torch.cat([self.heads[head](rows[i : i + 1]) for i, head in enumerate(batch.heads)]).squeeze(1)
+        logits = torch.cat(
+            [self.heads[head](rows[i : i + 1]) for i, head in enumerate(batch.heads)]
+        ).squeeze(1)
         loss = nn.functional.mse_loss(logits, batch.labels)
         return loss, (loss.detach(), logits.detach(), batch.labels)
 
 
 def sharded(world_size: int, **options) -> DistributedModelParallel:
     table = EmbeddingBagConfig(IDS, DIM, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=world_size, tables={"t": TablePlacement(row_wise(table, range(world_size)))})
-    return DistributedModelParallel(Heads(), plan=plan, sparse_optimizer=SGD(0.1), seed=1, **options)
+    plan = ShardingPlan(
+        world_size=world_size, tables={"t": TablePlacement(row_wise(table, range(world_size)))}
+    )
+    return DistributedModelParallel(
+        Heads(), plan=plan, sparse_optimizer=SGD(0.1), seed=1, **options
+    )
 
 
 def train(rank: int, world_size: int, options: dict):
@@ -111,7 +122,8 @@ def test_1_2_and_4_ranks_train_alike(ranks: RankPool, options: str) -> None:
         1,
         4,
     ]
-    close = {"rtol": 1e-2, "atol": 1e-3} if options == "a hook that casts" else CLOSE  # float16 on the wire
+    # float16 on the wire
+    close = {"rtol": 1e-2, "atol": 1e-3} if options == "a hook that casts" else CLOSE
     for world_size in (2, 4):
         for found_without, found in ranks.run(world_size, train, OPTIONS[options]):
             assert found_without == without
@@ -125,7 +137,9 @@ def accumulated(rank: int, world_size: int):
     with model.no_sync():
         model(Batch(3, rank, world_size))[0].backward()
     model(Batch(0, rank, world_size))[0].backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return {
+        name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
 
 
 def test_a_gradient_of_an_earlier_batch_is_averaged(ranks: RankPool) -> None:
@@ -150,7 +164,11 @@ def negative_zeros(rank: int, world_size: int):
 def test_a_gradient_of_negative_zeros_is_one(ranks: RankPool) -> None:
     found = ranks.run(2, negative_zeros)
     assert found[0] == found[1]
-    assert not found[0]["heads.0.0.weight"] and not found[0]["heads.1.0.weight"] and found[0]["heads.2.0.weight"]
+    assert (
+        not found[0]["heads.0.0.weight"]
+        and not found[0]["heads.1.0.weight"]
+        and found[0]["heads.2.0.weight"]
+    )
 
 
 def static(rank: int, world_size: int):
@@ -171,12 +189,15 @@ def test_a_static_graph_is_ddps_own_affair(ranks: RankPool) -> None:
 def ignoring(rank: int, world_size: int):
     model = sharded(world_size, ddp_options={"params_to_ignore": ["heads.0.2.bias"]})
     model(Batch(5, rank, world_size))[0].backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return {
+        name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
 
 
 def test_ignored_parameters_are_not_averaged(ranks: RankPool) -> None:
     first, second = ranks.run(2, ignoring)
-    assert first["heads.0.2.bias"] is not None and second["heads.0.2.bias"] is None  # rank 0 alone sees head 0
+    # rank 0 alone sees head 0
+    assert first["heads.0.2.bias"] is not None and second["heads.0.2.bias"] is None
     assert torch.equal(first["heads.1.2.bias"], second["heads.1.2.bias"])
 
 
@@ -205,7 +226,9 @@ class Output:
 
 
 def reached(make) -> set[int]:
-    """Which of three parameters a backward pass from `make(output)` reaches, the first alone being used."""
+    """Which of three parameters a backward pass from `make(output)` reaches, the first alone being
+    used.
+    """
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     found: set[int] = set()
     nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in parameters]
@@ -213,7 +236,11 @@ def reached(make) -> set[int]:
         node.register_hook(lambda *_, i=i: found.add(i))
     value = parameters[0].sum()
     make(value, lambda output: reach_all(output, parameters)).backward()
-    assert torch.equal(parameters[0].grad, torch.ones(2)) and parameters[1].grad is None and parameters[2].grad is None
+    assert (
+        torch.equal(parameters[0].grad, torch.ones(2))
+        and parameters[1].grad is None
+        and parameters[2].grad is None
+    )
     return found
 
 
@@ -223,7 +250,9 @@ def reached(make) -> set[int]:
         lambda value, reach: reach(value),
         lambda value, reach: reach((value, [value.detach(), None]))[0],
         lambda value, reach: reach({"a": {"b": value}})["a"]["b"],
-        lambda value, reach: reach(Output(value.detach(), {"logits": (value, 3)})).others["logits"][0],
+        lambda value, reach: reach(Output(value.detach(), {"logits": (value, 3)})).others["logits"][
+            0
+        ],
         lambda value, reach: reach(value.expand(CLONED_ELEMENTS + 1))[0],
     ],
 )

@@ -17,11 +17,26 @@ from rayrec.train import TrainSpec
 
 def spec_of(folder: Path, world_size: int) -> TrainSpec:
     """Eight steps an epoch, the last ragged, and five of the next."""
-    recipe = ModelRecipe(model="dlrm", schema=(folder / "schema.json").read_text(), dense_layers=(8,), over_layers=(8,))
+    recipe = ModelRecipe(
+        model="dlrm",
+        schema=(folder / "schema.json").read_text(),
+        dense_layers=(8,),
+        over_layers=(8,),
+    )
     plan = manual_plan(find_tables(recipe), "row_wise", Topology.local(world_size))
-    return TrainSpec(model=recipe, data=open_data(str(folder / "train"), recipe.schema), plan=plan, global_batch_size=128, steps=13)
+    return TrainSpec(
+        model=recipe,
+        data=open_data(str(folder / "train"), recipe.schema),
+        plan=plan,
+        global_batch_size=128,
+        steps=13,
+    )
 
 
 def numbers(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
-    found = {f"{s.shard}.{name}": t.clone() for s in model.shard_states() for name, t in s.tensors().items()}
+    found = {
+        f"{s.shard}.{name}": t.clone()
+        for s in model.shard_states()
+        for name, t in s.tensors().items()
+    }
     return found | {name: p.detach().clone() for name, p in model.dense_parameters()}

@@ -44,7 +44,9 @@ def main() -> int:
     return 1 if bad or left else 0
 
 
-def try_all(chosen: list[Mistake], folder: Path, processes: int, cold: bool, failed_only: bool) -> list[tuple[Mistake, Ending]]:
+def try_all(
+    chosen: list[Mistake], folder: Path, processes: int, cold: bool, failed_only: bool
+) -> list[tuple[Mistake, Ending]]:
     """Try mistakes on some runners beside each other, and print each as it ends."""
     data, scratch = folder / "data", folder / "scratch"
     data.mkdir()

@@ -1,8 +1,8 @@
 """What a mistake is, how a command ended, and what is wrong with that end.
 
-The contract of `rayrec.command`: code 2 and one line on standard error after a user's mistake, code 1
-and one line after a run that failed, no traceback, no hang, nothing ignored, nothing left behind. A
-mistake must also be found before training, unless only the rows that training reads tell of it.
+The contract of `rayrec.command`: code 2 and one line on standard error after a user's mistake, code
+1 and one line after a run that failed, no traceback, no hang, nothing ignored, nothing left behind.
+A mistake must also be found before training, unless only the rows that training reads tell of it.
 """
 
 from __future__ import annotations
@@ -131,5 +131,7 @@ def mistakes(
     found = []
     for options, says, *spoil in table:
         how = spoil[0] if spoil else None
-        found.append(Mistake(command=command, base=base, options=options, says=says, spoil=how, **more))
+        found.append(
+            Mistake(command=command, base=base, options=options, says=says, spoil=how, **more)
+        )
     return found

@@ -1,4 +1,6 @@
-"""Mistakes at jobs.convert_criteo and jobs.convert_movielens: options, paths, and text that is none."""
+"""Mistakes at jobs.convert_criteo and jobs.convert_movielens: options, paths, and text that is
+none.
+"""
 
 from __future__ import annotations
 
@@ -196,13 +198,25 @@ FILMS = [
     ("", "ml-100k.inter", _films("inter", _empty, "no ratings")),
     ("", "ml-100k.inter", _films("inter", lambda lines: [*lines, "1\t2"], "a short row")),
     ("", "ml-100k.user", both(copied("ml", "ml"), content("ml/ml-100k.user", "", "no text"))),
-    ("", "ml-100k.item", both(copied("ml", "ml"), content("ml/ml-100k.item", b"\xff\xfe\x00", "binary"))),
-    ("", "ml-100k.inter", both(copied("ml", "ml"), content("ml/ml-100k.inter", b"\x00" * 900, "zeros"))),
+    (
+        "",
+        "ml-100k.item",
+        both(copied("ml", "ml"), content("ml/ml-100k.item", b"\xff\xfe\x00", "binary")),
+    ),
+    (
+        "",
+        "ml-100k.inter",
+        both(copied("ml", "ml"), content("ml/ml-100k.inter", b"\x00" * 900, "zeros")),
+    ),
     ("", "u.data", _grouplens("u.data", "1,1,5\n", "commas")),
     ("", "u.data|'x'", _grouplens("u.data", "1\t1\tx\t8\n" * 20, "a rating of words")),
     ("", "u.user", _grouplens("u.user", "1|24\n", "two fields")),
     ("", "u.user", _grouplens("u.user", b"\x00\x01\x02", "binary")),
-    ("", "u.item|genre", _grouplens("u.item", f"1|f|01-Jan-1995||u|{'|'.join('2' * 19)}\n", "flags of 2")),
+    (
+        "",
+        "u.item|genre",
+        _grouplens("u.item", f"1|f|01-Jan-1995||u|{'|'.join('2' * 19)}\n", "flags of 2"),
+    ),
     ("", "neither", folder("ml")),
 ]
 

@@ -114,7 +114,11 @@ RESUME = [
     (f"--checkpoint-dir {{data}}/runs/towers --resume {STEP}", "already holds checkpoints"),
     (f"--checkpoint-dir {{data}}/runs/towers --init-from {STEP}", "already holds checkpoints"),
     ("--resume latest --checkpoint-dir {data}/runs/towers", "t_cat_0"),
-    ("--checkpoint-dir {own}/run", "in use by process", Spoiler("[a driver holds the folder]", _running)),
+    (
+        "--checkpoint-dir {own}/run",
+        "in use by process",
+        Spoiler("[a driver holds the folder]", _running),
+    ),
 ]
 
 SCORE = [
@@ -221,9 +225,5 @@ MISTAKES = [
     *mistakes("evaluate", "", REQUIRED),
     *mistakes("evaluate", "score", FULL_DISK[:1], code=1, file_bytes=1000),
     *mistakes("evaluate", "score", FULL_DISK[1:], code=1, file_bytes=400),
-    *mistakes(
-        "train_dlrm",
-        "clicks",
-        [("--eval {own}/eval", *OWN_EVALUATION[2][1:])],
-    ),
+    *mistakes("train_dlrm", "clicks", [("--eval {own}/eval", *OWN_EVALUATION[2][1:])]),
 ]

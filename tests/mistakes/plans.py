@@ -118,7 +118,10 @@ MISTAKES = [
     *mistakes(
         "train_dlrm",
         "clicks",
-        [(_GIVEN, says, edited("plan.json", "plan.json", place, value)) for place, value, says in PLAN],
+        [
+            (_GIVEN, says, edited("plan.json", "plan.json", place, value))
+            for place, value, says in PLAN
+        ],
     ),
     *mistakes(
         "train_dlrm",
@@ -128,7 +131,10 @@ MISTAKES = [
     *mistakes(
         "rayrec plan",
         "plan, own topology",
-        [("", says, edited("topology.json", "topology.json", place, value)) for place, value, says in TOPOLOGY],
+        [
+            ("", says, edited("topology.json", "topology.json", place, value))
+            for place, value, says in TOPOLOGY
+        ],
     ),
     *mistakes(
         "rayrec plan",

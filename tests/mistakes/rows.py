@@ -171,6 +171,8 @@ MISTAKES = [
     *mistakes("train_dlrm", "own data", BEFORE),
     *mistakes("train_dlrm", "own data", DURING, late=True),
     *mistakes("train_dlrm", "own evaluation", HELD_OUT),
-    *mistakes("train_dlrm", "own evaluation", [("", f"d_0|nan|{ROW}", column("d_0", NAN))], late=True),
+    *mistakes(
+        "train_dlrm", "own evaluation", [("", f"d_0|nan|{ROW}", column("d_0", NAN))], late=True
+    ),
     *mistakes("train_dlrm", "", [(LINE_OF_WEIGHTS, *rest) for _, *rest in WEIGHTS], late=True),
 ]

@@ -1,4 +1,5 @@
-"""Starting commands: warm or cold, bounded, each with a folder of its own and looked at after its end.
+"""Starting commands: warm or cold, bounded, each with a folder of its own and looked at after its
+end.
 
 A command gets an empty folder for temporary files. What is left there, what is new in the mistake's
 own folder, and processes that outlive the command are told as left behind.
@@ -134,7 +135,9 @@ def arguments(mistake: Mistake, own: Path, data: Path) -> list[str]:
 
 
 def run_cold(request: dict[str, Any]) -> tuple[int | None, float]:
-    """Run a command in a new interpreter; return its exit code, None after the bound, and its seconds."""
+    """Run a command in a new interpreter; return its exit code, None after the bound, and its
+    seconds.
+    """
     command = [sys.executable, "-m", request["module"], *request["argv"]]
     if request["stdout"] == "-":
         command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]

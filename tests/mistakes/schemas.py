@@ -104,7 +104,9 @@ SAYS_OF_PLAN = {
 
 
 def _of_training() -> list[Mistake]:
-    fields = [("", says, edited(SCHEMA, "schema.json", place, value)) for place, value, says in FIELDS]
+    fields = [
+        ("", says, edited(SCHEMA, "schema.json", place, value)) for place, value, says in FIELDS
+    ]
     texts = [("", f"schema.json|{says}", content("schema.json", text)) for text, says in TEXTS]
     return mistakes("train_dlrm", "own schema", [*fields, *texts, BINARY])
 
@@ -128,24 +130,24 @@ IN_TOWERS = [
     ("", "not valid JSON", content("schema.json", "{")),
     ("", "'other'", edited("films/schema.json", "schema.json", "features.0.column", "other")),
     ("", "label|'other'", edited("films/schema.json", "schema.json", "label", "other")),
-    (
-        "",
-        "item|rows",
-        edited("films/schema.json", "schema.json", "tables.1.num_embeddings", 3),
-    ),
-    (
-        "",
-        "user|hashed",
-        edited("films/schema.json", "schema.json", "features.0.hash_buckets", 5),
-    ),
+    ("", "item|rows", edited("films/schema.json", "schema.json", "tables.1.num_embeddings", 3)),
+    ("", "user|hashed", edited("films/schema.json", "schema.json", "features.0.hash_buckets", 5)),
 ]
 
 IN_SCORES = [
     ("--schema ''", "--schema"),
     ("--schema {data}/nothing.json", "nothing.json"),
     ("--schema {own}/schema.json", "not valid JSON", content("schema.json", "{")),
-    ("--schema {own}/schema.json", "'other' is missing", edited(SCHEMA, "schema.json", "features.0.column", "other")),
-    ("--schema {own}/schema.json", "t_cat_0", edited(SCHEMA, "schema.json", "tables.0.num_embeddings", 900)),
+    (
+        "--schema {own}/schema.json",
+        "'other' is missing",
+        edited(SCHEMA, "schema.json", "features.0.column", "other"),
+    ),
+    (
+        "--schema {own}/schema.json",
+        "t_cat_0",
+        edited(SCHEMA, "schema.json", "tables.0.num_embeddings", 900),
+    ),
     ("--schema {own}/schema.json", "dense", edited(SCHEMA, "schema.json", "dense", ["d_0"])),
     ("--schema {data}/films/schema.json", "is missing"),
 ]

@@ -33,17 +33,23 @@ COMMANDS = {
 LINES = {
     "clicks": f"{CLICKS} {LAYERS} {SMALL} --local",
     "clicks on ranks": f"{CLICKS} {LAYERS} {SMALL}",
-    "own data": f"--train {{own}}/train --eval {{data}}/clicks/eval --schema {{data}}/clicks/schema.json {LAYERS} {SMALL} --local",
-    "own evaluation": "--train {data}/clicks/train --eval {own}/train --schema {data}/clicks/schema.json " + f"{LAYERS} {SMALL} --local",
-    "own schema": f"--train {{data}}/clicks/train --eval {{data}}/clicks/eval --schema {{own}}/schema.json {LAYERS} {SMALL} --local",
+    "own data": f"--train {{own}}/train --eval {{data}}/clicks/eval --schema "
+    f"{{data}}/clicks/schema.json {LAYERS} {SMALL} --local",
+    "own evaluation": "--train {data}/clicks/train --eval {own}/train --schema "
+    "{data}/clicks/schema.json " + f"{LAYERS} {SMALL} --local",
+    "own schema": f"--train {{data}}/clicks/train --eval {{data}}/clicks/eval --schema "
+    f"{{own}}/schema.json {LAYERS} {SMALL} --local",
     "planted": f"--rows 2000 --eval-rows 500 {LAYERS} {SMALL} --local",
-    "towers": "--train {data}/films/train --eval {data}/films/eval --schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers": "--train {data}/films/train --eval {data}/films/eval --schema "
+    "{data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
     "towers from source": f"--source {{data}}/ml --dim 8 {TOWERS} {SMALL} --local",
     "towers, own source": f"--source {{own}}/ml --dim 8 {TOWERS} {SMALL} --local",
-    "towers, own data": "--train {own}/train --eval {data}/films/eval --schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers, own data": "--train {own}/train --eval {data}/films/eval --schema "
+    "{data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
     "towers, own evaluation": "--train {data}/films/train --eval {own}/eval "
     "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
-    "towers, own schema": "--train {data}/films/train --eval {data}/films/eval --schema {own}/schema.json " + f"{TOWERS} {SMALL} --local",
+    "towers, own schema": "--train {data}/films/train --eval {data}/films/eval --schema "
+    "{own}/schema.json " + f"{TOWERS} {SMALL} --local",
     "score": "--checkpoint {data}/runs/clicks/step-00000004 --eval {data}/clicks/eval --local",
     "score own": "--checkpoint {own}/step --eval {data}/clicks/eval --local",
     "smoke": "--ranks 1",
@@ -79,7 +85,11 @@ def make_sound(data: Path) -> None:
     write_films(data / "ml")
     write_criteo(data / "criteo.tsv", rows=300)
     _run("convert_movielens", f"{data}/ml {data}/films --dim 8")
-    _run("train_dlrm", f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks --checkpoint-every 2", data)
+    _run(
+        "train_dlrm",
+        f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks --checkpoint-every 2",
+        data,
+    )
     _run("train_two_tower", f"{LINES['towers']} --checkpoint-dir {data}/runs/towers", data)
     _write_plan(data)
 

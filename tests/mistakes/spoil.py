@@ -62,7 +62,9 @@ def copied(source: str, name: str) -> Spoiler:
 
 def folder(name: str) -> Spoiler:
     """Make an empty folder."""
-    return Spoiler(f"[{name} is an empty folder]", lambda own, data: (own / name).mkdir(parents=True))
+    return Spoiler(
+        f"[{name} is an empty folder]", lambda own, data: (own / name).mkdir(parents=True)
+    )
 
 
 def edited(source: str, name: str, place: str, value: Any) -> Spoiler:
@@ -147,7 +149,9 @@ def column_by(
     return Spoiler(f"[column {name}: {title}{' ' + kind if kind else ''}]", write)
 
 
-def table_by(change: Callable[[Any], Any], title: str, source: str = "clicks/train", target: str = "train") -> Spoiler:
+def table_by(
+    change: Callable[[Any], Any], title: str, source: str = "clicks/train", target: str = "train"
+) -> Spoiler:
     """Copy Parquet data through a function of the whole table."""
 
     def write(own: Path, data: Path) -> None:
@@ -172,7 +176,9 @@ def cut(source: str, name: str, keep: float) -> Spoiler:
     return Spoiler(f"[{name} cut to {keep:.0%}]", write)
 
 
-def checkpoint(change: Callable[[Path], None], title: str, source: str = "clicks/step-00000004") -> Spoiler:
+def checkpoint(
+    change: Callable[[Path], None], title: str, source: str = "clicks/step-00000004"
+) -> Spoiler:
     """Copy a checkpoint to `step` and change it."""
 
     def write(own: Path, data: Path) -> None:

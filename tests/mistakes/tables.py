@@ -26,5 +26,10 @@ MISTAKES: list[Mistake] = [
     *plans.MISTAKES,
     *converters.MISTAKES,
     *tools.MISTAKES,
-    *[Mistake(command=command, base=base, options="", says="", code=0) for command, bases in SOUND for base in bases if base in LINES],
+    *[
+        Mistake(command=command, base=base, options="", says="", code=0)
+        for command, bases in SOUND
+        for base in bases
+        if base in LINES
+    ],
 ]

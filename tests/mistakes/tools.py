@@ -1,4 +1,6 @@
-"""Mistakes at the rayrec command (plan, calibrate, make-data, none), at jobs.smoke, and in the environment."""
+"""Mistakes at the rayrec command (plan, calibrate, make-data, none), at jobs.smoke, and in the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ PLAN = [
     ("--html {data}", "--html|folder"),
     ("--html /proc/nothing/p.html", "--html"),
     ("--out {own}/p --html {own}/p", "--html|--out"),
-    ("--out {own}/s.json --schema {own}/s.json", "--out|--schema", copied("clicks/schema.json", "s.json")),
+    (
+        "--out {own}/s.json --schema {own}/s.json",
+        "--out|--schema",
+        copied("clicks/schema.json", "s.json"),
+    ),
     ("--diff ''", "--diff"),
     ("--diff {data}/nothing.json", "nothing.json"),
     ("--diff {data}/clicks/schema.json", "schema.json"),
@@ -189,7 +195,9 @@ SHORT = "--steps 2 --global-batch 256"
 MISTAKES = [
     *mistakes("rayrec plan", "plan", PLAN),
     *mistakes("rayrec plan", "plan", [("", "storage")], code=1, stdout="/dev/full"),
-    *mistakes("rayrec plan", "plan", [("--out {own}/p.json", "--out|large")], code=1, file_bytes=400),
+    *mistakes(
+        "rayrec plan", "plan", [("--out {own}/p.json", "--out|large")], code=1, file_bytes=400
+    ),
     *mistakes("rayrec calibrate", "calibrate", CALIBRATE),
     *mistakes("rayrec make-data", "make-data", MAKE),
     *mistakes("rayrec make-data", "", MAKE_PATHS),
@@ -198,6 +206,16 @@ MISTAKES = [
     *mistakes("rayrec", "", [(line, "") for line in FINE], code=0),
     *mistakes("smoke", "", SMOKE),
     *mistakes("smoke", "", RAY_STARTS, cold=True),
-    *[m for address, says in ADDRESSES for m in mistakes("smoke", "smoke", [("", says)], env={"RAY_ADDRESS": address}, cold=True)],
-    *mistakes("smoke", "smoke", [("", "does not start|AF_UNIX")], env={"RAY_TMPDIR": f"/tmp/{'x' * 90}"}, cold=True),
+    *[
+        m
+        for address, says in ADDRESSES
+        for m in mistakes("smoke", "smoke", [("", says)], env={"RAY_ADDRESS": address}, cold=True)
+    ],
+    *mistakes(
+        "smoke",
+        "smoke",
+        [("", "does not start|AF_UNIX")],
+        env={"RAY_TMPDIR": f"/tmp/{'x' * 90}"},
+        cold=True,
+    ),
 ]

@@ -137,8 +137,19 @@ HELD_OUT = [
 ]
 
 SOURCES = [
-    ("", "ml-100k.user", both(copied("ml", "ml"), Spoiler("[no users]", lambda own, data: (own / "ml/ml-100k.user").unlink()))),
-    ("", "ml-100k.item", both(copied("ml", "ml"), content("ml/ml-100k.item", b"\xff\xfe\x00", "binary items"))),
+    (
+        "",
+        "ml-100k.user",
+        both(
+            copied("ml", "ml"),
+            Spoiler("[no users]", lambda own, data: (own / "ml/ml-100k.user").unlink()),
+        ),
+    ),
+    (
+        "",
+        "ml-100k.item",
+        both(copied("ml", "ml"), content("ml/ml-100k.item", b"\xff\xfe\x00", "binary items")),
+    ),
 ]
 
 LEFT_OUT = [("", "no field 'tables'", edited(SCHEMA, "schema.json", "tables", DROP))]

@@ -124,8 +124,15 @@ TOGETHER = [
     ("--resume latest", "--resume latest|--checkpoint-dir"),
     ("--new-data", "--new-data|--resume"),
     ("--init-optimizer", "--init-optimizer|--init-from"),
-    ("--resume {data}/runs/clicks/step-00000002 --init-from {data}/runs/clicks/step-00000002", "one"),
-    ("--plan {own}/plan.json", "plan is for 2 ranks|world has 1", copied("plan2.json", "plan.json")),
+    (
+        "--resume {data}/runs/clicks/step-00000002 --init-from {data}/runs/clicks/step-00000002",
+        "one",
+    ),
+    (
+        "--plan {own}/plan.json",
+        "plan is for 2 ranks|world has 1",
+        copied("plan2.json", "plan.json"),
+    ),
 ]
 
 BARE = [
@@ -162,7 +169,7 @@ ON_RANKS = [
 ]
 
 OVERWRITES = [
-    ("--result {own}/schema.json", "--result|--schema", copied("clicks/schema.json", "schema.json")),
+    ("--result {own}/schema.json", "--result|--schema", copied("clicks/schema.json", "schema.json"))
 ]
 
 DIVERGES = [
@@ -187,7 +194,9 @@ MISTAKES = [
     *[
         m
         for options, says, limit, left in FULL_DISK
-        for m in mistakes("train_dlrm", "clicks", [(options, says)], code=1, file_bytes=limit, may_leave=left)
+        for m in mistakes(
+            "train_dlrm", "clicks", [(options, says)], code=1, file_bytes=limit, may_leave=left
+        )
     ],
     *mistakes("train_dlrm", "clicks", [("--result {own}/r", "large")], code=1, file_bytes=400),
     *mistakes("train_dlrm", "planted", [("", "large")], code=1, file_bytes=20_000),

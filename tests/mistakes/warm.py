@@ -1,9 +1,10 @@
-"""A warm interpreter: torch, pyarrow and Ray are imported once, and every command runs in a fork of it.
+"""A warm interpreter: torch, pyarrow and Ray are imported once, and every command runs in a fork of
+it.
 
-Importing them takes four seconds of CPU time, a fork some milliseconds, so that hundreds of commands
-take minutes. A fork runs the module as `python -m` does, in a process and a session of its own, and
-leaves through the interpreter's own end. Requests come as JSON on standard input, one per line, and
-each gets an answer of one line.
+Importing them takes four seconds of CPU time, a fork some milliseconds, so that hundreds of
+commands take minutes. A fork runs the module as `python -m` does, in a process and a session of its
+own, and leaves through the interpreter's own end. Requests come as JSON on standard input, one per
+line, and each gets an answer of one line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ import time
 from typing import Any
 
 POLL_S = 0.02
-HEAVY = ("numpy", "pyarrow.parquet", "pyarrow.dataset", "torch", "torch.distributed", "torch._dynamo", "fbgemm_gpu", "ray")
+HEAVY = (
+    "numpy",
+    "pyarrow.parquet",
+    "pyarrow.dataset",
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "fbgemm_gpu",
+    "ray",
+)
 LOADED = ("rayrec.driver", "rayrec.train.tasks", "rayrec.driver.specs", "rayrec.models")
 
 

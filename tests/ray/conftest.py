@@ -1,7 +1,9 @@
-"""One private Ray cluster for all tests of this folder, on this machine, with a home of its own and no authentication.
+"""One private Ray cluster for all tests of this folder, on this machine, with a home of its own and
+no authentication.
 
-It is larger than the machine on purpose: ranks of tests are small and wait for each other. `ray stop` is never called, since it would
-end every Ray process of the user; leaving the fixture ends just this cluster. Cost: about 5 s once, then 3 to 8 s per run.
+It is larger than the machine on purpose: ranks of tests are small and wait for each other. `ray
+stop` is never called, since it would end every Ray process of the user; leaving the fixture ends
+just this cluster. Cost: about 5 s once, then 3 to 8 s per run.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tests.ray.worlds import CLUSTER_CPUS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs Ray, and one worker process of pytest-xdist runs all of it: there is one cluster."""
+    """Everything in this folder needs Ray, and one worker process of pytest-xdist runs all of it:
+    there is one cluster.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
@@ -26,13 +30,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home folder that Ray may write tokens to, with the variables that decide which cluster is used set for it."""
+    """A home folder that Ray may write tokens to, with the variables that decide which cluster is
+    used set for it.
+    """
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("OMP_NUM_THREADS", "1")
-        # Not Ray's 15, at which ranks start slowly beside other tests; not 0, so that a rank can be seen to leave it.
+        # Not Ray's 15, at which ranks start slowly beside other tests; not 0, so that a rank can be
+        # seen to leave it.
         patch.setenv("RAY_worker_niceness", "1")
         patch.delenv("RAY_ADDRESS", raising=False)
         yield home
@@ -43,7 +50,13 @@ def cluster(private_home: Path) -> Iterator[None]:
     """A connection to a private cluster of `CLUSTER_CPUS` CPUs."""
     import ray
 
-    ray.init(address="local", num_cpus=CLUSTER_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=CLUSTER_CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     yield
     ray.shutdown()
 
@@ -51,11 +64,22 @@ def cluster(private_home: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
     """A small click data set with planted truth; its rows fill no whole number of the batches used."""
-    config = SyntheticConfig(rows_train=6007, rows_eval=2003, num_features=6, num_lists=1, num_dense=3, dim=8, cap=200, seed=3)
+    config = SyntheticConfig(
+        rows_train=6007,
+        rows_eval=2003,
+        num_features=6,
+        num_lists=1,
+        num_dense=3,
+        dim=8,
+        cap=200,
+        seed=3,
+    )
     return write_synthetic(tmp_path_factory.mktemp("clicks"), config)
 
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A value for the environment of a subprocess, by which all of its descendants can be found afterwards."""
+    """A value for the environment of a subprocess, by which all of its descendants can be found
+    afterwards.
+    """
     yield f"RAYREC_TEST_MARK={uuid.uuid4().hex}"

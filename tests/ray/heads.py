@@ -1,7 +1,9 @@
-"""Clusters as `ray start` makes them, for tests: a head with ports, a temporary folder and a home of its own, and further nodes.
+"""Clusters as `ray start` makes them, for tests: a head with ports, a temporary folder and a home
+of its own, and further nodes.
 
-Such a cluster stands beside any other cluster of this machine. `ray stop` is never called: it ends every Ray process of the user. Nodes
-run with --block, and a SIGTERM to that one process ends what it started.
+Such a cluster stands beside any other cluster of this machine. `ray stop` is never called: it ends
+every Ray process of the user. Nodes run with --block, and a SIGTERM to that one process ends what
+it started.
 """
 
 from __future__ import annotations
@@ -25,8 +27,19 @@ from tests.leftovers import processes_with
 
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
 PORTS = (
-    *("--port", "--dashboard-port", "--dashboard-agent-listen-port", "--dashboard-agent-grpc-port", "--ray-client-server-port"),
-    *("--metrics-export-port", "--runtime-env-agent-port", "--node-manager-port", "--object-manager-port"),
+    *(
+        "--port",
+        "--dashboard-port",
+        "--dashboard-agent-listen-port",
+        "--dashboard-agent-grpc-port",
+        "--ray-client-server-port",
+    ),
+    *(
+        "--metrics-export-port",
+        "--runtime-env-agent-port",
+        "--node-manager-port",
+        "--object-manager-port",
+    ),
 )
 
 
@@ -53,8 +66,20 @@ class Head:
 
     def submit(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """`ray job submit --working-dir . -- command`, from the root of the repository."""
-        words = [str(BIN / "ray"), "job", "submit", "--address", self.address, "--working-dir", ".", "--", *command]
-        return subprocess.run(words, cwd=ROOT, env=self.env, text=True, capture_output=True, timeout=timeout_s)
+        words = [
+            str(BIN / "ray"),
+            "job",
+            "submit",
+            "--address",
+            self.address,
+            "--working-dir",
+            ".",
+            "--",
+            *command,
+        ]
+        return subprocess.run(
+            words, cwd=ROOT, env=self.env, text=True, capture_output=True, timeout=timeout_s
+        )
 
     def exit_code(self, output: str) -> int | None:
         """What the job's own process exited with; the command line gives 1 for any failure."""
@@ -63,18 +88,28 @@ class Head:
         (name,) = set(re.findall(r"raysubmit_\w+", output))
         return JobSubmissionClient(self.address).get_job_info(name).driver_exit_code
 
-    def run(self, cwd: Path, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, cwd: Path, *command: str, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         """A job that joins this cluster, started in a folder of the user's."""
         env = {**self.env, "RAY_ADDRESS": self.gcs, "PYTHONPATH": str(ROOT)}
         words = [sys.executable, "-m", *command]
-        return subprocess.run(words, cwd=cwd, env=env, text=True, capture_output=True, timeout=timeout_s)
+        return subprocess.run(
+            words, cwd=cwd, env=env, text=True, capture_output=True, timeout=timeout_s
+        )
 
 
 @contextmanager
 def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
     """A head inside the block; nothing of it is left afterwards."""
     mark = uuid.uuid4().hex
-    env = {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "RAYREC_TEST_MARK": mark}
+    env = {
+        **os.environ,
+        "HOME": str(home),
+        "RAY_AUTH_MODE": "disabled",
+        "OMP_NUM_THREADS": "1",
+        "RAYREC_TEST_MARK": mark,
+    }
     env["PATH"] = f"{BIN}:{env['PATH']}"  # jobs run `python` of the head's PATH
     env.pop("RAY_ADDRESS", None)
     with ExitStack() as stack:
@@ -82,8 +117,20 @@ def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
         ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
     # Ray's sockets lie in its temporary folder, and their paths may not be long
     with tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True) as folder:
-        words = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={num_cpus}", "--dashboard-host=127.0.0.1"]
-        words += [f"--temp-dir={folder}", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
+        words = [
+            str(BIN / "ray"),
+            "start",
+            "--head",
+            "--block",
+            f"--num-cpus={num_cpus}",
+            "--dashboard-host=127.0.0.1",
+        ]
+        words += [
+            f"--temp-dir={folder}",
+            "--disable-usage-stats",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+        ]
         words += [f"{name}={port}" for name, port in ports.items()]
         with open(f"{folder}/head.log", "w+") as log:
             process = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
@@ -102,11 +149,18 @@ def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
 
 @contextmanager
 def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
-    """A second node of one CPU, in a mount namespace where `hidden` is an empty disk of its own. Needs root."""
+    """A second node of one CPU, in a mount namespace where `hidden` is an empty disk of its own.
+    Needs root.
+    """
     ray = f"exec {BIN}/ray start --block --address={head.gcs} --num-cpus=1 --temp-dir={head.folder} --disable-usage-stats"
     script = f"mount -t tmpfs none {hidden} && {ray} --min-worker-port=0 --max-worker-port=0"
     with open(f"{head.folder}/node.log", "w") as log:
-        process = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], env=head.env, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", script],
+            env=head.env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
         try:
             yield
         finally:
@@ -114,7 +168,9 @@ def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
             process.wait(30)
 
 
-def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 60) -> None:
+def _wait_for(
+    address: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 60
+) -> None:
     """Until the dashboard answers, which takes jobs."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
@@ -123,4 +179,6 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path, timeout
                 return
         except (URLError, OSError):
             time.sleep(0.2)
-    raise AssertionError(f"no head after {timeout_s} s, exit code {process.poll()}:\n{log.read_text()[-3000:]}")
+    raise AssertionError(
+        f"no head after {timeout_s} s, exit code {process.poll()}:\n{log.read_text()[-3000:]}"
+    )

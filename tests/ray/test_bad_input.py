@@ -1,7 +1,9 @@
-"""Every kind of bad input, given to jobs.train_dlrm on two real ranks: a typed error that names the place, and never a hang.
+"""Every kind of bad input, given to jobs.train_dlrm on two real ranks: a typed error that names the
+place, and never a hang.
 
-Where each check is made, and every variant of it, is tested beside the code: data/test_convert, data/test_schema, data/test_files,
-unit/test_layout_*, unit/test_planner_*. Here each kind goes the whole way that a user's mistake goes, once.
+Where each check is made, and every variant of it, is tested beside the code: data/test_convert,
+data/test_schema, data/test_files, unit/test_layout_*, unit/test_planner_*. Here each kind goes the
+whole way that a user's mistake goes, once.
 """
 
 from __future__ import annotations
@@ -52,18 +54,23 @@ def run(given: Given, *options: str) -> None:
     train_dlrm.main([*paths, *SMALL, "--ranks", "2", "--epochs", "2", *options])
 
 
-def spoil_rows(given: Given, column: str, spoil: Callable[[list[Any]], None], kind: pa.DataType | None = None) -> None:
+def spoil_rows(
+    given: Given, column: str, spoil: Callable[[list[Any]], None], kind: pa.DataType | None = None
+) -> None:
     """Change a column's values.
 
-    Row groups become small, so that rows must be counted across them. They have no statistics, by which the driver would find most of
-    this before training.
+    Row groups become small, so that rows must be counted across them. They have no statistics, by
+    which the driver would find most of this before training.
     """
     table = pq.read_table(given.file)
     values = table[column].to_pylist()
     spoil(values)
     array = pa.array(values, kind or table[column].type)
     pq.write_table(
-        table.set_column(table.column_names.index(column), column, array), given.file, row_group_size=1000, write_statistics=False
+        table.set_column(table.column_names.index(column), column, array),
+        given.file,
+        row_group_size=1000,
+        write_statistics=False,
     )
 
 
@@ -83,16 +90,43 @@ ROWS = {
         None,
         r"'cat_1' \(column 'cat_1'\) holds id 200 in row 4321 of '.*part-00000\.parquet'.*\[0, 200\)",
     ),
-    "id out of range in a list": ("cat_5", put(10**6), None, r"'cat_5' .*holds id 1000000 in row 4321 of '.*part-00000\.parquet'"),
-    "negative id": ("cat_0", put(-7), None, r"'cat_0' .*holds id -7 in row 4321 of '.*part-00000\.parquet'"),
-    "nan label": ("label", put(math.nan), pa.float32(), r"label column 'label' holds nan in row 4321 of '.*part-00000\.parquet'"),
-    "label 2": ("label", put(2), None, r"label column 'label' holds 2 in row 4321 of '.*part-00000\.parquet'"),
-    "nan dense": ("d_0", put(math.nan), None, r"dense column 'd_0' holds nan in row 4321 of '.*part-00000\.parquet'"),
+    "id out of range in a list": (
+        "cat_5",
+        put(10**6),
+        None,
+        r"'cat_5' .*holds id 1000000 in row 4321 of '.*part-00000\.parquet'",
+    ),
+    "negative id": (
+        "cat_0",
+        put(-7),
+        None,
+        r"'cat_0' .*holds id -7 in row 4321 of '.*part-00000\.parquet'",
+    ),
+    "nan label": (
+        "label",
+        put(math.nan),
+        pa.float32(),
+        r"label column 'label' holds nan in row 4321 of '.*part-00000\.parquet'",
+    ),
+    "label 2": (
+        "label",
+        put(2),
+        None,
+        r"label column 'label' holds 2 in row 4321 of '.*part-00000\.parquet'",
+    ),
+    "nan dense": (
+        "d_0",
+        put(math.nan),
+        None,
+        r"dense column 'd_0' holds nan in row 4321 of '.*part-00000\.parquet'",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", some(ROWS, ["id out of range in a list", "nan label"]))
-def test_a_bad_row_in_mid_training_is_the_cause_on_the_rank_that_read_it(given: Given, case: str) -> None:
+def test_a_bad_row_in_mid_training_is_the_cause_on_the_rank_that_read_it(
+    given: Given, case: str
+) -> None:
     column, spoil, kind, words = ROWS[case]
     spoil_rows(given, column, spoil, kind)
     with pytest.raises(InputError, match=rf"{words}.*found by rank [01] of 2 on "):
@@ -139,10 +173,15 @@ def giant_table(raw: dict[str, Any]) -> None:
     raw["tables"][3]["num_embeddings"] = 10**12
 
 
-def changed_plan(change: Callable[[dict[str, Any]], None], ranks: int = 2) -> Callable[[Given], tuple[str, ...]]:
+def changed_plan(
+    change: Callable[[dict[str, Any]], None], ranks: int = 2
+) -> Callable[[Given], tuple[str, ...]]:
     def spoil(given: Given) -> tuple[str, ...]:
         tables = FeatureSchema.load(given.schema).embedding_bag_configs()
-        plan = ShardingPlan(world_size=ranks, tables={t.name: TablePlacement(table_wise(t, i % ranks)) for i, t in enumerate(tables)})
+        plan = ShardingPlan(
+            world_size=ranks,
+            tables={t.name: TablePlacement(table_wise(t, i % ranks)) for i, t in enumerate(tables)},
+        )
         raw = json.loads(plan.to_json())
         change(raw)
         path = given.schema.parent / "plan.json"
@@ -173,12 +212,28 @@ FILES: dict[str, tuple[Callable[[Given], tuple[str, ...]], type[Exception], str]
     "wrong type": (words_for_ids, InputError, r"'cat_2' .*string\. Set hash_buckets"),
     "empty directory": (empty_folder, InputError, r"train.* holds 0 files"),
     "truncated Parquet": (truncated, InputError, r"part-00000.*write it again"),
-    "table named twice": (changed_schema(table_twice), ConfigError, "table 't_cat_0' is named twice"),
+    "table named twice": (
+        changed_schema(table_twice),
+        ConfigError,
+        "table 't_cat_0' is named twice",
+    ),
     "plan with a gap": (changed_plan(gap_in_rows), PlanError, r"plan\.json.*t_cat_0.*start at 0"),
-    "plan short of rows": (changed_plan(short_of_rows), PlanError, r"'t_cat_0' as 150 x 8, the model has 200 x 8"),
+    "plan short of rows": (
+        changed_plan(short_of_rows),
+        PlanError,
+        r"'t_cat_0' as 150 x 8, the model has 200 x 8",
+    ),
     "plan without a table": (changed_plan(table_left_out), PlanError, "no table 't_cat_4'"),
-    "plan for other ranks": (changed_plan(as_it_is, ranks=3), PlanError, "plan is for 3 ranks, the world has 2"),
-    "table that fits nowhere": (changed_schema(giant_table), PlanError, r"'t_cat_3'.*1000000000000 x 8.*32\.0 TB"),
+    "plan for other ranks": (
+        changed_plan(as_it_is, ranks=3),
+        PlanError,
+        "plan is for 3 ranks, the world has 2",
+    ),
+    "table that fits nowhere": (
+        changed_schema(giant_table),
+        PlanError,
+        r"'t_cat_3'.*1000000000000 x 8.*32\.0 TB",
+    ),
     "more ranks than CPUs": (
         lambda given: ("--ranks", str(CLUSTER_CPUS + 1)),
         ConfigError,

@@ -22,13 +22,23 @@ def test_a_calibrated_driver_plans_with_what_its_ranks_measured(clicks: Syntheti
     by_default = driver.plan().estimates
     found = driver.calibrate()
     plan = driver.plan()
-    assert found.world_size == 2 and found.rates != Rates() and plan.estimates is not None and by_default is not None
-    assert plan.estimates.topology.rates == found.rates and plan.estimates.topology.memory_bytes == by_default.topology.memory_bytes
+    assert (
+        found.world_size == 2
+        and found.rates != Rates()
+        and plan.estimates is not None
+        and by_default is not None
+    )
+    assert (
+        plan.estimates.topology.rates == found.rates
+        and plan.estimates.topology.memory_bytes == by_default.topology.memory_bytes
+    )
     assert by_default.topology.rates == Rates() and plan.estimates.step_s != by_default.step_s
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_topology_that_plans_read(clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_topology_that_plans_read(
+    clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "topology.json")
     assert main(["calibrate", "--ranks", "2", "--memory", "1", "--out", out]) == 0
     assert "random plan 1 of" in capsys.readouterr().out
@@ -39,7 +49,9 @@ def test_the_command_writes_a_topology_that_plans_read(clicks: SyntheticPaths, t
     assert plan.estimates is not None and plan.estimates.topology.rates == found.rates
 
 
-def test_a_topology_that_is_none_is_refused_before_anything_starts(clicks: SyntheticPaths, tmp_path: Path) -> None:
+def test_a_topology_that_is_none_is_refused_before_anything_starts(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="cannot read the topology"):
         worlds.driver(clicks, 2, topology=str(tmp_path / "none.json"))
     (tmp_path / "bad.json").write_text("{}")

@@ -1,4 +1,6 @@
-"""What a user sees when a rank fails: which rank, where, why, within seconds, and nothing of it left behind."""
+"""What a user sees when a rank fails: which rank, where, why, within seconds, and nothing of it
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,15 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.mark.parametrize(("victim", "ranks"), worlds.some([(0, 2), (1, 2), (2, 4)], [(0, 2)]))
-def test_a_killed_rank_is_named_within_seconds(clicks: SyntheticPaths, tmp_path: Path, victim: int, ranks: int) -> None:
+def test_a_killed_rank_is_named_within_seconds(
+    clicks: SyntheticPaths, tmp_path: Path, victim: int, ranks: int
+) -> None:
     driver = worlds.driver(
-        clicks, ranks, model=worlds.misbehaving(clicks, tmp_path, lambda rank, step: None), steps=1_000_000, timeout_s=120.0
+        clicks,
+        ranks,
+        model=worlds.misbehaving(clicks, tmp_path, lambda rank, step: None),
+        steps=1_000_000,
+        timeout_s=120.0,
     )
     killed: list[float] = []
 
@@ -47,25 +55,35 @@ def test_an_exception_on_one_rank_is_the_cause(clicks: SyntheticPaths, tmp_path:
             raise ValueError("the third step of rank 1 is cursed")
 
     with pytest.raises(TrainingFailed) as caught:
-        worlds.driver(clicks, 2, model=worlds.misbehaving(clicks, tmp_path, fail), steps=1000, timeout_s=120.0).fit()
+        worlds.driver(
+            clicks, 2, model=worlds.misbehaving(clicks, tmp_path, fail), steps=1000, timeout_s=120.0
+        ).fit()
     error = caught.value
     assert error.rank == 1 and error.cause == "ValueError: the third step of rank 1 is cursed"
     assert "after step 2" in str(error)
     assert "in fail" in error.traceback and "cursed" in str(error.__cause__)
-    assert "in fail" in Path(error.log).read_text(), "a file keeps the traceback for a terminal that shows one line"
+    assert "in fail" in Path(error.log).read_text(), (
+        "a file keeps the traceback for a terminal that shows one line"
+    )
 
 
 @pytest.mark.slow
-def test_a_stopped_process_is_named_after_the_timeout(clicks: SyntheticPaths, tmp_path: Path) -> None:
+def test_a_stopped_process_is_named_after_the_timeout(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
     def freeze(rank: int, step: int) -> None:
         if rank == 1 and step == 4:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     started = time.monotonic()
     with pytest.raises(TrainingFailed) as caught:
-        worlds.driver(clicks, 2, model=worlds.misbehaving(clicks, tmp_path, freeze), steps=1000, timeout_s=6.0).fit()
+        worlds.driver(
+            clicks, 2, model=worlds.misbehaving(clicks, tmp_path, freeze), steps=1000, timeout_s=6.0
+        ).fit()
     assert caught.value.rank == 1 and "no answer" in caught.value.cause
-    assert "failed after step 3" in str(caught.value), "four steps take less time than passes between two answers of a rank"
+    assert "failed after step 3" in str(caught.value), (
+        "four steps take less time than passes between two answers of a rank"
+    )
     assert time.monotonic() - started < 100
 
 
@@ -86,7 +104,10 @@ def test_the_cluster_is_free_again_after_a_failure(clicks: SyntheticPaths, tmp_p
 
 
 def test_more_ranks_than_cpus_is_refused_at_once_with_numbers(clicks: SyntheticPaths) -> None:
-    with pytest.raises(ConfigError, match=rf"7 ranks with 1 CPU each need 7 CPU, the cluster has {CLUSTER_CPUS}. Use num_workers=6"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"7 ranks with 1 CPU each need 7 CPU, the cluster has {CLUSTER_CPUS}. Use num_workers=6",
+    ):
         worlds.driver(clicks, CLUSTER_CPUS + 1).fit()
 
 
@@ -105,4 +126,6 @@ def test_divergence_is_an_error_and_not_a_result(clicks: SyntheticPaths, tmp_pat
     from rayrec.driver import OptimizerConfig
 
     with pytest.raises(InputError, match=r"the loss is (nan|inf).*[Ll]ower the learning rate"):
-        worlds.driver(clicks, 1, epochs=20, sparse_optimizer=OptimizerConfig(name="sgd", lr=1e30)).fit()
+        worlds.driver(
+            clicks, 1, epochs=20, sparse_optimizer=OptimizerConfig(name="sgd", lr=1e30)
+        ).fit()

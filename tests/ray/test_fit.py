@@ -1,4 +1,6 @@
-"""`Driver.fit` end to end on a real cluster: training, evaluation, checkpoints, other numbers of ranks, stops."""
+"""`Driver.fit` end to end on a real cluster: training, evaluation, checkpoints, other numbers of
+ranks, stops.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,34 @@ SUM_ORDER = 2e-4  # float32 sums in another order, over a dozen steps of Adagrad
 
 def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
     profile = ProfileConfig(path=str(tmp_path / "profile"), skip_steps=2, steps=3)
-    result = worlds.driver(clicks, 2, epochs=3, storage_path=str(tmp_path), name="a", profile=profile).fit()
+    result = worlds.driver(
+        clicks, 2, epochs=3, storage_path=str(tmp_path), name="a", profile=profile
+    ).fit()
     assert result.steps == 3 * 12 and result.rows == 3 * 6007
     assert result.metrics["rows"] == 2003 and result.metrics["auc"] > 0.6
     assert result.train_loss is not None and 0 < result.train_loss < 0.7
     assert result.checkpoint == f"{tmp_path}/a/step-00000036"
     assert result.plan.world_size == 2 and not result.stopped and result.rows_per_s > 0
-    assert [r.step for r in result.reports] == sorted(r.step for r in result.reports) and result.reports[-1].rows == result.rows
-    assert sum((b.rows - a) / b.rows_per_s for a, b in zip([0, *(r.rows for r in result.reports)], result.reports, strict=False)) == (
-        pytest.approx(result.seconds)
-    )
+    assert [r.step for r in result.reports] == sorted(
+        r.step for r in result.reports
+    ) and result.reports[-1].rows == result.rows
+    assert sum(
+        (b.rows - a) / b.rows_per_s
+        for a, b in zip([0, *(r.rows for r in result.reports)], result.reports, strict=False)
+    ) == (pytest.approx(result.seconds))
     assert read_manifest(result.checkpoint).cursor["epoch"] == 2
-    assert result.profile is not None and result.profile.first_step == 3 and len(result.profile.ranks) == 2
+    assert (
+        result.profile is not None
+        and result.profile.first_step == 3
+        and len(result.profile.ranks) == 2
+    )
     assert (tmp_path / "profile" / "summary.txt").read_text() == result.profile.text() + "\n"
     assert (tmp_path / "profile" / "rank1.trace.json.gz").is_file()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may leave the low priority that Ray's default gives")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root may leave the low priority that Ray's default gives"
+)
 def test_ranks_run_at_normal_priority(clicks: SyntheticPaths, tmp_path: Path) -> None:
     def on_step(rank: int, step: int) -> None:
         (tmp_path / f"{rank}.nice").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
@@ -60,11 +73,21 @@ with connected(num_cpus=1):
 @pytest.mark.slow
 def test_workers_of_a_private_cluster_have_normal_priority() -> None:
     env = {name: value for name, value in os.environ.items() if name != "RAY_worker_niceness"}
-    done = subprocess.run([sys.executable, "-c", PRIVATE], env=env, timeout=120, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PRIVATE],
+        env=env,
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.split()[-1] == "0"
 
 
-@pytest.mark.parametrize(("path", "steps", "says"), [("a/file/below", 3, "cannot write a profile"), ("fine", 100, "12 steps.*takes 205")])
+@pytest.mark.parametrize(
+    ("path", "steps", "says"),
+    [("a/file/below", 3, "cannot write a profile"), ("fine", 100, "12 steps.*takes 205")],
+)
 def test_a_profile_that_cannot_be_is_refused_before_anything_starts(
     clicks: SyntheticPaths, tmp_path: Path, path: str, steps: int, says: str
 ) -> None:
@@ -77,16 +100,24 @@ def test_a_profile_that_cannot_be_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(
     ("plan", "optimizer", "lr"),
-    # row-wise Adagrad keeps one value per column block, so under column cuts it is another optimizer by design; SGD is not
+    # row-wise Adagrad keeps one value per column block, so under column cuts it is another
+    # optimizer by design; SGD is not
     worlds.some(
-        [("row_wise", "rowwise_adagrad", 0.05), ("data_parallel", "adagrad", 0.05), ("column_wise", "sgd", 5.0)],
+        [
+            ("row_wise", "rowwise_adagrad", 0.05),
+            ("data_parallel", "adagrad", 0.05),
+            ("column_wise", "sgd", 5.0),
+        ],
         [("row_wise", "rowwise_adagrad", 0.05)],
     ),
 )
-def test_number_of_ranks_does_not_change_the_result(clicks: SyntheticPaths, plan: str, optimizer: str, lr: float) -> None:
+def test_number_of_ranks_does_not_change_the_result(
+    clicks: SyntheticPaths, plan: str, optimizer: str, lr: float
+) -> None:
     options = {
         "sparse_optimizer": OptimizerConfig(name=optimizer, lr=lr),
-        "dense_optimizer": OptimizerConfig(name="sgd", lr=0.1),  # feels the scale of gradients, which Adagrad would hide
+        # feels the scale of gradients, which Adagrad would hide
+        "dense_optimizer": OptimizerConfig(name="sgd", lr=0.1),
     }
     alone = worlds.driver(clicks, 1, plan="table_wise", **options).fit()
     together = worlds.driver(clicks, 3, plan=plan, **options).fit()
@@ -95,8 +126,13 @@ def test_number_of_ranks_does_not_change_the_result(clicks: SyntheticPaths, plan
         assert together.metrics[score] == pytest.approx(alone.metrics[score], abs=SUM_ORDER)
 
 
-@pytest.mark.parametrize(("ranks", "plan"), worlds.some([(1, "auto"), (3, "row_wise"), (2, "column_wise")], [(1, "auto")]))
-def test_checkpoint_scores_the_same_on_other_ranks(clicks: SyntheticPaths, trained: Path, ranks: int, plan: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "plan"),
+    worlds.some([(1, "auto"), (3, "row_wise"), (2, "column_wise")], [(1, "auto")]),
+)
+def test_checkpoint_scores_the_same_on_other_ranks(
+    clicks: SyntheticPaths, trained: Path, ranks: int, plan: str
+) -> None:
     expected = json.loads((trained / "metrics.json").read_text())
     scores = worlds.driver(clicks, ranks, plan=plan).evaluate(f"{trained}/run/step-00000012")
     assert scores["rows"] == expected["rows"]
@@ -108,21 +144,29 @@ def test_checkpoint_scores_the_same_on_other_ranks(clicks: SyntheticPaths, train
 def trained(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Storage of a run of 12 steps on 2 ranks, with checkpoints at 5, 10 and 12."""
     folder = tmp_path_factory.mktemp("trained")
-    result = worlds.driver(clicks, 2, storage_path=str(folder), checkpoint=CheckpointConfig(every_n_steps=5)).fit()
+    result = worlds.driver(
+        clicks, 2, storage_path=str(folder), checkpoint=CheckpointConfig(every_n_steps=5)
+    ).fit()
     (folder / "metrics.json").write_text(json.dumps(dict(result.metrics)))
     return folder
 
 
-def test_resume_on_another_number_of_ranks_ends_as_if_never_interrupted(clicks: SyntheticPaths, trained: Path) -> None:
+def test_resume_on_another_number_of_ranks_ends_as_if_never_interrupted(
+    clicks: SyntheticPaths, trained: Path
+) -> None:
     expected = json.loads((trained / "metrics.json").read_text())
-    resumed = worlds.driver(clicks, 3, plan="table_wise", resume_from=f"{trained}/run/step-00000005").fit()
+    resumed = worlds.driver(
+        clicks, 3, plan="table_wise", resume_from=f"{trained}/run/step-00000005"
+    ).fit()
     assert resumed.steps == 12 and resumed.rows == 6007 - 5 * 512
     for score in ("auc", "logloss"):
         assert resumed.metrics[score] == pytest.approx(expected[score], abs=SUM_ORDER)
 
 
 def test_a_second_run_does_not_mix_with_the_first(clicks: SyntheticPaths, trained: Path) -> None:
-    with pytest.raises(ConfigError, match=r"already holds checkpoints.*step-00000012.*resume_from='latest'"):
+    with pytest.raises(
+        ConfigError, match=r"already holds checkpoints.*step-00000012.*resume_from='latest'"
+    ):
         worlds.driver(clicks, 1, storage_path=str(trained)).fit()
 
 
@@ -130,14 +174,21 @@ def test_a_second_run_does_not_mix_with_the_first(clicks: SyntheticPaths, traine
 def test_only_the_newest_checkpoints_are_kept(clicks: SyntheticPaths, tmp_path: Path) -> None:
     keep = CheckpointConfig(every_n_steps=3, num_to_keep=2)
     worlds.driver(clicks, 2, storage_path=str(tmp_path), checkpoint=keep).fit()
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000009", "step-00000012"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "step-00000009",
+        "step-00000012",
+    ]
 
 
 def test_a_stop_saves_and_returns(clicks: SyntheticPaths, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
     driver = worlds.driver(
-        clicks, 2, model=worlds.misbehaving(clicks, pids, lambda rank, step: None), steps=1_000_000, storage_path=str(tmp_path)
+        clicks,
+        2,
+        model=worlds.misbehaving(clicks, pids, lambda rank, step: None),
+        steps=1_000_000,
+        storage_path=str(tmp_path),
     )
 
     def stop() -> None:
@@ -157,7 +208,9 @@ def test_one_run_after_the_other_ends(clicks: SyntheticPaths) -> None:
     drivers = [worlds.driver(clicks, 2, batch=256, steps=8) for _ in range(8)]
     scores: list[dict[str, float]] = []
     for driver in drivers:
-        thread = threading.Thread(target=lambda driver=driver: scores.append(dict(driver.fit().metrics)), daemon=True)
+        thread = threading.Thread(
+            target=lambda driver=driver: scores.append(dict(driver.fit().metrics)), daemon=True
+        )
         before = len(scores)
         thread.start()
         thread.join(60)
@@ -166,7 +219,9 @@ def test_one_run_after_the_other_ends(clicks: SyntheticPaths) -> None:
 
 
 @pytest.mark.slow
-def test_plan_fits_the_real_topology_and_can_be_given_back(clicks: SyntheticPaths, tmp_path: Path) -> None:
+def test_plan_fits_the_real_topology_and_can_be_given_back(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
     plan = worlds.driver(clicks, 2).plan()
     assert plan.world_size == 2 and plan.hosts == ((0, 1),) and len(plan.tables) == 6
     plan.save(tmp_path / "plan.json")

@@ -1,4 +1,6 @@
-"""Two nodes with disks of their own, as the hosts of a cluster are: what only one of them sees is refused before training."""
+"""Two nodes with disks of their own, as the hosts of a cluster are: what only one of them sees is
+refused before training.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,33 @@ from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.heads import ROOT, Head, node_with_own_disk, started_head
 
-SMALL = ("--rows", "3000", "--eval-rows", "500", "--ranks", "2", "--steps", "2", "--global-batch-size", "512")
+SMALL = (
+    "--rows",
+    "3000",
+    "--eval-rows",
+    "500",
+    "--ranks",
+    "2",
+    "--steps",
+    "2",
+    "--global-batch-size",
+    "512",
+)
 
 
 def can_unshare() -> bool:
     """Whether this process may make mount namespaces, which takes root outside of most containers."""
-    return os.geteuid() == 0 and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    return (
+        os.geteuid() == 0
+        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    )
 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not can_unshare(), reason="a disk of its own for a node needs root and mount namespaces"),
+    pytest.mark.skipif(
+        not can_unshare(), reason="a disk of its own for a node needs root and mount namespaces"
+    ),
 ]
 
 
@@ -42,34 +60,68 @@ def two_hosts(private_home: Path, hidden: Path) -> Iterator[Head]:
         yield head
 
 
-def test_a_relative_folder_means_the_drivers_own_and_must_be_shared(two_hosts: Head, hidden: Path, tmp_path: Path) -> None:
+def test_a_relative_folder_means_the_drivers_own_and_must_be_shared(
+    two_hosts: Head, hidden: Path, tmp_path: Path
+) -> None:
     wait = ("--placement-timeout", "60")  # the second node may still be on its way
     done = two_hosts.run(tmp_path, "jobs.train_dlrm", *SMALL, *wait, "--checkpoint-dir", "runs/a")
     assert done.returncode == 0, done.stderr
     assert f"checkpoint: {tmp_path}/runs/a/step-00000002" in done.stdout
     done = two_hosts.run(hidden, "jobs.train_dlrm", *SMALL, *wait, "--checkpoint-dir", "runs/a")
     assert done.returncode == 2 and "step 1/" not in done.stdout
-    assert f"error: the run's folder {hidden}/runs/a is not shared by all hosts: rank 1 of 2 on " in done.stderr
+    assert (
+        f"error: the run's folder {hidden}/runs/a is not shared by all hosts: rank 1 of 2 on "
+        in done.stderr
+    )
     assert done.stderr.count("\n") == 1 and not (hidden / "runs" / "a").exists()
 
 
-def test_data_and_checkpoints_must_be_on_every_host(two_hosts: Head, hidden: Path, clicks: SyntheticPaths, tmp_path: Path) -> None:
+def test_data_and_checkpoints_must_be_on_every_host(
+    two_hosts: Head, hidden: Path, clicks: SyntheticPaths, tmp_path: Path
+) -> None:
     data = hidden / "train"
     data.mkdir()
     (part,) = clicks.train.glob("*.parquet")
     (data / part.name).write_bytes(part.read_bytes())
-    words = ("--train", str(data), "--schema", str(clicks.schema), "--ranks", "2", "--steps", "2", "--placement-timeout", "60")
+    words = (
+        "--train",
+        str(data),
+        "--schema",
+        str(clicks.schema),
+        "--ranks",
+        "2",
+        "--steps",
+        "2",
+        "--placement-timeout",
+        "60",
+    )
     done = two_hosts.run(tmp_path, "jobs.train_dlrm", *words)
     assert done.returncode == 2
-    assert "error: the data are not on every host: rank 1 of 2 on " in done.stderr and f"does not see {data}/{part.name}" in done.stderr
+    assert (
+        "error: the data are not on every host: rank 1 of 2 on " in done.stderr
+        and f"does not see {data}/{part.name}" in done.stderr
+    )
 
 
 def test_a_killed_raylet_is_named(two_hosts: Head, tmp_path: Path) -> None:
     """The last test here: the second node is gone afterwards."""
-    words = ("--rows", "3000", "--eval-rows", "500", "--ranks", "2", "--steps", "1000000", "--global-batch-size", "512")
+    words = (
+        "--rows",
+        "3000",
+        "--eval-rows",
+        "500",
+        "--ranks",
+        "2",
+        "--steps",
+        "1000000",
+        "--global-batch-size",
+        "512",
+    )
     env = {**two_hosts.env, "RAY_ADDRESS": two_hosts.gcs, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "jobs.train_dlrm", *words, "--placement-timeout", "60"]
-    job = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    job = subprocess.Popen(
+        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         assert job.stdout is not None
         for line in job.stdout:
@@ -82,7 +134,10 @@ def test_a_killed_raylet_is_named(two_hosts: Head, tmp_path: Path) -> None:
         job.kill()
     assert job.returncode == 1
     last = errors.splitlines()[-1]
-    assert re.match(r"failed: rank 1 of 2 on .* failed after step \d+: its node('s raylet does not answer| died)", last), last
+    assert re.match(
+        r"failed: rank 1 of 2 on .* failed after step \d+: its node('s raylet does not answer| died)",
+        last,
+    ), last
 
 
 def is_worker_raylet(pid: int) -> bool:

@@ -1,4 +1,6 @@
-"""The jobs as a user runs them: processes of their own, with a cluster of their own, exit codes, a result file, and nothing left behind."""
+"""The jobs as a user runs them: processes of their own, with a cluster of their own, exit codes, a
+result file, and nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SMALL = ["--dense-layers", "16", "--over-layers", "16", "--global-batch", "512"]
 
 
 def job(home: Path, name: str, *options: str, mark: str = "", **env: str) -> subprocess.Popen[str]:
-    """Start a job that hears Ctrl-C, also where the test session was started in the background and does not."""
+    """Start a job that hears Ctrl-C, also where the test session was started in the background and
+    does not.
+    """
     variables = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", **env}
     if mark:
         key, _, value = mark.partition("=")
@@ -46,45 +50,101 @@ def expect_gone(mark: str, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes()[:80] for pid in left if Path(f"/proc/{pid}").exists()]
+    assert not left, [
+        Path(f"/proc/{pid}/cmdline").read_bytes()[:80]
+        for pid in left
+        if Path(f"/proc/{pid}").exists()
+    ]
 
 
 @pytest.fixture
 def data(clicks: SyntheticPaths) -> list[str]:
     """Options that name the data."""
-    return ["--train", str(clicks.train), "--eval", str(clicks.eval), "--schema", str(clicks.schema)]
+    return [
+        "--train",
+        str(clicks.train),
+        "--eval",
+        str(clicks.eval),
+        "--schema",
+        str(clicks.schema),
+    ]
 
 
-def test_train_writes_its_result_and_evaluate_agrees(cluster: None, private_home: Path, tmp_path: Path, data: list[str], mark: str) -> None:
+def test_train_writes_its_result_and_evaluate_agrees(
+    cluster: None, private_home: Path, tmp_path: Path, data: list[str], mark: str
+) -> None:
     result, checked = tmp_path / "result.json", tmp_path / "scores.json"
     train = job(
         private_home,
         "train_dlrm",
-        *(*data, *SMALL, "--ranks", "2", "--epochs", "1", "--plan", "row_wise", "--cpus-per-rank", "0.5"),
+        *(
+            *data,
+            *SMALL,
+            "--ranks",
+            "2",
+            "--epochs",
+            "1",
+            "--plan",
+            "row_wise",
+            "--cpus-per-rank",
+            "0.5",
+        ),
         *("--checkpoint-dir", str(tmp_path / "run"), "--result", str(result)),
         mark=mark,
     )
     out, err = train.communicate(timeout=120)
     assert train.returncode == 0, err
     told = json.loads(result.read_text())
-    assert told["steps"] == 12 and told["rows"] == 6007 and told["ranks"] == 2 and told["rows_per_s"] > 0
+    assert (
+        told["steps"] == 12
+        and told["rows"] == 6007
+        and told["ranks"] == 2
+        and told["rows_per_s"] > 0
+    )
     assert set(told["plan"].values()) == {"row_wise"} and 0 < told["train_loss"] < 1
     assert told["eval"]["regret"] == pytest.approx(told["eval"]["bayes_auc"] - told["eval"]["auc"])
     assert "bayes_auc" in out and "step 12/12" in out
     expect_gone(mark)
-    words = ["--checkpoint", told["checkpoint"], "--eval", data[3], "--ranks", "1", "--result", str(checked)]
+    words = [
+        "--checkpoint",
+        told["checkpoint"],
+        "--eval",
+        data[3],
+        "--ranks",
+        "1",
+        "--result",
+        str(checked),
+    ]
     assert evaluate.main(words) == 0
-    assert json.loads(checked.read_text())["eval"]["auc"] == pytest.approx(told["eval"]["auc"], abs=1e-6)
+    assert json.loads(checked.read_text())["eval"]["auc"] == pytest.approx(
+        told["eval"]["auc"], abs=1e-6
+    )
 
 
-@pytest.mark.parametrize(("number", "code"), some([(signal.SIGTERM, 143), (signal.SIGINT, 130)], [(signal.SIGTERM, 143)]))
+@pytest.mark.parametrize(
+    ("number", "code"), some([(signal.SIGTERM, 143), (signal.SIGINT, 130)], [(signal.SIGTERM, 143)])
+)
 def test_a_signal_saves_and_leaves_no_process(
-    private_home: Path, tmp_path: Path, data: list[str], mark: str, number: signal.Signals, code: int
+    private_home: Path,
+    tmp_path: Path,
+    data: list[str],
+    mark: str,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     train = job(
         private_home,
         "train_dlrm",
-        *(*data, *SMALL, "--ranks", "1", "--steps", "1000000", "--checkpoint-dir", str(tmp_path / "run")),
+        *(
+            *data,
+            *SMALL,
+            "--ranks",
+            "1",
+            "--steps",
+            "1000000",
+            "--checkpoint-dir",
+            str(tmp_path / "run"),
+        ),
         mark=mark,
     )
     assert train.stdout is not None
@@ -103,7 +163,12 @@ def test_a_signal_saves_and_leaves_no_process(
 @pytest.mark.slow
 def test_a_killed_driver_leaves_no_process(private_home: Path, data: list[str], mark: str) -> None:
     """Ray's agents alone would try for a minute to tell the head, which is gone."""
-    train = job(private_home, "train_dlrm", *(*data, *SMALL, "--ranks", "1", "--steps", "1000000"), mark=mark)
+    train = job(
+        private_home,
+        "train_dlrm",
+        *(*data, *SMALL, "--ranks", "1", "--steps", "1000000"),
+        mark=mark,
+    )
     assert train.stdout is not None
     for line in train.stdout:
         if line.startswith("step "):
@@ -114,10 +179,16 @@ def test_a_killed_driver_leaves_no_process(private_home: Path, data: list[str], 
 
 
 @pytest.mark.parametrize("after", some(["", "making ", "Plan: "], ["Plan: "]))
-def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, after: str, mark: str) -> None:
-    """At once, while Ray starts, and while ranks start: nothing is trained, nothing is saved, nothing is left."""
+def test_ctrl_c_during_the_start_is_obeyed(
+    private_home: Path, tmp_path: Path, after: str, mark: str
+) -> None:
+    """At once, while Ray starts, and while ranks start: nothing is trained, nothing is saved,
+    nothing is left.
+    """
     made = ("--rows", "20000", "--eval-rows", "1000", *SMALL, "--ranks", "1", "--steps", "1000000")
-    train = job(private_home, "train_dlrm", *made, "--checkpoint-dir", str(tmp_path / "run"), mark=mark)
+    train = job(
+        private_home, "train_dlrm", *made, "--checkpoint-dir", str(tmp_path / "run"), mark=mark
+    )
     assert train.stdout is not None
     if not after:
         time.sleep(1.0)
@@ -139,11 +210,16 @@ def test_ctrl_c_during_the_start_is_obeyed(private_home: Path, tmp_path: Path, a
     [
         pytest.param(["--plan", "rowwise"], "neither a file nor one of", marks=pytest.mark.slow),
         (["--ranks", "0"], "--ranks: '0'"),
-        (["--train", "/nowhere", "--schema", "/nowhere/schema.json"], "cannot read --schema /nowhere/schema.json"),
+        (
+            ["--train", "/nowhere", "--schema", "/nowhere/schema.json"],
+            "cannot read --schema /nowhere/schema.json",
+        ),
         (["--eval", "/x"], "--eval and --schema need --train"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_code_2(private_home: Path, options: list[str], words: str) -> None:
+def test_a_users_mistake_is_one_line_and_code_2(
+    private_home: Path, options: list[str], words: str
+) -> None:
     train = (
         job(private_home, "train_dlrm", "--rows", "100", "--eval-rows", "100", *options)
         if options[0] in ("--plan", "--ranks")
@@ -162,7 +238,16 @@ def test_smoke_passes(cluster: None, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.slow
 def test_smoke_passes_with_token_authentication(tmp_path: Path, mark: str) -> None:
-    process = job(tmp_path, "smoke", "--ranks", "2", "--cpus-per-rank", "0.5", mark=mark, RAY_AUTH_MODE="token")
+    process = job(
+        tmp_path,
+        "smoke",
+        "--ranks",
+        "2",
+        "--cpus-per-rank",
+        "0.5",
+        mark=mark,
+        RAY_AUTH_MODE="token",
+    )
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert out.count("OK ") == 5 and "all_to_all among 2 ranks" in out
@@ -172,5 +257,14 @@ def test_smoke_passes_with_token_authentication(tmp_path: Path, mark: str) -> No
 
 def test_a_dead_address_is_refused_within_seconds(private_home: Path) -> None:
     variables = {**os.environ, "HOME": str(private_home), "RAY_ADDRESS": "127.0.0.1:1"}
-    done = subprocess.run([sys.executable, "-m", "jobs.smoke"], cwd=ROOT, env=variables, text=True, capture_output=True, timeout=60)
-    assert done.returncode == 2 and "127.0.0.1:1" in done.stderr and "ray start --head" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.smoke"],
+        cwd=ROOT,
+        env=variables,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 2 and "127.0.0.1:1" in done.stderr and "ray start --head" in done.stderr
+    )

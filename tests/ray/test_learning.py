@@ -1,4 +1,6 @@
-"""What training reaches, through jobs.train_dlrm: the planted truth, chance when there is nothing to learn, and every table optimizer."""
+"""What training reaches, through jobs.train_dlrm: the planted truth, chance when there is nothing
+to learn, and every table optimizer.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 def train(data: SyntheticPaths | None, folder: Path, *options: str) -> dict[str, Any]:
     """The result of jobs.train_dlrm on two ranks; without data it makes its own."""
-    paths = () if data is None else ("--train", str(data.train), "--eval", str(data.eval), "--schema", str(data.schema))
-    assert train_dlrm.main([*paths, "--ranks", "2", "--result", f"{folder}/result.json", *options]) == 0
+    paths = (
+        ()
+        if data is None
+        else ("--train", str(data.train), "--eval", str(data.eval), "--schema", str(data.schema))
+    )
+    assert (
+        train_dlrm.main([*paths, "--ranks", "2", "--result", f"{folder}/result.json", *options])
+        == 0
+    )
     return json.loads((folder / "result.json").read_text())
 
 
@@ -28,32 +37,42 @@ def test_the_job_as_it_is_gets_within_002_of_the_best_possible_auc(tmp_path: Pat
     scores = result["eval"]
     assert result["rows"] == 1_500_000 and scores["rows"] == 100_000
     assert 0.8 < scores["bayes_auc"] < 0.9
-    # noise of an AUC over 100,000 rows is 0.0014 (one sigma); both AUCs are of the same rows, so that of their difference is smaller
+    # noise of an AUC over 100,000 rows is 0.0014 (one sigma); both AUCs are of the same rows, so
+    # that of their difference is smaller
     assert -0.005 < scores["regret"] < 0.02, scores
 
 
 def test_shuffled_labels_stay_at_chance(tmp_path: Path) -> None:
-    """A model that did better would have seen labels it must not see: of the rows to be scored, or of a row before its own step."""
+    """A model that did better would have seen labels it must not see: of the rows to be scored, or
+    of a row before its own step.
+    """
     config = SyntheticConfig(rows_train=300_000, rows_eval=100_000, shuffle_labels=True)
     made = write_synthetic(tmp_path / "data", config)
     truth = json.loads(made.truth.read_text())
     result = train(made, tmp_path, "--epochs", "1")
     scores, rate, rows = result["eval"], truth["base_rate"], truth["rows"]
-    sigma = math.sqrt((rows + 1) / (12 * rows * rate * rows * (1 - rate)))  # of an AUC when scores say nothing: 0.0021
+    # of an AUC when scores say nothing: 0.0021
+    sigma = math.sqrt((rows + 1) / (12 * rows * rate * rows * (1 - rate)))
     assert abs(scores["auc"] - 0.5) < 4 * sigma, (scores, sigma)
-    # no prediction made without the labels beats their entropy; four sigma of log loss on these rows is 0.006
+    # no prediction made without the labels beats their entropy; four sigma of log loss on these
+    # rows is 0.006
     entropy = truth["bayes_logloss"]
     assert scores["logloss"] > entropy - 0.006, (scores, entropy)
-    # loss in training is of rows before their first update; its last window may hold a single step of 4096 rows: four sigma is 0.03
+    # loss in training is of rows before their first update; its last window may hold a single step
+    # of 4096 rows: four sigma is 0.03
     assert result["train_loss"] > entropy - 0.03, (result, entropy)
 
 
 def test_the_int8_exchange_costs_less_than_0002_of_auc(tmp_path: Path) -> None:
-    """Row-wise for every table, so that every pooled row and every gradient is coded; both runs see the same rows in the same order."""
+    """Row-wise for every table, so that every pooled row and every gradient is coded; both runs see
+    the same rows in the same order.
+    """
     made = write_synthetic(tmp_path / "data", SyntheticConfig(rows_train=400_000, rows_eval=50_000))
     options = ("--plan", "row_wise", "--epochs", "1")
     exact = train(made, tmp_path, *options)["eval"]
-    coded = train(made, tmp_path, *options, "--qcomms-forward", "int8", "--qcomms-backward", "int8")["eval"]
+    coded = train(
+        made, tmp_path, *options, "--qcomms-forward", "int8", "--qcomms-backward", "int8"
+    )["eval"]
     assert exact["auc"] > 0.75 and coded["logloss"] != exact["logloss"]
     assert abs(coded["regret"] - exact["regret"]) < 0.002, (coded, exact)
 
@@ -71,17 +90,34 @@ LEARNING_RATES = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
-    config = SyntheticConfig(rows_train=20_000, rows_eval=5_000, num_features=8, num_lists=2, num_dense=4, dim=8, cap=500)
+    config = SyntheticConfig(
+        rows_train=20_000, rows_eval=5_000, num_features=8, num_lists=2, num_dense=4, dim=8, cap=500
+    )
     return write_synthetic(tmp_path_factory.mktemp("small"), config)
 
 
-FROZEN = ("--dense-lr", "0", "--dense-optimizer", "sgd", "--global-batch", "256", "--dense-layers", "16", "--over-layers", "32")
+FROZEN = (
+    "--dense-lr",
+    "0",
+    "--dense-optimizer",
+    "sgd",
+    "--global-batch",
+    "256",
+    "--dense-layers",
+    "16",
+    "--over-layers",
+    "32",
+)
 
 
 @pytest.fixture(scope="module")
-def untrained(small: SyntheticPaths, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def untrained(
+    small: SyntheticPaths, cluster: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """The scores of the initial values."""
-    return train(small, tmp_path_factory.mktemp("untrained"), *FROZEN, "--steps", "1", "--sparse-lr", "0")["eval"]
+    return train(
+        small, tmp_path_factory.mktemp("untrained"), *FROZEN, "--steps", "1", "--sparse-lr", "0"
+    )["eval"]
 
 
 def test_every_optimizer_has_a_learning_rate_here() -> None:
@@ -89,9 +125,21 @@ def test_every_optimizer_has_a_learning_rate_here() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LEARNING_RATES))
-def test_every_optimizer_trains_the_tables(small: SyntheticPaths, untrained: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_every_optimizer_trains_the_tables(
+    small: SyntheticPaths, untrained: dict[str, Any], tmp_path: Path, name: str
+) -> None:
     """The dense part does not learn here, so whatever is learned the tables' optimizer has learned."""
-    result = train(small, tmp_path, *FROZEN, "--epochs", "3", "--optimizer", name, "--sparse-lr", LEARNING_RATES[name])
+    result = train(
+        small,
+        tmp_path,
+        *FROZEN,
+        "--epochs",
+        "3",
+        "--optimizer",
+        name,
+        "--sparse-lr",
+        LEARNING_RATES[name],
+    )
     assert result["steps"] == 237
     assert abs(untrained["auc"] - 0.5) < 0.05
     assert result["eval"]["auc"] > untrained["auc"] + 0.1, (result, untrained)

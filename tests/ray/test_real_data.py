@@ -1,4 +1,6 @@
-"""MovieLens and Criteo rows, converted by their jobs and trained by jobs.train_dlrm on two ranks, under every plan and to a known score."""
+"""MovieLens and Criteo rows, converted by their jobs and trained by jobs.train_dlrm on two ranks,
+under every plan and to a known score.
+"""
 
 from __future__ import annotations
 
@@ -25,40 +27,80 @@ def converted(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """Folders with train/, eval/ and schema.json of both sets."""
     out = {name: tmp_path_factory.mktemp(name) for name in SETS}
     assert convert_movielens.main([str(real_data / "ml-100k"), str(out["movielens"])]) == 0
-    assert convert_criteo.main([str(real_data / "criteo-tiny" / "train.tiny.csv"), str(out["criteo"]), "--num-buckets", "2000"]) == 0
+    assert (
+        convert_criteo.main(
+            [
+                str(real_data / "criteo-tiny" / "train.tiny.csv"),
+                str(out["criteo"]),
+                "--num-buckets",
+                "2000",
+            ]
+        )
+        == 0
+    )
     return out
 
 
 def train(data: Path, folder: Path, *options: str) -> dict[str, Any]:
     """The result of jobs.train_dlrm on converted data, in the cluster of the tests."""
-    paths = ("--train", f"{data}/train", "--eval", f"{data}/eval", "--schema", f"{data}/schema.json")
+    paths = (
+        "--train",
+        f"{data}/train",
+        "--eval",
+        f"{data}/eval",
+        "--schema",
+        f"{data}/schema.json",
+    )
     assert train_dlrm.main([*paths, "--result", f"{folder}/result.json", *options]) == 0
     return json.loads((folder / "result.json").read_text())
 
 
 SMALL = ("--steps", "8", "--global-batch", "128", "--dense-layers", "16", "--over-layers", "16")
-# state per element and a dense SGD: results then do not depend on where columns are cut, and feel the scale of gradients
-EXACT = ("--optimizer", "adagrad", "--sparse-lr", "0.05", "--dense-optimizer", "sgd", "--dense-lr", "0.1")
+# state per element and a dense SGD: results then do not depend on where columns are cut, and feel
+# the scale of gradients
+EXACT = (
+    "--optimizer",
+    "adagrad",
+    "--sparse-lr",
+    "0.05",
+    "--dense-optimizer",
+    "sgd",
+    "--dense-lr",
+    "0.1",
+)
 
 
 @pytest.fixture(scope="session")
-def alone(converted: dict[str, Path], cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def alone(
+    converted: dict[str, Path], cluster: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """What one rank reaches."""
     folder = tmp_path_factory.mktemp("alone")
-    return {name: train(converted[name], folder, *SMALL, *EXACT, "--ranks", "1", "--plan", "table_wise") for name in SETS}
+    return {
+        name: train(converted[name], folder, *SMALL, *EXACT, "--ranks", "1", "--plan", "table_wise")
+        for name in SETS
+    }
 
 
 @pytest.mark.parametrize("plan", ["auto", *KINDS, "a file"])
 @pytest.mark.parametrize("name", SETS)
 def test_two_ranks_train_real_rows_under_every_plan_as_one_rank_does(
-    converted: dict[str, Path], alone: dict[str, dict[str, Any]], tmp_path: Path, name: str, plan: str
+    converted: dict[str, Path],
+    alone: dict[str, dict[str, Any]],
+    tmp_path: Path,
+    name: str,
+    plan: str,
 ) -> None:
     word = plan
     if plan == "a file":
         tables = FeatureSchema.load(converted[name] / "schema.json").embedding_bag_configs()
-        layouts = {t.name: row_wise(t, (1, 0)) if i % 2 else table_wise(t, 1) for i, t in enumerate(tables)}
+        layouts = {
+            t.name: row_wise(t, (1, 0)) if i % 2 else table_wise(t, 1) for i, t in enumerate(tables)
+        }
         word = str(tmp_path / "plan.json")
-        ShardingPlan(world_size=2, tables={t: TablePlacement(layout) for t, layout in layouts.items()}).save(word)
+        ShardingPlan(
+            world_size=2, tables={t: TablePlacement(layout) for t, layout in layouts.items()}
+        ).save(word)
     result = train(converted[name], tmp_path, *SMALL, *EXACT, "--ranks", "2", "--plan", word)
     assert (result["steps"], result["rows"], result["ranks"]) == (8, 1024, 2)
     kinds = set(result["plan"].values())
@@ -72,9 +114,24 @@ def test_two_ranks_train_real_rows_under_every_plan_as_one_rank_does(
 
 
 @pytest.mark.parametrize("model", ["dlrm", "dcn"])
-def test_movielens_reaches_an_auc_of_078_on_its_held_out_tenth(converted: dict[str, Path], tmp_path: Path, model: str) -> None:
-    options = ("--global-batch", "1024", "--epochs", "8", "--sparse-lr", "0.02", "--dense-lr", "1e-3", "--model", model)
+def test_movielens_reaches_an_auc_of_078_on_its_held_out_tenth(
+    converted: dict[str, Path], tmp_path: Path, model: str
+) -> None:
+    options = (
+        "--global-batch",
+        "1024",
+        "--epochs",
+        "8",
+        "--sparse-lr",
+        "0.02",
+        "--dense-lr",
+        "1e-3",
+        "--model",
+        model,
+    )
     result = train(converted["movielens"], tmp_path, *options, "--ranks", "2")
     assert result["rows"] == 8 * 90_000 and result["eval"]["rows"] == 10_000
     assert result["eval"]["auc"] >= 0.78, result["eval"]
-    assert result["eval"]["ne"] < 0.86 and abs(result["eval"]["calibration"] - 1) < 0.06, result["eval"]
+    assert result["eval"]["ne"] < 0.86 and abs(result["eval"]["calibration"] - 1) < 0.06, result[
+        "eval"
+    ]

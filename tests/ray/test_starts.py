@@ -45,7 +45,11 @@ class Idle:
 def on_ranks(act: Callable[[RankGroup], None], check: Callable[[], None] = lambda: None) -> None:
     """Call `act` with a group of ranks that have not begun."""
     scaling = ScalingConfig(num_workers=RANKS)
-    with connected() as cluster, placed(scaling, cluster) as room, started(scaling, room, 60.0, check) as group:
+    with (
+        connected() as cluster,
+        placed(scaling, cluster) as room,
+        started(scaling, room, 60.0, check) as group,
+    ):
         act(group)
 
 
@@ -55,7 +59,10 @@ def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> No
         os.kill(group.addresses[victim].pid, signal.SIGKILL)
         group.start(Idle(), 30.0, 30.0)
 
-    with pytest.raises(TrainingFailed, match=rf"rank {victim} of {RANKS} on .* could not (start|make the rendezvous): its process died"):
+    with pytest.raises(
+        TrainingFailed,
+        match=rf"rank {victim} of {RANKS} on .* could not (start|make the rendezvous): its process died",
+    ):
         on_ranks(act)
 
 
@@ -67,10 +74,14 @@ def test_a_folder_or_a_file_that_a_rank_does_not_see_is_refused(tmp_path: Path) 
         group.see_folder(str(tmp_path), "token", 30.0)
         group.see_files([(f"{tmp_path}/data.parquet", 4)], "data", 30.0)
         with pytest.raises(
-            ConfigError, match=rf"folder {tmp_path} is not shared by all hosts: rank 0 of 2 .* does not see what the driver"
+            ConfigError,
+            match=rf"folder {tmp_path} is not shared by all hosts: rank 0 of 2 .* does not see what the driver",
         ):
             group.see_folder(str(tmp_path), "another token", 30.0)
-        with pytest.raises(ConfigError, match=r"the data are not on every host: rank 0 of 2 .*with 4 bytes, the driver with 5"):
+        with pytest.raises(
+            ConfigError,
+            match=r"the data are not on every host: rank 0 of 2 .*with 4 bytes, the driver with 5",
+        ):
             group.see_files([(f"{tmp_path}/data.parquet", 5)], "data", 30.0)
 
     on_ranks(act)
@@ -115,7 +126,9 @@ def test_a_run_that_stands_still_says_where_and_leaves_all_stacks(tmp_path: Path
     said: list[str] = []
     log = RunLog(str(tmp_path))
     on_event = lambda event: said.append(event) if isinstance(event, str) else None  # noqa: E731
-    Controller(ScalingConfig(num_workers=RANKS), lambda group: Asleep(), on_event, log=log, stall_s=2.0).run()
+    Controller(
+        ScalingConfig(num_workers=RANKS), lambda group: Asleep(), on_event, log=log, stall_s=2.0
+    ).run()
     (line,) = [line for line in said if "taking a nap" in line and "stacks" in line][:1]
     assert "rank 1 is taking a nap" in line and str(log.path) in line
     text = log.path.read_text()

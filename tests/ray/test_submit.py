@@ -1,4 +1,6 @@
-"""`ray start --head` and `ray job submit --working-dir .` as a user types them: success, and what is told when the job fails."""
+"""`ray start --head` and `ray job submit --working-dir .` as a user types them: success, and what
+is told when the job fails.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,30 @@ def head(private_home: Path) -> Iterator[Head]:
 def test_a_submitted_job_trains(head: Head, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     data = ("--rows", "30000", "--eval-rows", "3000", "--global-batch", "512")
-    done = head.submit("python", "-m", "jobs.train_dlrm", "--ranks", "2", "--steps", "50", *data, "--result", str(result))
+    done = head.submit(
+        "python",
+        "-m",
+        "jobs.train_dlrm",
+        "--ranks",
+        "2",
+        "--steps",
+        "50",
+        *data,
+        "--result",
+        str(result),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "done: step 50, 25600 rows" in done.stdout and "bayes_auc" in done.stdout and "succeeded" in done.stdout + done.stderr
+    assert (
+        "done: step 50, 25600 rows" in done.stdout
+        and "bayes_auc" in done.stdout
+        and "succeeded" in done.stdout + done.stderr
+    )
     assert result.is_file() and head.exit_code(done.stdout + done.stderr) == 0
 
 
-def test_a_rank_that_fails_is_the_cause_that_the_submitter_reads(head: Head, clicks: SyntheticPaths, tmp_path: Path) -> None:
+def test_a_rank_that_fails_is_the_cause_that_the_submitter_reads(
+    head: Head, clicks: SyntheticPaths, tmp_path: Path
+) -> None:
     source = next(clicks.train.glob("*.parquet"))
     table = pq.read_table(source)
     place = table.column_names.index("cat_0")
@@ -40,16 +59,41 @@ def test_a_rank_that_fails_is_the_cause_that_the_submitter_reads(head: Head, cli
     ids[4321] = 123456
     (tmp_path / "train").mkdir()
     spoilt = table.set_column(place, "cat_0", pa.array(ids, pa.int32()))
-    pq.write_table(spoilt, tmp_path / "train" / "part-bad.parquet", write_statistics=False)  # by which the driver would find it
-    done = head.submit("python", "-m", "jobs.train_dlrm", "--ranks", "2", "--train", f"{tmp_path}/train", "--schema", str(clicks.schema))
+    # by which the driver would find it
+    pq.write_table(spoilt, tmp_path / "train" / "part-bad.parquet", write_statistics=False)
+    done = head.submit(
+        "python",
+        "-m",
+        "jobs.train_dlrm",
+        "--ranks",
+        "2",
+        "--train",
+        f"{tmp_path}/train",
+        "--schema",
+        str(clicks.schema),
+    )
     told = done.stdout + done.stderr
     assert done.returncode == 1 and head.exit_code(told) == 2
-    assert re.search(r"error: .*'cat_0'.*id 123456 in row 4321 of '.*part-bad.*found by rank [01] of 2", told), told
+    assert re.search(
+        r"error: .*'cat_0'.*id 123456 in row 4321 of '.*part-bad.*found by rank [01] of 2", told
+    ), told
     assert "Traceback" not in told
 
 
 def test_a_mistake_is_told_in_one_line_before_anything_starts(head: Head) -> None:
-    done = head.submit("python", "-m", "jobs.train_dlrm", "--ranks", "2", "--plan", "rowwise", "--rows", "1000", "--eval-rows", "100")
+    done = head.submit(
+        "python",
+        "-m",
+        "jobs.train_dlrm",
+        "--ranks",
+        "2",
+        "--plan",
+        "rowwise",
+        "--rows",
+        "1000",
+        "--eval-rows",
+        "100",
+    )
     told = done.stdout + done.stderr
     assert done.returncode == 1 and head.exit_code(told) == 2
     assert "error: plan 'rowwise' is neither a file nor one of: auto" in told
@@ -57,11 +101,17 @@ def test_a_mistake_is_told_in_one_line_before_anything_starts(head: Head) -> Non
 
 def test_more_ranks_than_the_cluster_has_cpus_is_refused_with_numbers(head: Head) -> None:
     started = time.monotonic()
-    done = head.submit("python", "-m", "jobs.train_dlrm", "--ranks", "64", "--rows", "1000", "--eval-rows", "100")
+    done = head.submit(
+        "python", "-m", "jobs.train_dlrm", "--ranks", "64", "--rows", "1000", "--eval-rows", "100"
+    )
     told = done.stdout + done.stderr
     assert done.returncode == 1 and head.exit_code(told) == 2
-    assert re.search(r"error: 64 ranks .*the cluster has 3\..*does not grow by itself.*--placement-timeout", told), told
-    assert time.monotonic() - started < 100, "not the 120 s that a cluster with an autoscaler is given"
+    assert re.search(
+        r"error: 64 ranks .*the cluster has 3\..*does not grow by itself.*--placement-timeout", told
+    ), told
+    assert time.monotonic() - started < 100, (
+        "not the 120 s that a cluster with an autoscaler is given"
+    )
 
 
 def test_what_shall_stay_is_not_written_into_rays_temporary_copy(head: Head) -> None:
@@ -70,4 +120,6 @@ def test_what_shall_stay_is_not_written_into_rays_temporary_copy(head: Head) -> 
         done = head.submit("python", "-m", "jobs.train_dlrm", *words, option, "runs/a")
         told = done.stdout + done.stderr
         assert head.exit_code(told) == 2
-        assert re.search(rf"error: {option}='runs/a' leads to .*working_dir_files.*absolute path", told), told
+        assert re.search(
+            rf"error: {option}='runs/a' leads to .*working_dir_files.*absolute path", told
+        ), told

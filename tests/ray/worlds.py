@@ -1,4 +1,6 @@
-"""Small drivers for the tests of this folder, and a model that can be told to misbehave on one rank."""
+"""Small drivers for the tests of this folder, and a model that can be told to misbehave on one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,15 @@ CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py
 
 
 def some(cases: Iterable[Any], default: Collection[Any]) -> list[Any]:
-    """Cases of a test, of which the default tier takes some: every rank costs four seconds of a core."""
+    """Cases of a test, of which the default tier takes some: every rank costs four seconds of a
+    core.
+    """
     cases = list(cases)
     assert all(case in cases for case in default)
-    return [case if case in default else pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in cases]
+    return [
+        case if case in default else pytest.param(*_tuple(case), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def _tuple(case: Any) -> tuple[Any, ...]:
@@ -33,7 +40,9 @@ def _tuple(case: Any) -> tuple[Any, ...]:
 
 def recipe(clicks: SyntheticPaths, model: str = "dlrm") -> ModelRecipe:
     """A tiny model for the data."""
-    return ModelRecipe(model=model, schema=clicks.schema.read_text(), dense_layers=(16,), over_layers=(16,))
+    return ModelRecipe(
+        model=model, schema=clicks.schema.read_text(), dense_layers=(16,), over_layers=(16,)
+    )
 
 
 def driver(
@@ -69,8 +78,11 @@ def driver(
     )
 
 
-def misbehaving(clicks: SyntheticPaths, folder: Path, on_step: Callable[[int, int], None]) -> Callable[[], nn.Module]:
-    """The tiny model, which calls on_step(rank, step) before each forward and leaves its process id in `folder` in step 3.
+def misbehaving(
+    clicks: SyntheticPaths, folder: Path, on_step: Callable[[int, int], None]
+) -> Callable[[], nn.Module]:
+    """The tiny model, which calls on_step(rank, step) before each forward and leaves its process id
+    in `folder` in step 3.
 
     Made of closures only, so that it travels to the ranks by value.
     """

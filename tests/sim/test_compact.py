@@ -1,4 +1,6 @@
-"""Bags without ids stay at home where that pays, and nothing else changes: not a bit of any output, row or optimizer state."""
+"""Bags without ids stay at home where that pays, and nothing else changes: not a bit of any output,
+row or optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.program import compile
 from rayrec.distributed.steps import bucketize
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, even_cuts, row_wise, table_wise
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    ShardingPlan,
+    TableLayout,
+    TablePlacement,
+    even_cuts,
+    row_wise,
+    table_wise,
+)
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
@@ -25,7 +35,9 @@ ALWAYS, NEVER = 2.0, 0.0
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch, share: float) -> list[int]:
-    """Leave bags out where less than `share` of them have ids; returns how often that was done, filled as it is."""
+    """Leave bags out where less than `share` of them have ids; returns how often that was done,
+    filled as it is.
+    """
     done: list[int] = []
     real = bucketize._leave_out
     monkeypatch.setattr(bucketize, "COMPACT_BELOW", share)
@@ -49,19 +61,26 @@ def test_random_worlds_do_not_see_it(seed: int, monkeypatch: pytest.MonkeyPatch)
     (all_outputs, all_states, _), done = train_random(seed, NEVER, monkeypatch)
     assert not done
     for got, want in zip(
-        (o for step in outputs for rank in step for o in rank), (o for step in all_outputs for rank in step for o in rank), strict=True
+        (o for step in outputs for rank in step for o in rank),
+        (o for step in all_outputs for rank in step for o in rank),
+        strict=True,
     ):
         assert torch.equal(got, want)
-    for (shard, weight, state), (all_shard, all_weight, all_state) in zip(states, all_states, strict=True):
+    for (shard, weight, state), (all_shard, all_weight, all_state) in zip(
+        states, all_states, strict=True
+    ):
         assert shard == all_shard and torch.equal(weight, all_weight)
-        assert state.keys() == all_state.keys() and all(torch.equal(state[name], all_state[name]) for name in state)
+        assert state.keys() == all_state.keys() and all(
+            torch.equal(state[name], all_state[name]) for name in state
+        )
 
 
 def test_those_worlds_leave_bags_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(train_random(seed, ALWAYS, monkeypatch)[1] for seed in range(20)) >= 20
 
 
-EXCHANGED = EngineOptions(share_tables=False)  # rows that are read in place have no empty bags to leave out
+# rows that are read in place have no empty bags to leave out
+EXCHANGED = EngineOptions(share_tables=False)
 BATCH, ROWS = 50, 300
 
 
@@ -73,14 +92,24 @@ def grid(rows: int, dim: int, ranks: int) -> TableLayout:
 
 
 def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | None = None):
-    """Outputs of two steps by rank, and values that every rank sent, of tables that are cut as `kinds` says, one letter each."""
-    tables = [EmbeddingBagConfig(ROWS, 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(len(kinds))]
+    """Outputs of two steps by rank, and values that every rank sent, of tables that are cut as
+    `kinds` says, one letter each.
+    """
+    tables = [
+        EmbeddingBagConfig(ROWS, 64, name=f"t{i}", feature_names=[f"f{i}"])
+        for i in range(len(kinds))
+    ]
     layouts = {
         "r": lambda: row_wise(tables[0], range(ranks)),
         "g": lambda: grid(ROWS, 64, ranks),
         "t": lambda: table_wise(tables[0], ranks - 1),
     }
-    plan = ShardingPlan(world_size=ranks, tables={t.name: TablePlacement(layouts[kind]()) for t, kind in zip(tables, kinds, strict=True)})
+    plan = ShardingPlan(
+        world_size=ranks,
+        tables={
+            t.name: TablePlacement(layouts[kind]()) for t, kind in zip(tables, kinds, strict=True)
+        },
+    )
 
     def rank_main(exchange: LocalExchange):
         torch.manual_seed(0)
@@ -95,12 +124,16 @@ def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | N
         monkey.setattr(exchange, "views", views)
         collection = EmbeddingBagCollection(tables)
         optimizer = RowWiseAdagrad(lr=0.1)
-        model, _ = shard_embeddings(collection, plan, exchange, optimizer, torch.device("cpu"), 0, options or EXCHANGED)
+        model, _ = shard_embeddings(
+            collection, plan, exchange, optimizer, torch.device("cpu"), 0, options or EXCHANGED
+        )
         outputs = []
         for _ in range(2):
             counts = torch.tensor([rng.choice(lengths) for _ in range(BATCH * len(tables))])
             ids = torch.tensor([rng.randrange(ROWS) for _ in range(int(counts.sum()))])
-            out = model(KeyedJaggedTensor([f"f{i}" for i in range(len(tables))], ids, lengths=counts)).values()
+            out = model(
+                KeyedJaggedTensor([f"f{i}" for i in range(len(tables))], ids, lengths=counts)
+            ).values()
             (out * torch.arange(out.numel()).view_as(out).remainder(7)).sum().backward()
             outputs.append(out.detach().clone())
         monkey.undo()
@@ -113,7 +146,9 @@ def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | N
 @pytest.mark.parametrize("lengths", [[1], [0, 1], [0, 0, 0, 2], [3]])
 @pytest.mark.parametrize("kinds", ["rrr", "ggt", "rgt"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_same_outputs_come_home_in_fewer_values(ranks: int, kinds: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_outputs_come_home_in_fewer_values(
+    ranks: int, kinds: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         done = leave_out(patch, ALWAYS)
         outputs, sent = train(ranks, kinds, lengths)
@@ -130,8 +165,10 @@ def test_the_same_outputs_come_home_in_fewer_values(ranks: int, kinds: str, leng
 def test_one_id_a_bag_comes_home_once_from_any_number_of_ranks() -> None:
     """Without any setting; full matrices would send a row for every bag and rank."""
     every_bag_once = 3 * BATCH * 64
-    values = sum(train(4, "rrr", [1])[1]) / (2 * 2 * 4)  # of a rank, a step and a direction; its own among them
-    assert every_bag_once <= values < 1.5 * every_bag_once  # a matrix is as high as its fullest piece
+    # of a rank, a step and a direction; its own among them
+    values = sum(train(4, "rrr", [1])[1]) / (2 * 2 * 4)
+    # a matrix is as high as its fullest piece
+    assert every_bag_once <= values < 1.5 * every_bag_once
 
 
 def test_full_bags_are_all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +178,9 @@ def test_full_bags_are_all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("precision", [CommType.FP16, CommType.INT8])
-def test_codecs_see_no_rubbish_in_the_padding(precision: CommType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codecs_see_no_rubbish_in_the_padding(
+    precision: CommType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
     outputs, _ = train(3, "rg", [0, 1], options)
     with monkeypatch.context() as patch:
@@ -159,31 +198,58 @@ def test_narrow_tables_keep_full_matrices(monkeypatch: pytest.MonkeyPatch) -> No
     plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, range(2)))})
 
     def rank_main(exchange: LocalExchange):
-        model, _ = shard_embeddings(EmbeddingBagCollection([table]), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, EXCHANGED)
-        model(KeyedJaggedTensor(["f"], torch.arange(BATCH), lengths=torch.ones(BATCH, dtype=torch.int64))).values().sum().backward()
+        model, _ = shard_embeddings(
+            EmbeddingBagCollection([table]),
+            plan,
+            exchange,
+            SGD(lr=0.1),
+            torch.device("cpu"),
+            0,
+            EXCHANGED,
+        )
+        model(
+            KeyedJaggedTensor(
+                ["f"], torch.arange(BATCH), lengths=torch.ones(BATCH, dtype=torch.int64)
+            )
+        ).values().sum().backward()
 
     SimulatedWorld(2).run(rank_main)
     assert not done
 
 
 def test_a_rank_with_row_blocks_alone_beside_another_collection_in_many_pieces() -> None:
-    """Tables that alternate between ranks 1 and 2 are gathered in one go; rank 0 has row blocks of another collection and none of them."""
+    """Tables that alternate between ranks 1 and 2 are gathered in one go; rank 0 has row blocks of
+    another collection and none of them.
+    """
     whole = [EmbeddingBagConfig(ROWS, 16, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(8)]
     cut = EmbeddingBagConfig(ROWS, 16, name="cut", feature_names=["f0"])
-    layouts = {t.name: table_wise(t, 1 + i % 2) for i, t in enumerate(whole)} | {"cut": row_wise(cut, (0, 1))}
-    plan = ShardingPlan(world_size=3, tables={name: TablePlacement(layout) for name, layout in layouts.items()})
+    layouts = {t.name: table_wise(t, 1 + i % 2) for i, t in enumerate(whole)} | {
+        "cut": row_wise(cut, (0, 1))
+    }
+    plan = ShardingPlan(
+        world_size=3, tables={name: TablePlacement(layout) for name, layout in layouts.items()}
+    )
 
     def rank_main(exchange: LocalExchange):
         torch.manual_seed(0)
         model = torch.nn.ModuleList([EmbeddingBagCollection(whole), EmbeddingBagCollection([cut])])
         plain = copy.deepcopy(model)
-        model, engine = shard_embeddings(model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, EXCHANGED)
+        model, engine = shard_embeddings(
+            model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, EXCHANGED
+        )
         assert 0 in engine._compile(frozenset([0, 1])).combine.joins  # what is tested
-        ids = torch.randint(ROWS, (8 * BATCH,), generator=torch.Generator().manual_seed(exchange.rank))
-        kjt = KeyedJaggedTensor([f"f{i}" for i in range(8)], ids, lengths=torch.ones(8 * BATCH, dtype=torch.int64))
+        ids = torch.randint(
+            ROWS, (8 * BATCH,), generator=torch.Generator().manual_seed(exchange.rank)
+        )
+        kjt = KeyedJaggedTensor(
+            [f"f{i}" for i in range(8)], ids, lengths=torch.ones(8 * BATCH, dtype=torch.int64)
+        )
         for _ in range(3):  # from the second on the collections share an exchange
             kjt = KeyedJaggedTensor(kjt.keys(), ids, lengths=kjt.lengths())
-            found = [(a(kjt).values().detach().clone(), b(kjt).values().detach()) for a, b in zip(model, plain, strict=True)]
+            found = [
+                (a(kjt).values().detach().clone(), b(kjt).values().detach())
+                for a, b in zip(model, plain, strict=True)
+            ]
         return found
 
     for outputs in SimulatedWorld(3).run(rank_main):

@@ -1,4 +1,6 @@
-"""Tables that all ranks read in place equal the unsharded ones, and N ranks equal one rank bit for bit."""
+"""Tables that all ranks read in place equal the unsharded ones, and N ranks equal one rank bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from torch import Tensor
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine_options import EngineOptions
-from rayrec.layout import DataType, EmbeddingBagConfig, Replicated, ShardingPlan, TableLayout, TablePlacement, table_wise
+from rayrec.layout import (
+    DataType,
+    EmbeddingBagConfig,
+    Replicated,
+    ShardingPlan,
+    TableLayout,
+    TablePlacement,
+    table_wise,
+)
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
@@ -28,19 +38,25 @@ def shares(world: World) -> bool:
     """Whether any collection is read in place."""
 
     def rank_main(exchange) -> bool:
-        return shard_embeddings(build_collections(world, "meta"), world.plan, exchange, world.optimizer, CPU, 0)[1].shares_tables
+        return shard_embeddings(
+            build_collections(world, "meta"), world.plan, exchange, world.optimizer, CPU, 0
+        )[1].shares_tables
 
     return all(SimulatedWorld(world.world_size).run(rank_main))
 
 
 @pytest.mark.seeds(range(10_000, 10_180))
 def test_tables_read_in_place_equal_unsharded(seed: int) -> None:
-    world = random_world(seed, optimizer=OPTIMIZERS[seed % 3], sequences=seed % 4 == 0, varying=seed % 5 == 0)
+    world = random_world(
+        seed, optimizer=OPTIMIZERS[seed % 3], sequences=seed % 4 == 0, varying=seed % 5 == 0
+    )
     check_equals_unsharded(world, meta=seed % 2 == 0, options=IN_PLACE)
 
 
 def test_most_of_those_worlds_share_tables() -> None:
-    assert sum(shares(random_world(seed, optimizer=OPTIMIZER)) for seed in range(10_000, 10_040)) > 25
+    assert (
+        sum(shares(random_world(seed, optimizer=OPTIMIZER)) for seed in range(10_000, 10_040)) > 25
+    )
 
 
 def _half(world: World, data_type: DataType) -> World:
@@ -49,7 +65,13 @@ def _half(world: World, data_type: DataType) -> World:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [Adam(lr=0.01), PartialRowWiseAdam(lr=0.01), LarsSGD(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.1)]
+    "optimizer",
+    [
+        Adam(lr=0.01),
+        PartialRowWiseAdam(lr=0.01),
+        LarsSGD(lr=0.1),
+        RowWiseAdagrad(lr=0.1, weight_decay=0.1),
+    ],
 )
 @pytest.mark.parametrize("data_type", list(DataType))
 @pytest.mark.seeds(range(10_500, 10_505))
@@ -63,7 +85,8 @@ def test_every_optimizer_trains_rows_in_place_as_it_trains_those_that_travel(
     targets = targets_of(world, batches)
     assert shares(world)
     check_same(
-        run_sharded(world, batches, targets, True, IN_PLACE), run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
+        run_sharded(world, batches, targets, True, IN_PLACE),
+        run_sharded(world, batches, targets, True, EngineOptions(share_tables=False)),
     )
 
 
@@ -73,7 +96,9 @@ def check_same(found: tuple, wanted: tuple) -> None:
     for (shard, weight, state), (want_shard, want, want_state) in zip(
         sorted(found[1], key=_where), sorted(wanted[1], key=_where), strict=True
     ):
-        assert shard == want_shard and torch.equal(weight, want) and state.keys() == want_state.keys()
+        assert (
+            shard == want_shard and torch.equal(weight, want) and state.keys() == want_state.keys()
+        )
         assert all(torch.equal(state[name], want_state[name]) for name in state)
 
 
@@ -84,17 +109,33 @@ def test_sequences_equal_unsharded_and_those_whose_rows_travel_bit_for_bit(seed:
     targets = targets_of(world, batches)
     assert shares(world)
     outputs, states, _ = run_sharded(world, batches, targets, True, IN_PLACE)
-    wanted, want_states, _ = run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
+    wanted, want_states, _ = run_sharded(
+        world, batches, targets, True, EngineOptions(share_tables=False)
+    )
     modules = build_collections(world)
     sequences = [i for i in range(len(world.collections)) if world.is_sequence(i)]
     names = {t.name for i in sequences for t in world.collections[i]}
     for rank in range(3):
         for i in sequences:
-            assert torch.equal(outputs[0][rank][i], output_of(modules[i], batches[0][rank]).detach())
-            assert all(torch.equal(step[rank][i], want[rank][i]) for step, want in zip(outputs, wanted, strict=True))
-    found, want_found = ([s for s in sorted(all_of, key=_where) if s[0].table in names] for all_of in (states, want_states))
-    for (shard, weight, state), (want_shard, want, want_state) in zip(found, want_found, strict=True):
-        assert shard == want_shard and torch.equal(weight, want) and torch.equal(state["momentum1"], want_state["momentum1"])
+            assert torch.equal(
+                outputs[0][rank][i], output_of(modules[i], batches[0][rank]).detach()
+            )
+            assert all(
+                torch.equal(step[rank][i], want[rank][i])
+                for step, want in zip(outputs, wanted, strict=True)
+            )
+    found, want_found = (
+        [s for s in sorted(all_of, key=_where) if s[0].table in names]
+        for all_of in (states, want_states)
+    )
+    for (shard, weight, state), (want_shard, want, want_state) in zip(
+        found, want_found, strict=True
+    ):
+        assert (
+            shard == want_shard
+            and torch.equal(weight, want)
+            and torch.equal(state["momentum1"], want_state["momentum1"])
+        )
 
 
 @pytest.mark.seeds(range(10_200, 10_230))
@@ -105,7 +146,8 @@ def test_clipped_gradients_are_those_of_exchanged_rows(seed: int) -> None:
     targets = targets_of(world, batches)
     assert shares(world)
     check_same(
-        run_sharded(world, batches, targets, True, IN_PLACE), run_sharded(world, batches, targets, True, EngineOptions(share_tables=False))
+        run_sharded(world, batches, targets, True, IN_PLACE),
+        run_sharded(world, batches, targets, True, EngineOptions(share_tables=False)),
     )
 
 
@@ -113,7 +155,13 @@ def _one_id(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
     lengths = kjt.lengths().reshape(-1)
     first = (lengths.cumsum(0) - lengths)[lengths > 0]
     weights = None if kjt.weights_or_none() is None else kjt.weights()[first]
-    return KeyedJaggedTensor(kjt.keys(), kjt.values()[first], weights, (lengths > 0).to(lengths.dtype), stride=kjt.stride())
+    return KeyedJaggedTensor(
+        kjt.keys(),
+        kjt.values()[first],
+        weights,
+        (lengths > 0).to(lengths.dtype),
+        stride=kjt.stride(),
+    )
 
 
 def _flat(outputs: list[list[list[Tensor]]]) -> list[Tensor]:
@@ -130,8 +178,14 @@ def whole_batch(batches: list[KeyedJaggedTensor], keys: list[str]) -> KeyedJagge
     lengths = torch.cat([jagged.lengths() for of_key in parts for jagged, _ in of_key])
     ids = torch.cat([jagged.values() for of_key in parts for jagged, _ in of_key])
     weighted = batches[0].weights_or_none() is not None
-    weights = torch.cat([jagged.weights() for of_key in parts for jagged, _ in of_key]) if weighted else None
-    return KeyedJaggedTensor(keys, ids, weights, lengths, stride=sum(kjt.stride() for kjt in batches))
+    weights = (
+        torch.cat([jagged.weights() for of_key in parts for jagged, _ in of_key])
+        if weighted
+        else None
+    )
+    return KeyedJaggedTensor(
+        keys, ids, weights, lengths, stride=sum(kjt.stride() for kjt in batches)
+    )
 
 
 def on_one_rank(world: World) -> World:
@@ -143,7 +197,10 @@ def on_one_rank(world: World) -> World:
         cuts = (layout.row_cuts[0], layout.row_cuts[-1]), layout.col_cuts
         return TableLayout(*cuts, (tuple(0 for _ in layout.col_cuts[1:]),))
 
-    tables = {name: TablePlacement(alone(placement.layout)) for name, placement in world.plan.tables.items()}
+    tables = {
+        name: TablePlacement(alone(placement.layout))
+        for name, placement in world.plan.tables.items()
+    }
     return replace(world, hosts=((0,),), plan=ShardingPlan(world_size=1, tables=tables))
 
 
@@ -156,14 +213,18 @@ def test_any_plan_on_some_ranks_equals_one_rank_bit_for_bit(seed: int) -> None:
     outputs, states, _ = run_sharded(world, batches, targets, True, IN_PLACE)
     alone = on_one_rank(world)
     wholes = [[whole_batch(step, world.features())] for step in batches]
-    whole_targets = [[[torch.cat(parts) / ranks for parts in zip(*step, strict=True)]] for step in targets]
+    whole_targets = [
+        [[torch.cat(parts) / ranks for parts in zip(*step, strict=True)]] for step in targets
+    ]
     one, one_states, _ = run_sharded(alone, wholes, whole_targets, True, IN_PLACE)
     for step, (got,) in zip(outputs, one, strict=True):
         for i, whole in enumerate(got):
             assert torch.equal(torch.cat([rank[i] for rank in step]), whole)
     tables = {(s.table, s.cols.start): weight for s, weight, _ in one_states}
     for shard, weight, _ in states:
-        assert torch.equal(weight, tables[shard.table, shard.cols.start][shard.rows.start : shard.rows.stop])
+        assert torch.equal(
+            weight, tables[shard.table, shard.cols.start][shard.rows.start : shard.rows.stop]
+        )
 
 
 @pytest.mark.seeds(range(10_400, 10_430))
@@ -176,13 +237,19 @@ def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
     def grad_of(modules, rank: int) -> Tensor:
         kjt = batches[rank]
         weights = kjt.weights().clone().requires_grad_()
-        learnable = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride())
-        sum((output_of(m, learnable) * t).sum() for m, t in zip(modules, targets[rank], strict=True)).backward()
+        learnable = KeyedJaggedTensor(
+            kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride()
+        )
+        sum(
+            (output_of(m, learnable) * t).sum() for m, t in zip(modules, targets[rank], strict=True)
+        ).backward()
         return torch.zeros_like(weights) if weights.grad is None else weights.grad
 
     def rank_main(exchange) -> Tensor:
         torch.set_num_threads(1)
-        model, _ = shard_embeddings(build_collections(world, "meta"), world.plan, exchange, OPTIMIZER, CPU, world.seed)
+        model, _ = shard_embeddings(
+            build_collections(world, "meta"), world.plan, exchange, OPTIMIZER, CPU, world.seed
+        )
         return grad_of(model, exchange.rank)
 
     for rank, got in enumerate(SimulatedWorld(world.world_size).run(rank_main)):
@@ -192,18 +259,35 @@ def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
 def test_two_forwards_before_their_backwards() -> None:
     """Gradients of the second are handed over while others may still read those of the first."""
     tables = [EmbeddingBagConfig(50, 16, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(6)]
-    ids = torch.randint(50, (4, 2, 6, 8), generator=torch.Generator().manual_seed(3))  # step, forward, feature, row
+    # step, forward, feature, row
+    ids = torch.randint(50, (4, 2, 6, 8), generator=torch.Generator().manual_seed(3))
 
     def train(exchange) -> list[Tensor]:
-        owners = {t.name: TablePlacement(table_wise(t, i % exchange.world_size)) for i, t in enumerate(tables)}
-        plan = ShardingPlan(world_size=exchange.world_size, tables=owners, hosts=(tuple(range(exchange.world_size)),))
-        model, engine = shard_embeddings(EmbeddingBagCollection(tables, device="meta"), plan, exchange, OPTIMIZER, CPU, 0)
+        owners = {
+            t.name: TablePlacement(table_wise(t, i % exchange.world_size))
+            for i, t in enumerate(tables)
+        }
+        plan = ShardingPlan(
+            world_size=exchange.world_size,
+            tables=owners,
+            hosts=(tuple(range(exchange.world_size)),),
+        )
+        model, engine = shard_embeddings(
+            EmbeddingBagCollection(tables, device="meta"), plan, exchange, OPTIMIZER, CPU, 0
+        )
         for step in ids:
             mine = [part.chunk(exchange.world_size, 1)[exchange.rank].reshape(-1) for part in step]
-            kjts = [KeyedJaggedTensor([f"f{i}" for i in range(6)], part, lengths=torch.ones_like(part)) for part in mine]
+            kjts = [
+                KeyedJaggedTensor([f"f{i}" for i in range(6)], part, lengths=torch.ones_like(part))
+                for part in mine
+            ]
             for output in [model(kjt).values() for kjt in kjts]:
-                output.backward(output.detach() * (exchange.world_size / 2))  # the mean over ranks is of the same sum
-        return [state.weight.detach() for state in sorted(engine.shard_states(), key=lambda s: s.shard.table)]
+                # the mean over ranks is of the same sum
+                output.backward(output.detach() * (exchange.world_size / 2))
+        return [
+            state.weight.detach()
+            for state in sorted(engine.shard_states(), key=lambda s: s.shard.table)
+        ]
 
     first, second = SimulatedWorld(2).run(train)
     for i, want in enumerate(train(LocalExchange())):

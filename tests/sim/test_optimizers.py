@@ -1,4 +1,6 @@
-"""Every optimizer under any plan equals the unsharded tables with the formula written out, also with one optimizer per table."""
+"""Every optimizer under any plan equals the unsharded tables with the formula written out, also
+with one optimizer per table.
+"""
 
 from __future__ import annotations
 
@@ -24,4 +26,8 @@ def test_sharded_equals_unsharded(name: str, seed: int) -> None:
 def test_tables_train_with_optimizers_of_their_own(seed: int) -> None:
     rng = random.Random(seed)
     world = random_world(seed, sequences=True)
-    check(world, {t.name: options_of(rng.choice(sorted(SPARSE_OPTIMIZERS)), rng) for t in world.tables}, meta=True)
+    check(
+        world,
+        {t.name: options_of(rng.choice(sorted(SPARSE_OPTIMIZERS)), rng) for t in world.tables},
+        meta=True,
+    )

@@ -1,4 +1,6 @@
-"""Resharding in the middle of training gives the final weights of never having resharded, over random pairs of plans."""
+"""Resharding in the middle of training gives the final weights of never having resharded, over
+random pairs of plans.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,23 @@ from rayrec.errors import PlanError
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
 from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from tests.simulation import TOLERANCE, batches_of, targets_of
-from tests.worlds import EPS, OPTIMIZERS, World, build_collections, output_of, random_layout, random_world
+from tests.worlds import (
+    EPS,
+    OPTIMIZERS,
+    World,
+    build_collections,
+    output_of,
+    random_layout,
+    random_world,
+)
 
 STEPS = 4
 
 
 def other_plan(world: World, seed: int) -> ShardingPlan:
-    """Another random plan; row-wise state is exact only while column blocks are kept, so those stay as they are."""
+    """Another random plan; row-wise state is exact only while column blocks are kept, so those stay
+    as they are.
+    """
     rng = random.Random(seed)
     placements = {}
     for table in world.tables:
@@ -59,13 +71,20 @@ def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
             if plans[step] is not engine.plan:
                 engine.reshard(plans[step])
             kjt = batches[step][exchange.rank]
-            sum((output_of(m, kjt) * t).sum() for m, t in zip(modules, targets[step][exchange.rank], strict=True)).backward()
+            sum(
+                (output_of(m, kjt) * t).sum()
+                for m, t in zip(modules, targets[step][exchange.rank], strict=True)
+            ).backward()
         return [(s.shard, s.weight.detach().clone()) for s in engine.shard_states()]
 
-    whole = {t.name: torch.full((t.num_embeddings, t.embedding_dim), float("nan")) for t in world.tables}
+    whole = {
+        t.name: torch.full((t.num_embeddings, t.embedding_dim), float("nan")) for t in world.tables
+    }
     for states in SimulatedWorld(world.world_size).run(rank_main):
         for shard, weight in states:
-            whole[shard.table][shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop] = weight
+            whole[shard.table][
+                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
+            ] = weight
     assert not any(w.isnan().any() for w in whole.values())
     return whole
 
@@ -87,15 +106,28 @@ def test_only_rectangles_whose_owner_changes_travel() -> None:
     world = random_world(1, hosts=[[0, 1]], optimizer=SGD(lr=0.1))
 
     def rank_main(exchange):
-        _, engine = shard_embeddings(build_collections(world, "meta"), world.plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+        _, engine = shard_embeddings(
+            build_collections(world, "meta"),
+            world.plan,
+            exchange,
+            SGD(lr=0.1),
+            torch.device("cpu"),
+            0,
+        )
         nothing = engine.reshard(replace(world.plan))
         swapped = {}
         for name, placement in world.plan.tables.items():
             layout = placement.layout
             if isinstance(layout, TableLayout):
-                layout = replace(layout, owners=tuple(tuple(1 - r for r in row) for row in layout.owners))
+                layout = replace(
+                    layout, owners=tuple(tuple(1 - r for r in row) for row in layout.owners)
+                )
             swapped[name] = TablePlacement(layout)
-        own = sum(s.weight.numel() for s in engine.shard_states() if isinstance(world.plan.tables[s.shard.table].layout, TableLayout))
+        own = sum(
+            s.weight.numel()
+            for s in engine.shard_states()
+            if isinstance(world.plan.tables[s.shard.table].layout, TableLayout)
+        )
         return nothing, engine.reshard(replace(world.plan, tables=swapped)), own
 
     for nothing, moved, own in SimulatedWorld(2).run(rank_main):
@@ -107,7 +139,14 @@ def test_resharding_to_a_plan_for_other_ranks_is_refused() -> None:
     world = random_world(1, hosts=[[0, 1]])
 
     def rank_main(exchange):
-        _, engine = shard_embeddings(build_collections(world, "meta"), world.plan, exchange, world.optimizer, torch.device("cpu"), 0)
+        _, engine = shard_embeddings(
+            build_collections(world, "meta"),
+            world.plan,
+            exchange,
+            world.optimizer,
+            torch.device("cpu"),
+            0,
+        )
         with pytest.raises(PlanError, match="for 1 rank"):
             engine.reshard(random_world(1, hosts=[[0]]).plan)
 

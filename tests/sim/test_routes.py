@@ -1,4 +1,6 @@
-"""The two-hop route equals the flat one and sends fewer bytes between hosts; wire codecs keep their promises; ids cross once."""
+"""The two-hop route equals the flat one and sends fewer bytes between hosts; wire codecs keep their
+promises; ids cross once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ from tests.worlds import World, random_world
 
 
 @pytest.mark.seeds(range(40))
-@pytest.mark.parametrize("hosts", [((0, 1), (2, 3)), ((0, 1, 2), (3, 4, 5)), ((0, 1), (2, 3), (4, 5))], ids=["2x2", "2x3", "3x2"])
+@pytest.mark.parametrize(
+    "hosts",
+    [((0, 1), (2, 3)), ((0, 1, 2), (3, 4, 5)), ((0, 1), (2, 3), (4, 5))],
+    ids=["2x2", "2x3", "3x2"],
+)
 def test_two_hop_layouts_equal_unsharded(seed: int, hosts) -> None:
     world = random_world(8000 + seed, hosts=hosts, varying=seed % 4 == 3)
     rng = random.Random(seed)
@@ -52,23 +58,35 @@ def test_two_hop_layouts_equal_unsharded(seed: int, hosts) -> None:
 def test_two_hops_send_one_lth_of_the_bytes_between_hosts() -> None:
     table = EmbeddingBagConfig(64, 32, name="t", feature_names=["f"])
     hosts = ((0, 1), (2, 3))
-    plan = ShardingPlan(world_size=4, tables={"t": TablePlacement(row_wise(table, range(4)))}, hosts=hosts)
+    plan = ShardingPlan(
+        world_size=4, tables={"t": TablePlacement(row_wise(table, range(4)))}, hosts=hosts
+    )
 
     def rank_main(exchange):
         model, engine = shard_embeddings(
-            EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0
+            EmbeddingBagCollection([table], device="meta"),
+            plan,
+            exchange,
+            SGD(lr=0.1),
+            torch.device("cpu"),
+            0,
         )
-        model(KeyedJaggedTensor(["f"], torch.arange(16), lengths=torch.full((8,), 2))).values().sum().backward()
+        model(
+            KeyedJaggedTensor(["f"], torch.arange(16), lengths=torch.full((8,), 2))
+        ).values().sum().backward()
         exchange.world.meet()
         return engine._hops.peers.world.sent_bytes
 
     crossed = SimulatedWorld(4).run(rank_main)
     bags, row_bytes, directions = 8, 32 * 4, 2
-    flat = 4 * 2 * bags * row_bytes * directions  # four ranks, each to the two ranks of the other host
+    # four ranks, each to the two ranks of the other host
+    flat = 4 * 2 * bags * row_bytes * directions
     assert crossed[0] + crossed[1] == flat // 2  # one exchange per local index
 
 
-@pytest.mark.parametrize("precision, factor", [(CommType.FP16, 2.0), (CommType.BF16, 2.0), (CommType.INT8, 3.5)])
+@pytest.mark.parametrize(
+    "precision, factor", [(CommType.FP16, 2.0), (CommType.BF16, 2.0), (CommType.INT8, 3.5)]
+)
 def test_codecs_shrink_messages_and_bound_the_error(precision: CommType, factor: float) -> None:
     codec = Codecs.of(QCommsConfig(precision, precision)).forward
     assert codec is not None
@@ -80,7 +98,8 @@ def test_codecs_shrink_messages_and_bound_the_error(precision: CommType, factor:
     big = codec.encode(values[:640], [640])
     assert 640 * 4 / (big.numel() * big.element_size()) >= factor
     back = codec.decode(wire, sizes)
-    # float16 keeps 11 bits, bfloat16 8; int8 has 256 levels over a block's range, here at most about 8
+    # float16 keeps 11 bits, bfloat16 8; int8 has 256 levels over a block's range, here at most
+    # about 8
     bound = {CommType.FP16: 2**-9, CommType.BF16: 2**-6, CommType.INT8: 8 / 255}[precision]
     assert back.shape == values.shape and back.dtype == torch.float32
     assert (back - values).abs().max() < bound
@@ -100,10 +119,19 @@ def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType)
     targets = targets_of(world, batches)
     exact, _, _ = run_sharded(world, batches, targets, meta=True)
     coded, _, _ = run_sharded(
-        world, batches, targets, meta=True, options=EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+        world,
+        batches,
+        targets,
+        meta=True,
+        options=EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision))),
     )
-    for a, b in zip((o for s in exact for r in s for o in r), (o for s in coded for r in s for o in r), strict=True):
-        # up to four ids of values within 1 / sqrt(2), coded to 8 bits of a block's range, twice over
+    for a, b in zip(
+        (o for s in exact for r in s for o in r),
+        (o for s in coded for r in s for o in r),
+        strict=True,
+    ):
+        # up to four ids of values within 1 / sqrt(2), coded to 8 bits of a block's range, twice
+        # over
         torch.testing.assert_close(a, b, rtol=0, atol=0.1)
 
 
@@ -123,10 +151,18 @@ def test_distinct_ids_cross_once() -> None:
         def rank_main(exchange, dedup=dedup):
             options = EngineOptions(dedup_sequences=dedup, share_tables=False)
             model, _ = shard_embeddings(
-                EmbeddingCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
+                EmbeddingCollection([table], device="meta"),
+                plan,
+                exchange,
+                SGD(lr=0.1),
+                torch.device("cpu"),
+                0,
+                options,
             )
             ids = torch.tensor([1, 40]).repeat(50)
-            model(KeyedJaggedTensor(["f"], ids, lengths=torch.full((10,), 10)))["f"].values().sum().backward()
+            model(KeyedJaggedTensor(["f"], ids, lengths=torch.full((10,), 10)))[
+                "f"
+            ].values().sum().backward()
 
         world.run(rank_main)
         sent[dedup] = world.sent_bytes
@@ -141,11 +177,23 @@ def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
         world = SimulatedWorld(2)
 
         def rank_main(exchange, precision=precision):
-            options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)), share_tables=False)
-            model, _ = shard_embeddings(
-                EmbeddingBagCollection([table], device="meta"), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
+            options = EngineOptions(
+                codecs=Codecs.of(QCommsConfig(precision, precision)), share_tables=False
             )
-            model(KeyedJaggedTensor(["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64))).values().sum().backward()
+            model, _ = shard_embeddings(
+                EmbeddingBagCollection([table], device="meta"),
+                plan,
+                exchange,
+                SGD(lr=0.1),
+                torch.device("cpu"),
+                0,
+                options,
+            )
+            model(
+                KeyedJaggedTensor(
+                    ["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)
+                )
+            ).values().sum().backward()
 
         world.run(rank_main)
         sent[precision] = world.sent_bytes
@@ -164,9 +212,18 @@ def test_ids_of_a_feature_cross_once_however_many_column_blocks_read_them() -> N
         world = SimulatedWorld(2)
 
         def rank_main(exchange, plan=plan):
-            collection, options = EmbeddingBagCollection([table], device="meta"), EngineOptions(share_tables=False)
-            model, _ = shard_embeddings(collection, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options)
-            model(KeyedJaggedTensor(["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)))
+            collection, options = (
+                EmbeddingBagCollection([table], device="meta"),
+                EngineOptions(share_tables=False),
+            )
+            model, _ = shard_embeddings(
+                collection, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
+            )
+            model(
+                KeyedJaggedTensor(
+                    ["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)
+                )
+            )
 
         world.run(rank_main)
         sent[blocks] = world.sent_bytes

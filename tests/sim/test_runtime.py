@@ -28,7 +28,14 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.simulation import STEPS, TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import (
+    STEPS,
+    TOLERANCE,
+    batches_of,
+    check_equals_unsharded,
+    run_sharded,
+    targets_of,
+)
 from tests.worlds import Reference, build_collections, output_of, random_world
 
 
@@ -39,26 +46,39 @@ def test_mixed_plan_equals_unsharded(seed: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.seeds(range(9000, 9030))
-def test_threads_of_a_rank_change_no_bit(seed: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_a_rank_change_no_bit(
+    seed: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)
     world = random_world(seed, sequences=seed % 2 == 0, varying=seed % 3 == 0)
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
     outputs, states, _ = run_sharded(world, batches, targets, meta=True)
     again, their_states, _ = run_sharded(world, batches, targets, meta=True, threads=threads)
-    for a, b in zip((o for s in outputs for r in s for o in r), (o for s in again for r in s for o in r), strict=True):
+    for a, b in zip(
+        (o for s in outputs for r in s for o in r),
+        (o for s in again for r in s for o in r),
+        strict=True,
+    ):
         assert torch.equal(a, b)
-    for (shard, weight, state), (their_shard, their_weight, their_state) in zip(states, their_states, strict=True):
+    for (shard, weight, state), (their_shard, their_weight, their_state) in zip(
+        states, their_states, strict=True
+    ):
         assert shard == their_shard and torch.equal(weight, their_weight)
         assert all(torch.equal(state[name], their_state[name]) for name in state)
 
 
 @pytest.mark.seeds(range(200, 230))
 def test_cpu_ranks_train_rows_of_any_storage_alike(seed: int) -> None:
-    """They have one memory; tables of different storages, or of caches of different sizes, only share no kernel."""
+    """They have one memory; tables of different storages, or of caches of different sizes, only
+    share no kernel.
+    """
     world, rng = random_world(seed, sequences=seed % 2 == 0), random.Random(seed)
     storages = [Storage(), Storage("host"), Storage("cached", 0.1), Storage("cached", 0.5)]
-    stored = {name: replace(placement, storage=rng.choice(storages)) for name, placement in world.plan.tables.items()}
+    stored = {
+        name: replace(placement, storage=rng.choice(storages))
+        for name, placement in world.plan.tables.items()
+    }
     world.plan = replace(world.plan, tables=stored)
     check_equals_unsharded(world, meta=True)
 
@@ -70,7 +90,9 @@ def test_mixed_plan_with_sequences_equals_unsharded(seed: int) -> None:
 
 @pytest.mark.seeds(range(3000, 3150))
 def test_mixed_plan_with_a_variable_batch_equals_unsharded(seed: int) -> None:
-    check_equals_unsharded(random_world(seed, sequences=seed % 3 == 0, varying=True), meta=seed % 2 == 0)
+    check_equals_unsharded(
+        random_world(seed, sequences=seed % 3 == 0, varying=True), meta=seed % 2 == 0
+    )
 
 
 @pytest.mark.seeds(range(4000, 4040))
@@ -82,18 +104,29 @@ def test_sequence_forward_equals_unsharded_bit_for_bit(seed: int) -> None:
     for rank in range(world.world_size):
         for i, module in enumerate(modules):
             if world.is_sequence(i):
-                assert torch.equal(outputs[0][rank][i], output_of(module, batches[0][rank]).detach())
+                assert torch.equal(
+                    outputs[0][rank][i], output_of(module, batches[0][rank]).detach()
+                )
 
 
 @pytest.mark.parametrize("precision", list(CommType))
 @pytest.mark.seeds(range(20))
 def test_replicas_stay_equal_bit_for_bit(seed: int, precision: CommType) -> None:
     world = random_world(seed, hosts=[[0, 1, 2]], sequences=seed % 2 == 0, varying=seed % 3 == 0)
-    layouts = {t.name: data_parallel(t, range(3)) if i % 3 < 2 else table_wise(t, i % 2) for i, t in enumerate(world.tables)}
-    world.plan = ShardingPlan(world_size=3, tables={name: TablePlacement(layout) for name, layout in layouts.items()}, hosts=world.hosts)
+    layouts = {
+        t.name: data_parallel(t, range(3)) if i % 3 < 2 else table_wise(t, i % 2)
+        for i, t in enumerate(world.tables)
+    }
+    world.plan = ShardingPlan(
+        world_size=3,
+        tables={name: TablePlacement(layout) for name, layout in layouts.items()},
+        hosts=world.hosts,
+    )
     batches = batches_of(world, STEPS)
     options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
-    _, states, _ = run_sharded(world, batches, targets_of(world, batches), meta=True, options=options)
+    _, states, _ = run_sharded(
+        world, batches, targets_of(world, batches), meta=True, options=options
+    )
     by_table: dict[str, list[torch.Tensor]] = {}
     for shard, weight, _ in states:
         by_table.setdefault(shard.table, []).append(weight)
@@ -105,17 +138,31 @@ def test_replicas_stay_equal_bit_for_bit(seed: int, precision: CommType) -> None
 
 
 @pytest.mark.parametrize("share_tables, collectives", [(False, [9, 3, 3]), (True, [6, 2, 2])])
-def test_collections_on_one_kjt_share_one_exchange(share_tables: bool, collectives: list[int]) -> None:
+def test_collections_on_one_kjt_share_one_exchange(
+    share_tables: bool, collectives: list[int]
+) -> None:
     tables = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
-    plan = ShardingPlan(world_size=2, tables={t.name: TablePlacement(row_wise(t, [0, 1])) for t in tables}, hosts=((0, 1),))
+    plan = ShardingPlan(
+        world_size=2,
+        tables={t.name: TablePlacement(row_wise(t, [0, 1])) for t in tables},
+        hosts=((0, 1),),
+    )
 
     def rank_main(exchange):
-        model = torch.nn.ModuleList(EmbeddingBagCollection(tables=[t], device=torch.device("meta")) for t in tables)
+        model = torch.nn.ModuleList(
+            EmbeddingBagCollection(tables=[t], device=torch.device("meta")) for t in tables
+        )
         options = EngineOptions(share_tables=share_tables)
-        model, _ = shard_embeddings(model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options)
+        model, _ = shard_embeddings(
+            model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
+        )
         counts = []
         for _ in range(4):
-            kjt = KeyedJaggedTensor(["f0", "f1", "f2"], torch.tensor([1, 2, 3]), lengths=torch.ones(3, dtype=torch.int64))
+            kjt = KeyedJaggedTensor(
+                ["f0", "f1", "f2"],
+                torch.tensor([1, 2, 3]),
+                lengths=torch.ones(3, dtype=torch.int64),
+            )
             before = exchange.world.collectives
             out = [m(kjt).values() for m in model]
             exchange.world.meet()
@@ -125,31 +172,52 @@ def test_collections_on_one_kjt_share_one_exchange(share_tables: bool, collectiv
         return counts
 
     counts = SimulatedWorld(2).run(rank_main)[0]
-    # header, payload, rows unless they are read in place: three times in the first step, once when the engine has seen who shares
+    # header, payload, rows unless they are read in place: three times in the first step, once when
+    # the engine has seen who shares
     assert [counts[0], *counts[2:]] == collectives, counts
 
 
 def test_a_batch_of_empty_numpy_arrays_is_a_batch() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),))
-    model, _ = shard_embeddings(EmbeddingBagCollection(tables=[table]), plan, LocalExchange(), SGD(lr=0.1), torch.device("cpu"), 0)
+    plan = ShardingPlan(
+        world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),)
+    )
+    model, _ = shard_embeddings(
+        EmbeddingBagCollection(tables=[table]),
+        plan,
+        LocalExchange(),
+        SGD(lr=0.1),
+        torch.device("cpu"),
+        0,
+    )
     ids, lengths = torch.from_numpy(np.empty(0, np.int64)), torch.from_numpy(np.empty(0, np.int32))
     assert model(KeyedJaggedTensor(["f"], ids, lengths=lengths, stride=0)).values().shape == (0, 8)
 
 
 def test_missing_feature_and_bad_ids_are_named() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),))
+    plan = ShardingPlan(
+        world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),)
+    )
 
     def rank_main(exchange, kjt):
-        model, _ = shard_embeddings(EmbeddingBagCollection(tables=[table]), plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0)
+        model, _ = shard_embeddings(
+            EmbeddingBagCollection(tables=[table]),
+            plan,
+            exchange,
+            SGD(lr=0.1),
+            torch.device("cpu"),
+            0,
+        )
         return model(kjt)
 
     one = torch.ones(1, dtype=torch.int64)
     with pytest.raises(InputError, match=r"'f'.*'g'"):
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["g"], one, lengths=one)))
     with pytest.raises(InputError, match=r"id 10 of key 'f', row 0"):
-        SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], one * 10, lengths=one)))
+        SimulatedWorld(1).run(
+            lambda e: rank_main(e, KeyedJaggedTensor(["f"], one * 10, lengths=one))
+        )
     with pytest.raises(InputError, match="-1"):
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
 
@@ -163,15 +231,25 @@ def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
 
     def learnable(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         weights = kjt.weights().clone().requires_grad_()
-        return KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride())
+        return KeyedJaggedTensor(
+            kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride()
+        )
 
     def rank_main(exchange):
         torch.set_num_threads(1)
         model, _ = shard_embeddings(
-            build_collections(world, "meta"), world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed
+            build_collections(world, "meta"),
+            world.plan,
+            exchange,
+            world.optimizer,
+            torch.device("cpu"),
+            world.seed,
         )
         kjt = learnable(batches[exchange.rank])
-        sum((output_of(m, kjt) * t).sum() for m, t in zip(model, targets[exchange.rank], strict=True)).backward()
+        sum(
+            (output_of(m, kjt) * t).sum()
+            for m, t in zip(model, targets[exchange.rank], strict=True)
+        ).backward()
         return grad_of(kjt)
 
     def grad_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
@@ -181,14 +259,20 @@ def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
     modules = build_collections(world)
     for rank in range(world.world_size):
         kjt = learnable(batches[rank])
-        sum((output_of(m, kjt) * t).sum() for m, t in zip(modules, targets[rank], strict=True)).backward()
+        sum(
+            (output_of(m, kjt) * t).sum() for m, t in zip(modules, targets[rank], strict=True)
+        ).backward()
         # the dense part averages it over ranks, so here it is whole
         torch.testing.assert_close(got[rank], grad_of(kjt), **TOLERANCE)
 
 
-@pytest.mark.parametrize("data_type, dtype", [(DataType.FP16, torch.float16), (DataType.BF16, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "data_type, dtype", [(DataType.FP16, torch.float16), (DataType.BF16, torch.bfloat16)]
+)
 @pytest.mark.seeds(range(6000, 6020))
-def test_half_precision_tables_pool_as_unsharded(seed: int, data_type: DataType, dtype: torch.dtype) -> None:
+def test_half_precision_tables_pool_as_unsharded(
+    seed: int, data_type: DataType, dtype: torch.dtype
+) -> None:
     world = random_world(seed, sequences=True)
     for table in world.tables:
         table.data_type = data_type
@@ -198,10 +282,14 @@ def test_half_precision_tables_pool_as_unsharded(seed: int, data_type: DataType,
     assert {weight.dtype for _, weight, _ in states} == {dtype}
     for rank in range(world.world_size):
         for i, module in enumerate(modules):
-            torch.testing.assert_close(outputs[0][rank][i], output_of(module, batches[0][rank]).detach(), **TOLERANCE)
+            torch.testing.assert_close(
+                outputs[0][rank][i], output_of(module, batches[0][rank]).detach(), **TOLERANCE
+            )
 
 
-@pytest.mark.parametrize("data_type, dtype", [(DataType.FP16, torch.float16), (DataType.BF16, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "data_type, dtype", [(DataType.FP16, torch.float16), (DataType.BF16, torch.bfloat16)]
+)
 @pytest.mark.seeds(range(6100, 6140))
 def test_half_precision_tables_train_as_float32_ones_that_are_rounded_after_every_step(
     seed: int, data_type: DataType, dtype: torch.dtype
@@ -225,6 +313,12 @@ def test_half_precision_tables_train_as_float32_ones_that_are_rounded_after_ever
     _, states, _ = run_sharded(world, batches, targets, meta=True)
     ulp = torch.finfo(dtype).eps
     for shard, weight, _ in states:
-        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
-        # a sum in another order may round to the neighbour once a step; gradients do not depend on rows
-        torch.testing.assert_close(weight.float(), weights[shard.table].detach()[rows, cols], rtol=STEPS * ulp, atol=1e-4)
+        rows, cols = (
+            slice(shard.rows.start, shard.rows.stop),
+            slice(shard.cols.start, shard.cols.stop),
+        )
+        # a sum in another order may round to the neighbour once a step; gradients do not depend on
+        # rows
+        torch.testing.assert_close(
+            weight.float(), weights[shard.table].detach()[rows, cols], rtol=STEPS * ulp, atol=1e-4
+        )

@@ -1,6 +1,8 @@
-"""Worlds for the checkpoint tests: random tables and plans, a truth to cut shards from, and ranks as threads that really gather.
+"""Worlds for the checkpoint tests: random tables and plans, a truth to cut shards from, and ranks
+as threads that really gather.
 
-The truth of a table is its whole weight and, per state, one value per element; row-wise state of a shard is the mean over its columns.
+The truth of a table is its whole weight and, per state, one value per element; row-wise state of a
+shard is the mean over its columns.
 """
 
 from __future__ import annotations
@@ -43,20 +45,42 @@ class Truth:
 
     def shard_state(self, shard, fill: bool) -> ShardState:
         """The shard cut from the truth, or NaNs of its shape when it is to be filled."""
-        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
+        rows, cols = (
+            slice(shard.rows.start, shard.rows.stop),
+            slice(shard.cols.start, shard.cols.stop),
+        )
         weight = self.weight[rows, cols].clone()
         squares = self.squares[rows, cols]
-        states = {"none": {}, "row": {"momentum1": squares.mean(1).float()}, "element": {"momentum1": squares.float()}}[self.state]
+        states = {
+            "none": {},
+            "row": {"momentum1": squares.mean(1).float()},
+            "element": {"momentum1": squares.float()},
+        }[self.state]
         if not fill:
             return ShardState(shard, weight, states)
-        return ShardState(shard, torch.full_like(weight, torch.nan), {k: torch.full_like(v, torch.nan) for k, v in states.items()})
+        return ShardState(
+            shard,
+            torch.full_like(weight, torch.nan),
+            {k: torch.full_like(v, torch.nan) for k, v in states.items()},
+        )
 
 
-def make_truth(rng: random.Random, name: str, rows: int, dim: int, state: str, data_type: DataType = DataType.FP32) -> Truth:
+def make_truth(
+    rng: random.Random,
+    name: str,
+    rows: int,
+    dim: int,
+    state: str,
+    data_type: DataType = DataType.FP32,
+) -> Truth:
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     weight = torch.randn(rows, dim, generator=generator).to(DTYPES[data_type])
-    config = EmbeddingBagConfig(num_embeddings=rows, embedding_dim=dim, name=name, data_type=data_type, feature_names=[name])
-    return Truth(config, state, weight, torch.rand(rows, dim, generator=generator, dtype=torch.float64))
+    config = EmbeddingBagConfig(
+        num_embeddings=rows, embedding_dim=dim, name=name, data_type=data_type, feature_names=[name]
+    )
+    return Truth(
+        config, state, weight, torch.rand(rows, dim, generator=generator, dtype=torch.float64)
+    )
 
 
 def random_truths(rng: random.Random) -> list[Truth]:
@@ -93,19 +117,28 @@ def random_layout(rng: random.Random, table: EmbeddingBagConfig, world_size: int
     if kind == "grid" and world_size % 2 == 0:
         return grid_shard(table, (ranks[: world_size // 2], ranks[world_size // 2 :]))
     rows, cols = random_cuts(rng, table.num_embeddings, 1), random_cuts(rng, table.embedding_dim, 4)
-    return TableLayout(rows, cols, tuple(tuple(rng.choice(ranks) for _ in cols[1:]) for _ in rows[1:]))
+    return TableLayout(
+        rows, cols, tuple(tuple(rng.choice(ranks) for _ in cols[1:]) for _ in rows[1:])
+    )
 
 
 def random_plan(rng: random.Random, truths: Sequence[Truth], world_size: int) -> ShardingPlan:
-    placements = {t.config.name: TablePlacement(random_layout(rng, t.config, world_size)) for t in truths}
+    placements = {
+        t.config.name: TablePlacement(random_layout(rng, t.config, world_size)) for t in truths
+    }
     return ShardingPlan(world_size=world_size, tables=placements)
 
 
 def one_rank_plan(truths: Sequence[Truth]) -> ShardingPlan:
-    return ShardingPlan(world_size=1, tables={t.config.name: TablePlacement(table_wise(t.config, 0)) for t in truths})
+    return ShardingPlan(
+        world_size=1,
+        tables={t.config.name: TablePlacement(table_wise(t.config, 0)) for t in truths},
+    )
 
 
-def shard_states(truths: Sequence[Truth], plan: ShardingPlan, rank: int, fill: bool = False) -> list[ShardState]:
+def shard_states(
+    truths: Sequence[Truth], plan: ShardingPlan, rank: int, fill: bool = False
+) -> list[ShardState]:
     by_name = {t.config.name: t for t in truths}
     return [by_name[shard.table].shard_state(shard, fill) for shard in plan.shards(rank)]
 
@@ -121,7 +154,8 @@ class Ranks:
     def run(self, body: Callable[[int, Gather], Any]) -> Ranks:
         self.results, self.errors = [None] * self.size, [None] * self.size
         box: list[Any] = [None] * self.size
-        barrier = threading.Barrier(self.size, timeout=20)  # a rank that waits for one that is gone fails the test, it does not hang it
+        # a rank that waits for one that is gone fails the test, it does not hang it
+        barrier = threading.Barrier(self.size, timeout=20)
 
         def rank_body(rank: int) -> None:
             def gather(value: Any) -> list[Any]:
@@ -150,17 +184,35 @@ class Ranks:
         return self.results
 
 
-def save_world(path: str, truths: Sequence[Truth], plan: ShardingPlan, **options: Any) -> list[Manifest]:
+def save_world(
+    path: str, truths: Sequence[Truth], plan: ShardingPlan, **options: Any
+) -> list[Manifest]:
     """Save from all ranks of `plan`; raises the first rank's error."""
     return attempt_save(path, truths, plan, **options).all()
 
 
-def attempt_save(path: str, truths: Sequence[Truth], plan: ShardingPlan, by_rank: dict[int, dict] | None = None, **options: Any) -> Ranks:
+def attempt_save(
+    path: str,
+    truths: Sequence[Truth],
+    plan: ShardingPlan,
+    by_rank: dict[int, dict] | None = None,
+    **options: Any,
+) -> Ranks:
     """Save from all ranks of `plan`, with options that differ for some of them."""
 
     def body(rank: int, gather: Gather) -> Manifest:
-        given = {"path": path, "shards": shard_states(truths, plan, rank), "tables": [t.config for t in truths], "plan": plan}
-        given |= {"dense": {"bias": torch.arange(3.0)}, "step": 7, **options, **(by_rank or {}).get(rank, {})}
+        given = {
+            "path": path,
+            "shards": shard_states(truths, plan, rank),
+            "tables": [t.config for t in truths],
+            "plan": plan,
+        }
+        given |= {
+            "dense": {"bias": torch.arange(3.0)},
+            "step": 7,
+            **options,
+            **(by_rank or {}).get(rank, {}),
+        }
         return save_checkpoint(rank=rank, world_size=plan.world_size, gather=gather, **given)
 
     return Ranks(plan.world_size).run(body)

@@ -25,11 +25,20 @@ def batch(rows: int, seed: int, columns: int = COLUMNS) -> PlainBatch:
     ids = torch.randint(0, 20, (FEATURES * rows,), generator=generator)
     dense = torch.randn(rows, columns, generator=generator)
     sign = dense[:, 0] > 0 if columns else torch.zeros(rows, dtype=torch.bool)
-    kjt = KeyedJaggedTensor([f"f{i}" for i in range(FEATURES)], ids, lengths=torch.ones(FEATURES * rows, dtype=torch.int32))
+    kjt = KeyedJaggedTensor(
+        [f"f{i}" for i in range(FEATURES)],
+        ids,
+        lengths=torch.ones(FEATURES * rows, dtype=torch.int32),
+    )
     return PlainBatch(dense, kjt, ((ids[:rows] % 2 == 0) ^ sign).float())
 
 
 def tables(dim: int = DIM) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name=f"t{i}", num_embeddings=20, embedding_dim=dim, feature_names=[f"f{i}"]) for i in range(FEATURES)]
+        [
+            EmbeddingBagConfig(
+                name=f"t{i}", num_embeddings=20, embedding_dim=dim, feature_names=[f"f{i}"]
+            )
+            for i in range(FEATURES)
+        ]
     )

@@ -2,12 +2,12 @@
 
 A comment above a block says how it is tested:
 
-    <!-- tested: NAME -->            runs alone, in a folder of its own; JSON is parsed as what NAME says
-    <!-- walk: file PATH -->         is written to PATH, in the folder of its page's walk
-    <!-- walk: python PATH -->       is written to PATH there, and run
-    <!-- walk: shell -->             runs there, line by line, until a line fails
-    <!-- own machine: NAME -->       runs in a network and a process space of its own, as on another machine
-    <!-- not run: WHY -->            shell commands only, and says why
+    <!-- tested: NAME -->            runs alone, in a folder of its own; JSON is parsed as what NAME
+    says <!-- walk: file PATH -->         is written to PATH, in the folder of its page's walk <!--
+    walk: python PATH -->       is written to PATH there, and run <!-- walk: shell -->
+    runs there, line by line, until a line fails <!-- own machine: NAME -->       runs in a network
+    and a process space of its own, as on another machine <!-- not run: WHY -->            shell
+    commands only, and says why
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_BLOCK = re.compile(r"(?:^ *<!-- ([a-z ]+): ?(.*?) -->\n)?^( *)```(\w*)\n(.*?)^\3```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:^ *<!-- ([a-z ]+): ?(.*?) -->\n)?^( *)```(\w*)\n(.*?)^\3```$", re.MULTILINE | re.DOTALL
+)
 
 
 class Block(NamedTuple):
@@ -52,8 +54,15 @@ BLOCKS = blocks()
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The variables of a program of a document: rayrec can be imported from any folder, HOME is a folder of the test."""
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    """The variables of a program of a document: rayrec can be imported from any folder, HOME is a
+    folder of the test.
+    """
+    variables = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "disabled",
+    }
     variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
     variables.pop("RAY_ADDRESS", None)
     return variables
@@ -61,7 +70,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 def execute(command: list[str], folder: Path, timeout_s: float) -> str:
     """What a command prints; its failure is the test's."""
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -1,4 +1,6 @@
-"""Random tables, topologies, layouts and plans for the tests of layout and planner; everything follows from a seed."""
+"""Random tables, topologies, layouts and plans for the tests of layout and planner; everything
+follows from a seed.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ def random_hosts(rng: random.Random, world_size: int) -> tuple[tuple[int, ...], 
 
 
 def random_tables(rng: random.Random, count: int) -> list[BaseEmbeddingConfig]:
-    """Tables of one row to a million, pooled and not, of one or several features, some of an odd width."""
+    """Tables of one row to a million, pooled and not, of one or several features, some of an odd
+    width.
+    """
     out: list[BaseEmbeddingConfig] = []
     other = random.Random(rng.getstate()[1][0])  # leaves what else follows from the seed as it is
     for i in range(count):
         rows = int(10 ** rng.uniform(0, 6))
         dim = 4 * rng.choice([1, 2, 4, 8, 16, 24, 32, 64]) - other.choice([0, 0, 0, 0, 0, 1, 3])
         names = [f"f{i}_{k}" for k in range(rng.choice([1, 1, 1, 2, 3]))]
-        kind = rng.choice([DataType.FP32, other.choice([DataType.FP16, DataType.FP16, DataType.BF16])])
+        kind = rng.choice(
+            [DataType.FP32, other.choice([DataType.FP16, DataType.FP16, DataType.BF16])]
+        )
         if rng.random() < 0.2:
             out.append(EmbeddingConfig(rows, dim, f"t{i}", kind, names))
         else:
@@ -62,23 +68,43 @@ def random_tables(rng: random.Random, count: int) -> list[BaseEmbeddingConfig]:
 
 def random_storage(rng: random.Random) -> Storage:
     """On the device, off it, or off it with a cache of any size."""
-    return rng.choice([Storage(), Storage("host"), Storage("cached", rng.choice([0.001, 0.2, 1.0]))])
+    return rng.choice(
+        [Storage(), Storage("host"), Storage("cached", rng.choice([0.001, 0.2, 1.0]))]
+    )
 
 
 def random_plan(seed: int) -> ShardingPlan:
     """Any valid plan, without estimates; some table names need quoting in JSON."""
     rng = random.Random(seed)
     world_size, odd = rng.randrange(1, 9), seed % 3
-    names = rng.sample(["user", 'quo"te', "grüße", "a b", "back\\slash", "tables", "kind", "x\ny", *map(str, range(9))], rng.randrange(8))
+    names = rng.sample(
+        [
+            "user",
+            'quo"te',
+            "grüße",
+            "a b",
+            "back\\slash",
+            "tables",
+            "kind",
+            "x\ny",
+            *map(str, range(9)),
+        ],
+        rng.randrange(8),
+    )
     tables = {
-        name: TablePlacement(random_layout(rng, rng.randrange(1, 200), 4 * rng.randrange(1, 12) - odd, world_size), random_storage(rng))
+        name: TablePlacement(
+            random_layout(rng, rng.randrange(1, 200), 4 * rng.randrange(1, 12) - odd, world_size),
+            random_storage(rng),
+        )
         for name in names
     }
     return ShardingPlan(world_size=world_size, tables=tables, hosts=random_hosts(rng, world_size))
 
 
 def random_topology(rng: random.Random, memory_bytes: int) -> Topology:
-    """1 to 8 ranks on hosts of any size, memory near `memory_bytes`, speeds of one device or the other."""
+    """1 to 8 ranks on hosts of any size, memory near `memory_bytes`, speeds of one device or the
+    other.
+    """
     world_size = rng.randrange(1, 9)
     hosts = random_hosts(rng, world_size) if rng.random() < 0.5 else None
     base = Topology.local(world_size, memory_bytes=memory_bytes, device=rng.choice(["cpu", "cuda"]))
@@ -97,7 +123,10 @@ def random_topology(rng: random.Random, memory_bytes: int) -> Topology:
 
 def random_wire(rng: random.Random) -> dict[str, str]:
     """Types of rows and gradients on the wire."""
-    return {name: rng.choice(["fp32", "fp32", "fp16", "int8"]) for name in ("qcomms_forward", "qcomms_backward")}
+    return {
+        name: rng.choice(["fp32", "fp32", "fp16", "int8"])
+        for name in ("qcomms_forward", "qcomms_backward")
+    }
 
 
 def _of_kernels(table: BaseEmbeddingConfig, storage: str) -> str:
@@ -106,7 +135,9 @@ def _of_kernels(table: BaseEmbeddingConfig, storage: str) -> str:
     return storage if fused or storage == "device" else "auto"
 
 
-def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) -> dict[str, ParameterConstraints]:
+def random_constraints(
+    rng: random.Random, tables: list[BaseEmbeddingConfig]
+) -> dict[str, ParameterConstraints]:
     """Pooling factors, skew and storage for some tables, narrow limits for a few."""
     return {
         table.name: ParameterConstraints(
@@ -114,7 +145,9 @@ def random_constraints(rng: random.Random, tables: list[BaseEmbeddingConfig]) ->
             min_partition=rng.choice([None, None, 4, 16, 32]),
             weighted=rng.random() < 0.3,
             skew=rng.choice([0.0, 0.0, 0.7, 1.3]),
-            storage=_of_kernels(table, rng.choice(["device", "device", "host", "cached", "auto", "auto"])),
+            storage=_of_kernels(
+                table, rng.choice(["device", "device", "host", "cached", "auto", "auto"])
+            ),
             cache_load_factor=rng.choice([0.02, 0.2]),
         )
         for table in tables

@@ -42,7 +42,9 @@ def random_stages(seed: int) -> list[tuple[str, dict]]:
             "value": rng.choice([0.1, 0.5, 1.0, 2.0]),
             "lr_scale": rng.choice([1.0, 0.5]),
         }
-        name = rng.choice([policy.name for policy in WarmupPolicy if specs or policy is not WarmupPolicy.INVSQRT])
+        name = rng.choice(
+            [policy.name for policy in WarmupPolicy if specs or policy is not WarmupPolicy.INVSQRT]
+        )
         if name == "STEP":
             options["decay_iters"] = rng.choice([-1, 2])
         elif name == "COSINE_ANNEALING_WARM_RESTARTS":
@@ -60,7 +62,9 @@ def test_schedules_are_those_of_torchrec() -> None:
     def run(optim, specs) -> tuple[list[float], list[int]]:
         stages = [optim.WarmupStage(optim.WarmupPolicy[name], **options) for name, options in specs]
         model, rates = nn.Linear(3, 1), []
-        keyed = optim.KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.3))
+        keyed = optim.KeyedOptimizerWrapper(
+            dict(model.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.3)
+        )
         optimizer = optim.WarmupOptimizer(keyed, stages)
         for _ in range(30):
             rates.append(optimizer.param_groups[0]["lr"])
@@ -87,17 +91,24 @@ def like(mine: nn.Module, theirs: nn.Module) -> tuple[nn.Module, nn.Module]:
         lambda m, _: m.LowRankCrossNet(6, 2, low_rank=3),
         lambda m, _: m.VectorCrossNet(6, 2),
         lambda m, _: m.LowRankMixtureCrossNet(6, 2, num_experts=1, low_rank=2),
-        lambda m, _: m.LowRankMixtureCrossNet(6, 2, num_experts=3, low_rank=2, activation=torch.sigmoid),
+        lambda m, _: m.LowRankMixtureCrossNet(
+            6, 2, num_experts=3, low_rank=2, activation=torch.sigmoid
+        ),
         lambda _, a: a.SwishLayerNorm(6),
     ],
 )
 def test_modules_are_those_of_torchrec(make):
     theirs = torchrec.modules
-    mine, theirs = like(make(rayrec.modules, rayrec.modules), make(theirs.crossnet, theirs.activation))
+    mine, theirs = like(
+        make(rayrec.modules, rayrec.modules), make(theirs.crossnet, theirs.activation)
+    )
     for p in mine.parameters():
         nn.init.uniform_(p, -0.5, 0.5)
     like(mine, theirs)
-    a, b = (torch.rand(5, 6, generator=torch.Generator().manual_seed(0), requires_grad=True) for _ in range(2))
+    a, b = (
+        torch.rand(5, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        for _ in range(2)
+    )
     torch.testing.assert_close(mine(a), theirs(b), **CLOSE)
     mine(a).square().sum().backward()
     theirs(b).square().sum().backward()
@@ -110,7 +121,12 @@ def test_the_projection_model_is_that_of_torchrec():
     torch.manual_seed(0)
 
     def build(package, configs):
-        tables = [configs.EmbeddingBagConfig(name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]) for i in range(2)]
+        tables = [
+            configs.EmbeddingBagConfig(
+                name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]
+            )
+            for i in range(2)
+        ]
         collection = configs.EmbeddingBagCollection(tables=tables)
         return package.DLRM_Projection(collection, 3, [8], [5, 1], [10, 16], [24])
 
@@ -121,7 +137,9 @@ def test_the_projection_model_is_that_of_torchrec():
         torch.rand(2, 3),
     )
     wanted = theirs(dense, torchrec.KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths))
-    torch.testing.assert_close(mine(dense, KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)), wanted, **CLOSE)
+    torch.testing.assert_close(
+        mine(dense, KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)), wanted, **CLOSE
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +152,12 @@ def test_the_projection_model_is_that_of_torchrec():
 )
 def test_dense_rowwise_adagrad_is_that_of_torchrec(options):
     weights = [nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
-    optimizers = [cls([w], lr=0.1, **options) for cls, w in zip((DenseRowWiseAdagrad, torchrec.optim.RowWiseAdagrad), weights, strict=True)]
+    optimizers = [
+        cls([w], lr=0.1, **options)
+        for cls, w in zip(
+            (DenseRowWiseAdagrad, torchrec.optim.RowWiseAdagrad), weights, strict=True
+        )
+    ]
     for step in range(4):
         for weight, optimizer in zip(weights, optimizers, strict=True):
             weight.grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
@@ -149,7 +172,12 @@ def test_fused_collections_are_those_of_torchrec(name):
         kwargs["eps"] = 1e-6
 
     def build(configs, collection):
-        tables = [configs.EmbeddingBagConfig(name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]) for i in range(2)]
+        tables = [
+            configs.EmbeddingBagConfig(
+                name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]
+            )
+            for i in range(2)
+        ]
         return collection(tables, optimizer, kwargs, device=torch.device("cpu"))
 
     mine = build(rayrec.modules, rayrec.FusedEmbeddingBagCollection)
@@ -182,10 +210,16 @@ def test_cross_entropy_is_torchrecs_in_bits():
     total = states.pop("cross_entropy_sum")
     assert scores.cross_entropy_sum_bits == pytest.approx(float(total), rel=1e-6)
     assert scores.logloss_bits == pytest.approx(
-        float(torchrec.metrics.ne.compute_logloss(total, states["pos_labels"], states["neg_labels"], 1e-12)),
+        float(
+            torchrec.metrics.ne.compute_logloss(
+                total, states["pos_labels"], states["neg_labels"], 1e-12
+            )
+        ),
         rel=1e-6,
     )
-    ne = torchrec.metrics.ne.compute_ne(total, states["weighted_num_samples"], states["pos_labels"], states["neg_labels"], 1e-12)
+    ne = torchrec.metrics.ne.compute_ne(
+        total, states["weighted_num_samples"], states["pos_labels"], states["neg_labels"], 1e-12
+    )
     assert scores.ne == pytest.approx(float(ne), rel=1e-6)
 
 
@@ -194,10 +228,14 @@ def test_regrouping_as_a_module_is_that_of_torchrec():
     groups, names = [["a", "c"], ["b"]], ["x", "y"]
 
     def run(package, module):
-        return module.KTRegroupAsDict(groups, names)([package.KeyedTensor(["a", "b", "c"], [1, 2, 3], values)])
+        return module.KTRegroupAsDict(groups, names)(
+            [package.KeyedTensor(["a", "b", "c"], [1, 2, 3], values)]
+        )
 
     mine, theirs = run(rayrec, rayrec.modules), run(torchrec, torchrec.modules.regroup)
-    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in names)
+    assert mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in names
+    )
 
 
 PAGE = re.sub(
@@ -206,7 +244,9 @@ PAGE = re.sub(
     (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text(),
     flags=re.DOTALL,
 )
-TOLD = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PAGE)))) | {"PositionWeightedModuleCollection"}
+TOLD = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PAGE)))) | {
+    "PositionWeightedModuleCollection"
+}
 PACKAGES = (
     "torchrec.modules",
     "torchrec.models",
@@ -217,16 +257,26 @@ PACKAGES = (
 
 
 def exported(package: str) -> set[str]:
-    """Public classes of the modules of a package; of metrics those that a user names in a config or a loop."""
+    """Public classes of the modules of a package; of metrics those that a user names in a config or
+    a loop.
+    """
     found: set[str] = set()
     for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
         name = f"{package}.{info.name}"
         if info.ispkg or name.endswith(("cuda_graph_benchmark", "cuda_graph_utils")):
             continue
         module = importlib.import_module(name)
-        found |= {n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == name and not n.startswith("_")}
+        found |= {
+            n
+            for n, v in vars(module).items()
+            if inspect.isclass(v) and v.__module__ == name and not n.startswith("_")
+        }
     if package == "torchrec.metrics":
-        found = {name for name in found if name.endswith("Metric") and name not in ("RecMetric", "StateMetric")}
+        found = {
+            name
+            for name in found
+            if name.endswith("Metric") and name not in ("RecMetric", "StateMetric")
+        }
     return found
 
 
@@ -239,4 +289,6 @@ def test_the_page_names_all_that_torchrec_exports(package):
 def test_the_page_names_all_that_its_main_packages_give(package):
     module = importlib.import_module(package)
     given = {n for n, v in vars(module).items() if inspect.isclass(v) or inspect.isfunction(v)}
-    assert {name for name in given if "torchrec" in vars(module)[name].__module__} - TOLD - {"ShardedTensor"} == set()
+    assert {name for name in given if "torchrec" in vars(module)[name].__module__} - TOLD - {
+        "ShardedTensor"
+    } == set()

@@ -21,7 +21,12 @@ def test_block_bucketize_equals_reference(seed: int, varying: bool) -> None:
     cuts = [torch.tensor([0, *sorted(rng.sample(range(1, n), blocks - 1)), n]) for n in sizes]
     lengths = torch.tensor([rng.randint(0, 4) for _ in feature_of], dtype=torch.int32)
     ids = torch.tensor(
-        [rng.randrange(sizes[f]) for f, n in zip(feature_of, lengths.tolist(), strict=True) for _ in range(n)], dtype=torch.int64
+        [
+            rng.randrange(sizes[f])
+            for f, n in zip(feature_of, lengths.tolist(), strict=True)
+            for _ in range(n)
+        ],
+        dtype=torch.int64,
     )
     weights = torch.rand(ids.numel()) if rng.random() < 0.5 else None
     got = block_bucketize(lengths, ids, weights, cuts, bags if varying else None, where=True)

@@ -1,4 +1,6 @@
-"""kill -9 of a writing process at random moments leaves every earlier checkpoint whole, and the next save goes on."""
+"""kill -9 of a writing process at random moments leaves every earlier checkpoint whole, and the
+next save goes on.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePl
 
 KILLS = 10
 ROWS, DIM = 4000, 16
-TABLES = [EmbeddingBagConfig(num_embeddings=ROWS, embedding_dim=DIM, name=name, feature_names=[name]) for name in ("a", "b")]
-LAYOUT = TableLayout((0, 1000, 2500, ROWS), (0, 4, DIM), ((0, 0), (0, 0), (0, 0)))  # six files per table, all written by rank 0
+TABLES = [
+    EmbeddingBagConfig(num_embeddings=ROWS, embedding_dim=DIM, name=name, feature_names=[name])
+    for name in ("a", "b")
+]
+# six files per table, all written by rank 0
+LAYOUT = TableLayout((0, 1000, 2500, ROWS), (0, 4, DIM), ((0, 0), (0, 0), (0, 0)))
 PLAN = ShardingPlan(world_size=1, tables={table.name: TablePlacement(LAYOUT) for table in TABLES})
 
 
@@ -24,12 +30,20 @@ def states_at(step: int) -> list[ShardState]:
     states = []
     for shard in PLAN.shards(0):
         rows = torch.arange(shard.rows.start, shard.rows.stop, dtype=torch.float32)
-        states.append(ShardState(shard, (rows * 1000 + step)[:, None].repeat(1, len(shard.cols)), {"momentum1": rows + step}))
+        states.append(
+            ShardState(
+                shard,
+                (rows * 1000 + step)[:, None].repeat(1, len(shard.cols)),
+                {"momentum1": rows + step},
+            )
+        )
     return states
 
 
 def save_forever(storage_path: str, first_step: int, started) -> None:
-    """The process to be killed: it does nothing but save, one step after the other, and keeps three checkpoints."""
+    """The process to be killed: it does nothing but save, one step after the other, and keeps three
+    checkpoints.
+    """
     manager = CheckpointManager(storage_path)
     for step in range(first_step, first_step + 100_000):
         started.set()
@@ -49,11 +63,18 @@ def save_forever(storage_path: str, first_step: int, started) -> None:
 
 
 def assert_whole(manager: CheckpointManager, step: int) -> None:
-    states = [ShardState(s.shard, torch.zeros_like(s.weight), {"momentum1": torch.zeros(len(s.shard.rows))}) for s in states_at(step)]
+    states = [
+        ShardState(
+            s.shard, torch.zeros_like(s.weight), {"momentum1": torch.zeros(len(s.shard.rows))}
+        )
+        for s in states_at(step)
+    ]
     restored = restore_checkpoint(manager.path(step), states, tables=TABLES)
     assert restored.step == step and bool((restored.dense["w"] == step).all())
     for got, want in zip(states, states_at(step), strict=True):
-        assert torch.equal(got.weight, want.weight) and torch.equal(got.optimizer["momentum1"], want.optimizer["momentum1"])
+        assert torch.equal(got.weight, want.weight) and torch.equal(
+            got.optimizer["momentum1"], want.optimizer["momentum1"]
+        )
 
 
 def test_kill_9_at_random_moments_leaves_earlier_checkpoints_whole(tmp_path):
@@ -64,7 +85,9 @@ def test_kill_9_at_random_moments_leaves_earlier_checkpoints_whole(tmp_path):
     last, cut_short = 0, 0
     for _ in range(KILLS):
         started = context.Event()
-        writer = context.Process(target=save_forever, args=(str(tmp_path), last + 1, started), daemon=True)
+        writer = context.Process(
+            target=save_forever, args=(str(tmp_path), last + 1, started), daemon=True
+        )
         writer.start()
         assert started.wait(60)
         time.sleep(rng.uniform(0.0, 0.3))
@@ -72,7 +95,9 @@ def test_kill_9_at_random_moments_leaves_earlier_checkpoints_whole(tmp_path):
         writer.join()
         assert writer.exitcode == -9
         steps = manager.steps()
-        assert not last or (steps and steps[-1] >= last), f"checkpoint {last} was there before and is gone: {steps}"
+        assert not last or (steps and steps[-1] >= last), (
+            f"checkpoint {last} was there before and is gone: {steps}"
+        )
         for step in steps:
             assert_whole(manager, step)
         last = steps[-1] if steps else last

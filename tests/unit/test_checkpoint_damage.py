@@ -1,4 +1,6 @@
-"""What is missing, damaged or does not fit raises a CheckpointError that names it; a rank that fails is heard by all."""
+"""What is missing, damaged or does not fit raises a CheckpointError that names it; a rank that
+fails is heard by all.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,21 @@ import torch
 from rayrec.checkpoint import Manifest, ShardState, load_table, read_manifest, restore_checkpoint
 from rayrec.checkpoint.shardfile import shard_path
 from rayrec.errors import CheckpointError, DamagedCheckpointError, ShapeError
-from rayrec.layout import EmbeddingBagConfig, Shard, ShardingPlan, TablePlacement, data_parallel, row_wise
-from tests.unit.checkpoint_worlds import attempt_save, make_truth, one_rank_plan, save_world, shard_states
+from rayrec.layout import (
+    EmbeddingBagConfig,
+    Shard,
+    ShardingPlan,
+    TablePlacement,
+    data_parallel,
+    row_wise,
+)
+from tests.unit.checkpoint_worlds import (
+    attempt_save,
+    make_truth,
+    one_rank_plan,
+    save_world,
+    shard_states,
+)
 
 TRUTH = make_truth(random.Random(0), "t", 24, 8, "row")
 ELEMENTS = make_truth(random.Random(1), "e", 10, 8, "element")
@@ -24,7 +39,10 @@ ALL = [TRUTH, ELEMENTS, BARE]
 
 
 def two_ranks() -> ShardingPlan:
-    return ShardingPlan(world_size=2, tables={t.config.name: TablePlacement(row_wise(t.config, range(2))) for t in ALL})
+    return ShardingPlan(
+        world_size=2,
+        tables={t.config.name: TablePlacement(row_wise(t.config, range(2))) for t in ALL},
+    )
 
 
 def restore(path: Path | str, **options: object) -> None:
@@ -98,7 +116,9 @@ def test_a_truncated_or_missing_table_is_named_by_load_table(copy):
     entry = read_manifest(str(copy)).files[0]
     with open(copy / entry.path, "r+b") as file:
         file.truncate(entry.num_bytes - 1)
-    with pytest.raises(DamagedCheckpointError, match=rf"{entry.path} has {entry.num_bytes - 1} bytes"):
+    with pytest.raises(
+        DamagedCheckpointError, match=rf"{entry.path} has {entry.num_bytes - 1} bytes"
+    ):
         load_table(str(copy), entry.table)
     os.remove(copy / entry.path)
     with pytest.raises(DamagedCheckpointError, match=rf"{entry.path} has 0 bytes"):
@@ -119,7 +139,11 @@ def write_manifest(copy: Path, manifest: Manifest) -> None:
 def test_a_manifest_whose_rectangles_do_not_tile_is_refused(copy):
     manifest = read_manifest(str(copy))
     first, *rest = manifest.files
-    hole, twice, shifted = rest, [first, first, *rest], [replace(first, rows=range(1, first.rows.stop)), *rest]
+    hole, twice, shifted = (
+        rest,
+        [first, first, *rest],
+        [replace(first, rows=range(1, first.rows.stop)), *rest],
+    )
     for files in (hole, twice, shifted):
         write_manifest(copy, replace(manifest, files=tuple(files)))
         with pytest.raises(CheckpointError, match="do not tile"):
@@ -137,7 +161,15 @@ def test_a_manifest_cannot_name_files_outside_of_the_checkpoint(copy):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"format": "other"}', '{"format": "rayrec.checkpoint", "version": 1}', "\x00\xff", "[" * 100_000],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "other"}',
+        '{"format": "rayrec.checkpoint", "version": 1}',
+        "\x00\xff",
+        "[" * 100_000,
+    ],
 )
 def test_what_is_no_manifest_is_a_checkpoint_error(text, copy):
     (copy / "manifest.json").write_text(text)
@@ -153,7 +185,9 @@ def test_another_format_version_is_refused(copy):
 
 
 def wanted(table: str, rows: int = 4, cols: int = 8, **optimizer: torch.Tensor) -> list[ShardState]:
-    return [ShardState(Shard(table, range(rows), range(cols), 0), torch.zeros(rows, cols), optimizer)]
+    return [
+        ShardState(Shard(table, range(rows), range(cols), 0), torch.zeros(rows, cols), optimizer)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -162,11 +196,26 @@ def wanted(table: str, rows: int = 4, cols: int = 8, **optimizer: torch.Tensor) 
         (wanted("nobody"), "no table 'nobody' among its 3: t, e, bare"),
         (wanted("t", rows=25), "saved as 24 x 8, and r0-25-c0-8 is wanted"),
         (wanted("t", cols=12), "saved as 24 x 8"),
-        (wanted("t", momentum1=torch.zeros(4, 8)), "one value per row .row-wise., wanted is one value per element"),
-        (wanted("e", momentum1=torch.zeros(4)), "one value per element, wanted is one value per row"),
-        (wanted("bare", momentum1=torch.zeros(4)), "no optimizer state 'momentum1'; it was saved with: none"),
-        (wanted("t", momentum2=torch.zeros(4)), "no optimizer state 'momentum2'; it was saved with: momentum1"),
-        (wanted("t", momentum1=torch.zeros(4, dtype=torch.int64)), "saved as float32, wanted is int64"),
+        (
+            wanted("t", momentum1=torch.zeros(4, 8)),
+            "one value per row .row-wise., wanted is one value per element",
+        ),
+        (
+            wanted("e", momentum1=torch.zeros(4)),
+            "one value per element, wanted is one value per row",
+        ),
+        (
+            wanted("bare", momentum1=torch.zeros(4)),
+            "no optimizer state 'momentum1'; it was saved with: none",
+        ),
+        (
+            wanted("t", momentum2=torch.zeros(4)),
+            "no optimizer state 'momentum2'; it was saved with: momentum1",
+        ),
+        (
+            wanted("t", momentum1=torch.zeros(4, dtype=torch.int64)),
+            "saved as float32, wanted is int64",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(states, match, saved):
@@ -182,7 +231,9 @@ def test_a_table_that_grew_is_named_even_when_this_rank_would_fit(saved):
 
 def test_another_optimizer_with_the_same_state_is_named(saved):
     specs = {"t": {"name": "rowwise_other"}}
-    with pytest.raises(CheckpointError, match="trained with 'rowwise_adagrad', 'rowwise_other' is wanted"):
+    with pytest.raises(
+        CheckpointError, match="trained with 'rowwise_adagrad', 'rowwise_other' is wanted"
+    ):
         restore_checkpoint(str(saved), wanted("t", momentum1=torch.zeros(4)), optimizers=specs)
     restore_checkpoint(str(saved), wanted("t"), optimizers=specs)  # the weights alone do not care
 
@@ -196,21 +247,40 @@ def test_shard_states_check_their_shapes():
 
 def bad_state(rank: int) -> list[ShardState]:
     states = shard_states(ALL, two_ranks(), rank)
-    return [replace(states[0], optimizer={"flags": torch.zeros(states[0].shard.shape[0], dtype=torch.bool)}), *states[1:]]
+    return [
+        replace(
+            states[0], optimizer={"flags": torch.zeros(states[0].shard.shape[0], dtype=torch.bool)}
+        ),
+        *states[1:],
+    ]
 
 
 @pytest.mark.parametrize(
     ("by_rank", "match"),
     [
-        ({1: {"shards": bad_state(1)}}, r"writing failed on rank 1 of 2: .*'flags' of table 't' has dtype torch.bool"),
+        (
+            {1: {"shards": bad_state(1)}},
+            r"writing failed on rank 1 of 2: .*'flags' of table 't' has dtype torch.bool",
+        ),
         ({1: {"shards": []}}, "preparing failed on rank 1 of 2: .*in the plan but was not given"),
-        ({1: {"step": 8}}, r"publishing failed on rank 0 of 2 .*different steps, by rank: \[7, 8\]"),
-        ({0: {"cursor": {"at": object()}}}, "publishing failed on rank 0 of 2: .*cursor cannot be written as JSON"),
-        ({0: {"dense_optimizer": {"f": random.Random(0)}}}, r"writing failed on rank 0 of 2: .*random\.Random"),
+        (
+            {1: {"step": 8}},
+            r"publishing failed on rank 0 of 2 .*different steps, by rank: \[7, 8\]",
+        ),
+        (
+            {0: {"cursor": {"at": object()}}},
+            "publishing failed on rank 0 of 2: .*cursor cannot be written as JSON",
+        ),
+        (
+            {0: {"dense_optimizer": {"f": random.Random(0)}}},
+            r"writing failed on rank 0 of 2: .*random\.Random",
+        ),
         ({0: {"tables": [TRUTH.config]}}, "preparing failed on rank 0 of 2: PlanError"),
     ],
 )
-def test_every_rank_raises_what_one_rank_failed_with_and_no_checkpoint_appears(by_rank, match, tmp_path):
+def test_every_rank_raises_what_one_rank_failed_with_and_no_checkpoint_appears(
+    by_rank, match, tmp_path
+):
     ranks = attempt_save(str(tmp_path / "c"), ALL, two_ranks(), by_rank=by_rank)
     for error in ranks.errors:
         assert isinstance(error, CheckpointError)
@@ -223,9 +293,15 @@ def test_every_rank_raises_what_one_rank_failed_with_and_no_checkpoint_appears(b
 
 
 def test_a_path_that_is_not_shared_by_the_hosts_is_found_at_save(tmp_path):
-    ranks = attempt_save(str(tmp_path / "here"), ALL, two_ranks(), by_rank={1: {"path": str(tmp_path / "there")}})
+    ranks = attempt_save(
+        str(tmp_path / "here"), ALL, two_ranks(), by_rank={1: {"path": str(tmp_path / "there")}}
+    )
     for error in ranks.errors:
-        assert isinstance(error, CheckpointError) and "rank 0 does not see it" in str(error) and "shared by all hosts" in str(error)
+        assert (
+            isinstance(error, CheckpointError)
+            and "rank 0 does not see it" in str(error)
+            and "shared by all hosts" in str(error)
+        )
 
 
 def test_a_complete_checkpoint_is_never_overwritten(copy):
@@ -244,17 +320,24 @@ def test_a_directory_with_other_files_is_not_touched(tmp_path):
 
 
 def test_replicated_tables_are_written_once(tmp_path):
-    plan = ShardingPlan(world_size=3, tables={"t": TablePlacement(data_parallel(TRUTH.config, range(3)))})
+    plan = ShardingPlan(
+        world_size=3, tables={"t": TablePlacement(data_parallel(TRUTH.config, range(3)))}
+    )
     (manifest, *_) = save_world(str(tmp_path / "c"), [TRUTH], plan)
     assert len(manifest.files) == 1 and len(list((tmp_path / "c").rglob("*.arrow"))) == 1
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../../evil", "/etc/passwd", "a/b", "naïve table", "x" * 400, "..%2F", "CON:*?"])
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "../../evil", "/etc/passwd", "a/b", "naïve table", "x" * 400, "..%2F", "CON:*?"],
+)
 def test_table_names_stay_inside_the_directory(name, tmp_path):
     truth = make_truth(random.Random(4), name, 6, 4, "row")
     (manifest,) = save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]))
     files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*.arrow")]
-    assert [str(path) for path in files] == [f"c/{manifest.files[0].path}"] and len(files[0].parts) == 4
+    assert [str(path) for path in files] == [f"c/{manifest.files[0].path}"] and len(
+        files[0].parts
+    ) == 4
     (state,) = shard_states([truth], one_rank_plan([truth]), 0, fill=True)
     restore_checkpoint(str(tmp_path / "c"), [state])
     assert torch.equal(state.weight, truth.weight)

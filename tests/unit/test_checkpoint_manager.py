@@ -1,4 +1,6 @@
-"""Step directories: what counts as a checkpoint, which is newest, what pruning takes and what it leaves."""
+"""Step directories: what counts as a checkpoint, which is newest, what pruning takes and what it
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from tests.unit.checkpoint_worlds import make_truth, one_rank_plan, save_world
 TRUTH = make_truth(random.Random(0), "t", 6, 4, "none")
 
 
-def save_steps(manager: CheckpointManager, steps: list[int], filesystem: fs.FileSystem | None = None) -> None:
+def save_steps(
+    manager: CheckpointManager, steps: list[int], filesystem: fs.FileSystem | None = None
+) -> None:
     for step in steps:
-        save_world(manager.path(step), [TRUTH], one_rank_plan([TRUTH]), step=step, filesystem=filesystem)
+        save_world(
+            manager.path(step), [TRUTH], one_rank_plan([TRUTH]), step=step, filesystem=filesystem
+        )
 
 
 def test_a_storage_path_that_does_not_exist_has_no_checkpoints(tmp_path):
@@ -69,11 +75,15 @@ def test_a_deletion_cut_short_leaves_no_half_checkpoint_that_counts():
     whole = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
     save_steps(CheckpointManager("/manager/cut", whole), [1, 2], whole)
     with pytest.raises(OSError, match="cut short"):
-        CheckpointManager("/manager/cut", fs.PyFileSystem(CutShort(fsspec.filesystem("memory")))).prune(1)
+        CheckpointManager(
+            "/manager/cut", fs.PyFileSystem(CutShort(fsspec.filesystem("memory")))
+        ).prune(1)
     manager = CheckpointManager("/manager/cut", whole)
     assert manager.steps() == (2,)
     manager.prune(1)
-    assert [entry.base_name for entry in whole.get_file_info(fs.FileSelector("/manager/cut"))] == ["step-00000002"]
+    assert [entry.base_name for entry in whole.get_file_info(fs.FileSelector("/manager/cut"))] == [
+        "step-00000002"
+    ]
 
 
 def test_manager_works_on_other_filesystems():

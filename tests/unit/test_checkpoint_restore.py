@@ -10,8 +10,24 @@ import torch
 from pyarrow import fs
 
 from rayrec.checkpoint import ShardState, read_manifest, restore_checkpoint
-from rayrec.layout import DataType, Shard, ShardingPlan, TableLayout, TablePlacement, column_wise, row_wise
-from tests.unit.checkpoint_worlds import Truth, make_truth, one_rank_plan, random_plan, random_truths, save_world, shard_states
+from rayrec.layout import (
+    DataType,
+    Shard,
+    ShardingPlan,
+    TableLayout,
+    TablePlacement,
+    column_wise,
+    row_wise,
+)
+from tests.unit.checkpoint_worlds import (
+    Truth,
+    make_truth,
+    one_rank_plan,
+    random_plan,
+    random_truths,
+    save_world,
+    shard_states,
+)
 
 
 def memory_store() -> fs.FileSystem:
@@ -20,12 +36,21 @@ def memory_store() -> fs.FileSystem:
 
 
 def expected_rowwise(truth: Truth, saved: ShardingPlan, wanted: Shard) -> torch.Tensor:
-    """Reference: give every element the saved value of its column block, then average over the wanted columns."""
+    """Reference: give every element the saved value of its column block, then average over the
+    wanted columns.
+    """
     spread = torch.empty_like(truth.squares)
     for shard in saved.tables[truth.config.name].layout.shards(truth.config.name):
-        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
+        rows, cols = (
+            slice(shard.rows.start, shard.rows.stop),
+            slice(shard.cols.start, shard.cols.stop),
+        )
         spread[rows, cols] = truth.squares[rows, cols].mean(1).float().double()[:, None]
-    return spread[wanted.rows.start : wanted.rows.stop, wanted.cols.start : wanted.cols.stop].mean(1).float()
+    return (
+        spread[wanted.rows.start : wanted.rows.stop, wanted.cols.start : wanted.cols.stop]
+        .mean(1)
+        .float()
+    )
 
 
 def assert_restored(state: ShardState, truth: Truth, saved: ShardingPlan) -> None:
@@ -35,17 +60,23 @@ def assert_restored(state: ShardState, truth: Truth, saved: ShardingPlan) -> Non
         if truth.state == "element":
             assert torch.equal(got, want.optimizer[name])
         else:  # two orders of one float64 sum, then rounded to float32: one unit in the last place
-            torch.testing.assert_close(got, expected_rowwise(truth, saved, state.shard), rtol=2e-7, atol=0)
+            torch.testing.assert_close(
+                got, expected_rowwise(truth, saved, state.shard), rtol=2e-7, atol=0
+            )
 
 
 def save_and_restore(rng: random.Random, path: str, filesystem: fs.FileSystem | None) -> None:
     truths = random_truths(rng)
     saved, wanted = (random_plan(rng, truths, rng.randint(1, 6)) for _ in range(2))
-    save_world(path, truths, saved, filesystem=filesystem, batch_bytes=rng.choice((1, 200, 1 << 20)))
+    save_world(
+        path, truths, saved, filesystem=filesystem, batch_bytes=rng.choice((1, 200, 1 << 20))
+    )
     by_name = {t.config.name: t for t in truths}
     for rank in range(wanted.world_size):
         states = shard_states(truths, wanted, rank, fill=True)
-        restored = restore_checkpoint(path, states, tables=[t.config for t in truths], filesystem=filesystem)
+        restored = restore_checkpoint(
+            path, states, tables=[t.config for t in truths], filesystem=filesystem
+        )
         assert restored.step == 7 and torch.equal(restored.dense["bias"], torch.arange(3.0))
         for state in states:
             assert_restored(state, by_name[state.shard.table], saved)
@@ -64,7 +95,10 @@ def test_any_plan_restores_from_local_disk(seed, tmp_path):
 @pytest.mark.seeds(range(3))
 def test_same_plan_restores_bit_for_bit(seed, tmp_path):
     rng = random.Random(seed)
-    truths = [make_truth(rng, "a", 40, 24, "row"), make_truth(rng, "b", 30, 12, "element", DataType.FP16)]
+    truths = [
+        make_truth(rng, "a", 40, 24, "row"),
+        make_truth(rng, "b", 30, 12, "element", DataType.FP16),
+    ]
     plan = random_plan(rng, truths, 3)
     save_world(str(tmp_path / "c"), truths, plan, batch_bytes=300)
     for rank in range(3):
@@ -77,20 +111,37 @@ def test_same_plan_restores_bit_for_bit(seed, tmp_path):
 
 def test_merging_whole_column_blocks_gives_the_mean_over_all_columns(tmp_path):
     truth = make_truth(random.Random(0), "t", 50, 40, "row")
-    layout = TableLayout((0, 20, 50), (0, 4, 16, 40), ((0, 1, 0), (1, 0, 1)))  # unequal widths, so that plain means would be wrong
-    save_world(str(tmp_path / "c"), [truth], ShardingPlan(world_size=2, tables={"t": TablePlacement(layout)}))
+    # unequal widths, so that plain means would be wrong
+    layout = TableLayout((0, 20, 50), (0, 4, 16, 40), ((0, 1, 0), (1, 0, 1)))
+    save_world(
+        str(tmp_path / "c"),
+        [truth],
+        ShardingPlan(world_size=2, tables={"t": TablePlacement(layout)}),
+    )
     (state,) = shard_states([truth], one_rank_plan([truth]), 0, fill=True)
     restore_checkpoint(str(tmp_path / "c"), [state])
-    torch.testing.assert_close(state.optimizer["momentum1"], truth.squares.mean(1).float(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(
+        state.optimizer["momentum1"], truth.squares.mean(1).float(), rtol=2e-7, atol=0
+    )
 
 
 def test_splitting_then_merging_column_blocks_gives_the_same_row_state_bit_for_bit(tmp_path):
     truth = make_truth(random.Random(1), "t", 50, 12, "row")
-    whole, split = one_rank_plan([truth]), ShardingPlan(world_size=3, tables={"t": TablePlacement(column_wise(truth.config, range(3)))})
+    whole, split = (
+        one_rank_plan([truth]),
+        ShardingPlan(
+            world_size=3, tables={"t": TablePlacement(column_wise(truth.config, range(3)))}
+        ),
+    )
     save_world(str(tmp_path / "whole"), [truth], whole)
     parts = [state for rank in range(3) for state in shard_states([truth], split, rank, fill=True)]
     restore_checkpoint(str(tmp_path / "whole"), parts)
-    save_world(str(tmp_path / "split"), [truth], split, by_rank={rank: {"shards": [parts[rank]]} for rank in range(3)})
+    save_world(
+        str(tmp_path / "split"),
+        [truth],
+        split,
+        by_rank={rank: {"shards": [parts[rank]]} for rank in range(3)},
+    )
     (merged,) = shard_states([truth], whole, 0, fill=True)
     restore_checkpoint(str(tmp_path / "split"), [merged])
     assert torch.equal(merged.optimizer["momentum1"], truth.squares.mean(1).float())
@@ -110,19 +161,24 @@ def test_half_and_single_precision_convert_into_each_other(saved, wanted, tmp_pa
     truth = make_truth(random.Random(2), "t", 30, 8, "none", saved)
     save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]))
     weight = torch.zeros(30, 8, dtype=wanted)
-    restore_checkpoint(str(tmp_path / "c"), [ShardState(one_rank_plan([truth]).shards(0)[0], weight)])
+    restore_checkpoint(
+        str(tmp_path / "c"), [ShardState(one_rank_plan([truth]).shards(0)[0], weight)]
+    )
     assert torch.equal(weight, truth.weight.to(wanted))
 
 
 def test_a_rank_verifies_only_the_batches_it_reads(tmp_path):
     truth = make_truth(random.Random(3), "t", 40, 4, "row")
-    save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]), batch_bytes=100)  # 5 rows of 20 bytes per batch
+    # 5 rows of 20 bytes per batch
+    save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]), batch_bytes=100)
     (entry,) = read_manifest(str(tmp_path / "c")).files
     assert len(entry.marks) == 9
     with open(tmp_path / "c" / entry.path, "r+b") as file:  # damage rows 35 to 39
         file.seek(entry.marks[7].end - 30)
         file.write(b"\xff" * 8)
-    halves = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(truth.config, range(2)))})
+    halves = ShardingPlan(
+        world_size=2, tables={"t": TablePlacement(row_wise(truth.config, range(2)))}
+    )
     (lower,), (upper,) = (shard_states([truth], halves, rank, fill=True) for rank in range(2))
     restore_checkpoint(str(tmp_path / "c"), [lower])
     assert torch.equal(lower.weight, truth.weight[:20])
@@ -137,7 +193,9 @@ def test_live_tensors_may_be_strided_parameters(tmp_path):
     with torch.no_grad():
         store[:, ::2] = truth.weight
     state = ShardState(shard, store[:, ::2], {"momentum1": torch.zeros(60)[::2]})
-    save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]), by_rank={0: {"shards": [state]}})
+    save_world(
+        str(tmp_path / "c"), [truth], one_rank_plan([truth]), by_rank={0: {"shards": [state]}}
+    )
     back = torch.nn.Parameter(torch.zeros(30, 16))
     restore_checkpoint(str(tmp_path / "c"), [ShardState(shard, back[:, 1::2])])  # the weight alone
     assert torch.equal(back[:, 1::2], truth.weight) and not back[:, ::2].any()
@@ -162,7 +220,12 @@ def test_dense_optimizer_goes_on_as_if_it_had_not_stopped(tmp_path):
     first, optimizer = make()
     train(first, optimizer, range(3))
     cursor, extras = {"epoch": 1, "batch": 3}, {"seed": 11}
-    options = {"dense": dict(first.named_parameters()), "dense_optimizer": optimizer.state_dict(), "cursor": cursor, "extras": extras}
+    options = {
+        "dense": dict(first.named_parameters()),
+        "dense_optimizer": optimizer.state_dict(),
+        "cursor": cursor,
+        "extras": extras,
+    }
     save_world(str(tmp_path / "c"), [truth], one_rank_plan([truth]), **options)
     second, optimizer = make()
     restored = restore_checkpoint(str(tmp_path / "c"), [])
@@ -177,8 +240,12 @@ def test_manifest_is_the_same_on_every_rank_and_keeps_the_plan(tmp_path):
     rng = random.Random(6)
     truths = random_truths(rng)
     plan = random_plan(rng, truths, 4)
-    manifests = save_world(str(tmp_path / "c"), truths, plan, optimizers={"t0": {"name": "sgd", "lr": 0.1}})
+    manifests = save_world(
+        str(tmp_path / "c"), truths, plan, optimizers={"t0": {"name": "sgd", "lr": 0.1}}
+    )
     on_disk = read_manifest(str(tmp_path / "c"))
     assert all(manifest.to_bytes() == on_disk.to_bytes() for manifest in manifests)
-    assert on_disk.sharding_plan() == plan and list(on_disk.sharding_plan().tables) == list(plan.tables)
+    assert on_disk.sharding_plan() == plan and list(on_disk.sharding_plan().tables) == list(
+        plan.tables
+    )
     assert on_disk.optimizers == {"t0": {"name": "sgd", "lr": 0.1}}

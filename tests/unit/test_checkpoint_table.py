@@ -21,7 +21,12 @@ GRID = TableLayout((0, 5, 12, 30), (0, 4, 16), ((0, 1), (1, 0), (0, 0)))
 
 def save_grid(path: str, state: str, data_type: DataType = DataType.FP32) -> Truth:
     truth = make_truth(random.Random(0), "t", 30, 16, state, data_type)
-    save_world(path, [truth], ShardingPlan(world_size=2, tables={"t": TablePlacement(GRID)}), batch_bytes=100)
+    save_world(
+        path,
+        [truth],
+        ShardingPlan(world_size=2, tables={"t": TablePlacement(GRID)}),
+        batch_bytes=100,
+    )
     return truth
 
 
@@ -42,7 +47,13 @@ print(json.dumps([foreign, [[rows[r][c] for c in sorted(rows[r])] for r in sorte
 
 def test_pyarrow_alone_reads_the_tables(tmp_path):
     truth = save_grid(str(tmp_path / "c"), "row")
-    out = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path / "c")], check=True, capture_output=True, text=True, timeout=120)
+    out = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path / "c")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     foreign, weight = json.loads(out.stdout)
     assert not foreign
     assert np.array_equal(np.array(weight, dtype=np.float32), truth.weight.numpy())
@@ -50,7 +61,13 @@ def test_pyarrow_alone_reads_the_tables(tmp_path):
 
 def test_a_file_of_bfloat16_holds_its_bits_and_says_so(tmp_path):
     truth = make_truth(random.Random(0), "t", 30, 6, "none", DataType.BF16)
-    save_world(str(tmp_path), [truth], ShardingPlan(world_size=1, tables={"t": TablePlacement(TableLayout((0, 30), (0, 6), ((0,),)))}))
+    save_world(
+        str(tmp_path),
+        [truth],
+        ShardingPlan(
+            world_size=1, tables={"t": TablePlacement(TableLayout((0, 30), (0, 6), ((0,),)))}
+        ),
+    )
     (entry,) = read_manifest(str(tmp_path)).files
     table = pa.ipc.open_file(pa.memory_map(str(tmp_path / entry.path))).read_all()
     field = table.schema.field("weight")
@@ -67,11 +84,14 @@ def test_load_table_is_the_whole_table(state, data_type, tmp_path):
     assert table["row"].to_pylist() == list(range(30))
     assert table["weight"].type.list_size == 16
     weight = table["weight"].combine_chunks().flatten().to_numpy().reshape(30, 16)
-    wanted = truth.weight.float() if data_type is DataType.BF16 else truth.weight  # Arrow has no bfloat16
+    # Arrow has no bfloat16
+    wanted = truth.weight.float() if data_type is DataType.BF16 else truth.weight
     assert weight.dtype == wanted.numpy().dtype and np.array_equal(weight, wanted.numpy())
     assert table.column_names == ["row", "weight", "momentum1"][: 2 if state == "none" else 3]
     if state == "row":
-        np.testing.assert_allclose(table["momentum1"].to_numpy(), truth.squares.mean(1).numpy(), rtol=1e-6)
+        np.testing.assert_allclose(
+            table["momentum1"].to_numpy(), truth.squares.mean(1).numpy(), rtol=1e-6
+        )
     if state == "element":
         momentum = table["momentum1"].combine_chunks().flatten().to_numpy().reshape(30, 16)
         assert np.array_equal(momentum, truth.squares.float().numpy())
@@ -89,4 +109,6 @@ def test_record_batches_stay_within_their_bound(tmp_path):
         file = pa.ipc.open_file(pa.memory_map(str(tmp_path / "c" / entry.path)))
         batches = [file.get_batch(i) for i in range(file.num_record_batches)]
         assert all(batch.nbytes <= 100 for batch in batches)
-        assert [batch.num_rows for batch in batches] == [len(entry.batch_range(i)) for i in range(len(entry.marks) - 1)]
+        assert [batch.num_rows for batch in batches] == [
+            len(entry.batch_range(i)) for i in range(len(entry.marks) - 1)
+        ]

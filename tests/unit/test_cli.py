@@ -1,4 +1,6 @@
-"""`rayrec plan`: the same plan as the planner's, on a machine without torch; presets, pages, and refusals in one line."""
+"""`rayrec plan`: the same plan as the planner's, on a machine without torch; presets, pages, and
+refusals in one line.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,27 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = {
     "label": "clicked",
     "dense": ["age"],
-    "features": [{"name": "user", "column": "user"}, {"name": "item", "column": "item"}, {"name": "seen", "column": "seen"}],
+    "features": [
+        {"name": "user", "column": "user"},
+        {"name": "item", "column": "item"},
+        {"name": "seen", "column": "seen"},
+    ],
     "tables": [
-        {"name": "user", "num_embeddings": 1_000_000, "embedding_dim": 64, "pooling": "sum", "features": ["user"], "data_type": "fp16"},
-        {"name": "item", "num_embeddings": 50_000, "embedding_dim": 64, "pooling": "mean", "features": ["item", "seen"]},
+        {
+            "name": "user",
+            "num_embeddings": 1_000_000,
+            "embedding_dim": 64,
+            "pooling": "sum",
+            "features": ["user"],
+            "data_type": "fp16",
+        },
+        {
+            "name": "item",
+            "num_embeddings": 50_000,
+            "embedding_dim": 64,
+            "pooling": "mean",
+            "features": ["item", "seen"],
+        },
     ],
 }
 
@@ -41,27 +60,60 @@ def schema(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_plan_written_is_the_planners(schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_written_is_the_planners(
+    schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     limits = tmp_path / "limits.json"
     limits.write_text('{"item": {"pooling_factor": 20, "kinds": ["row_wise"]}}')
     out = tmp_path / "plan.json"
-    argv = ["plan", "--schema", str(schema), "--topology", "a100-80", "--ranks", "4", "--constraints", str(limits), "--out", str(out)]
+    argv = [
+        "plan",
+        "--schema",
+        str(schema),
+        "--topology",
+        "a100-80",
+        "--ranks",
+        "4",
+        "--constraints",
+        str(limits),
+        "--out",
+        str(out),
+    ]
     assert main(argv) == 0
     shown = capsys.readouterr().out
     tables = load_tables(schema).tables
     constraints = {"item": ParameterConstraints(pooling_factor=20, kinds=["row_wise"])}
-    wanted = EmbeddingShardingPlanner(preset_topology("a100-80", ranks=4), 2048, constraints).plan(tables)
+    wanted = EmbeddingShardingPlanner(preset_topology("a100-80", ranks=4), 2048, constraints).plan(
+        tables
+    )
     found = ShardingPlan.load(out)
     assert found == wanted and found.estimates == wanted.estimates
     assert wanted.report() in shown and "user" in shown
-    assert main([*argv, "--diff", str(out)]) == 0 and "The plans are equal." in capsys.readouterr().out
+    assert (
+        main([*argv, "--diff", str(out)]) == 0 and "The plans are equal." in capsys.readouterr().out
+    )
 
 
 def test_wire_types_and_the_hidden_input_reach_the_prices(schema: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    argv = ["plan", "--schema", str(schema), "--topology", "h100", "--hosts", "2", "--out", str(out)]
+    argv = [
+        "plan",
+        "--schema",
+        str(schema),
+        "--topology",
+        "h100",
+        "--hosts",
+        "2",
+        "--out",
+        str(out),
+    ]
     steps = []
-    for more in ([], ["--qcomms-forward", "int8"], ["--qcomms-forward", "int8", "--qcomms-backward", "bf16"], ["--input-hidden", "1"]):
+    for more in (
+        [],
+        ["--qcomms-forward", "int8"],
+        ["--qcomms-forward", "int8", "--qcomms-backward", "bf16"],
+        ["--input-hidden", "1"],
+    ):
         assert main([*argv, *more]) == 0
         estimates = ShardingPlan.load(out).estimates
         assert estimates is not None
@@ -92,9 +144,19 @@ sys.meta_path.insert(0, Refuse())
 from rayrec.cli.main import main
 raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100", "--hosts", "2", "--html", {str(tmp_path / "p.html")!r}]))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert "on 16 ranks (2 hosts x 8 cuda)" in done.stdout and (tmp_path / "p.html").stat().st_size > 5000
+    assert (
+        "on 16 ranks (2 hosts x 8 cuda)" in done.stdout
+        and (tmp_path / "p.html").stat().st_size > 5000
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,19 +170,26 @@ raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100"
         (["--batch", "100000000"], "Any one of these makes a plan exist: lower batch_size"),
     ],
 )
-def test_mistakes_end_in_one_line(schema: Path, change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_in_one_line(
+    schema: Path, change: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "--schema", str(schema), "--topology", "h100", *change]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
-def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_topology_file_is_used_and_may_not_be_contradicted(
+    schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "topology.json"
     path.write_text(Topology(hosts=((0,), (1, 2)), memory_bytes=(10**9,) * 3).to_json())
     argv = ["plan", "--schema", str(schema), "--topology", str(path)]
     assert main(argv) == 0 and "on 3 ranks" in capsys.readouterr().out
     assert main([*argv, "--ranks", "4"]) == 2 and "--ranks 4 contradicts" in capsys.readouterr().err
-    assert main([*argv, "--reserve", "0.1"]) == 2 and "--reserve is of presets" in capsys.readouterr().err
+    assert (
+        main([*argv, "--reserve", "0.1"]) == 2
+        and "--reserve is of presets" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,8 +197,24 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_p
     [
         ({"tables": 3}, "tables"),
         ({"tables": [{"name": "t"}]}, "num_embeddings"),
-        ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 0, "features": ["f"]}]}, "at least one column"),
-        ({"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 8, "features": ["f"], "pooling": "max"}]}, "pooling is 'max'"),
+        (
+            {"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 0, "features": ["f"]}]},
+            "at least one column",
+        ),
+        (
+            {
+                "tables": [
+                    {
+                        "name": "t",
+                        "num_embeddings": 5,
+                        "embedding_dim": 8,
+                        "features": ["f"],
+                        "pooling": "max",
+                    }
+                ]
+            },
+            "pooling is 'max'",
+        ),
         ({"rows": 5}, "unknown field 'rows'"),
         ({"features": [{"name": "f", "column": "f", "bucket": 5}]}, "unknown field 'bucket'"),
         ({"features": [{"name": "f", "column": "f"}] * 2}, "feature 'f' is named twice"),
@@ -139,7 +224,9 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(schema: Path, tmp_p
         ({"tables": [{**SCHEMA["tables"][0], "features": []}]}, "'user' has no features"),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_schema_that_makes_no_sense_is_refused(
+    wrong: dict[str, object], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "schema.json"
     path.write_text(json.dumps({**SCHEMA, **wrong}))
     with pytest.raises(ConfigError, match=message):
@@ -150,7 +237,10 @@ def test_a_schema_that_makes_no_sense_is_refused(wrong: dict[str, object], messa
 def test_presets_are_topologies_that_survive_json(name: str) -> None:
     topology = preset_topology(name, hosts=2)
     assert topology.world_size == 16 and Topology.from_json(topology.to_json()) == topology
-    assert preset_topology(name, ranks=12).world_size == 12 and len(preset_topology(name, ranks=12).hosts) == 2
+    assert (
+        preset_topology(name, ranks=12).world_size == 12
+        and len(preset_topology(name, ranks=12).hosts) == 2
+    )
     if name in PRESETS:
         assert topology.memory_bytes[0] == int(PRESETS[name].memory_gb * 1e9 * 0.85)
         assert topology.inter_host_bw < topology.intra_host_bw < topology.memory_bw
@@ -198,17 +288,29 @@ def test_a_page_is_well_formed_and_loads_nothing(seed: int) -> None:
 
 
 def test_a_page_shows_every_table_rank_and_part() -> None:
-    tables = [EmbeddingBagConfig(1000 * (i + 1), 32, f"table<{i}>", feature_names=[f"f{i}"], pooling=PoolingType.SUM) for i in range(30)]
+    tables = [
+        EmbeddingBagConfig(
+            1000 * (i + 1), 32, f"table<{i}>", feature_names=[f"f{i}"], pooling=PoolingType.SUM
+        )
+        for i in range(30)
+    ]
     topology = Topology.uniform(2, 4, 10**9)
     planned = render_page(EmbeddingShardingPlanner(topology, 64).plan(tables))
     assert all(f"table&lt;{i}&gt;" in planned for i in range(30)) and "table<0" not in planned
-    assert all(f"rank {rank}: " in planned for rank in range(8)) and "gradients in: " in planned and "optimizer state: " in planned
+    assert (
+        all(f"rank {rank}: " in planned for rank in range(8))
+        and "gradients in: " in planned
+        and "optimizer state: " in planned
+    )
     by_hand = render_page(manual_plan(tables, "row_wise", topology))
-    assert "Predicted time" not in by_hand and parse(by_hand).counts["rect"] == 30  # equal neighbours are one rectangle
+    # equal neighbours are one rectangle
+    assert "Predicted time" not in by_hand and parse(by_hand).counts["rect"] == 30
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_pooling_factors_are_counted_from_the_data(schema: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pooling_factors_are_counted_from_the_data(
+    schema: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     import pyarrow as pa
     from pyarrow import feather, parquet
 
@@ -216,27 +318,50 @@ def test_pooling_factors_are_counted_from_the_data(schema: Path, tmp_path: Path,
 
     data = tmp_path / "data"
     data.mkdir()
-    rows = pa.table({"user": [1, 2, None, 4], "item": [7, 8, 9, 9], "seen": [[1, 2, 3], None, [], [4, 5]], "clicked": [0.0] * 4})
+    rows = pa.table(
+        {
+            "user": [1, 2, None, 4],
+            "item": [7, 8, 9, 9],
+            "seen": [[1, 2, 3], None, [], [4, 5]],
+            "clicked": [0.0] * 4,
+        }
+    )
     path = data / f"part-0.{suffix}"
-    parquet.write_table(rows, path) if suffix == "parquet" else feather.write_feather(rows, path, compression="uncompressed")
+    parquet.write_table(rows, path) if suffix == "parquet" else feather.write_feather(
+        rows, path, compression="uncompressed"
+    )
     tables = load_tables(schema)
     for where in (data, path):
         found = measure(tables, where, step_rows=4096)
-        assert {name: m.pooling_factor for name, m in found.items()} == {"user": 0.75, "item": (1 + 5 / 4) / 2}
+        assert {name: m.pooling_factor for name, m in found.items()} == {
+            "user": 0.75,
+            "item": (1 + 5 / 4) / 2,
+        }
         assert found["user"].skew == 0 < found["item"].skew  # one id of nine comes twice
     out = tmp_path / "plan.json"
     argv = ["plan", "--schema", str(schema), "--topology", "cpu", "--ranks", "2", "--out", str(out)]
     assert main([*argv, "--profile", str(data)]) == 0
-    limits = {"user": ParameterConstraints(pooling_factor=0.75), "item": ParameterConstraints(**found["item"]._asdict())}
-    wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(tables.tables)
+    limits = {
+        "user": ParameterConstraints(pooling_factor=0.75),
+        "item": ParameterConstraints(**found["item"]._asdict()),
+    }
+    wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(
+        tables.tables
+    )
     assert ShardingPlan.load(out).estimates == wanted.estimates
     given = tmp_path / "limits.json"
-    given.write_text('{"item": {"skew": 0.0}}')  # what is given stands, also where it is the default
+    # what is given stands, also where it is the default
+    given.write_text('{"item": {"skew": 0.0}}')
     assert main([*argv, "--profile", str(data), "--constraints", str(given)]) == 0
     limits["item"] = ParameterConstraints(pooling_factor=1.125)
-    wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(tables.tables)
+    wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(
+        tables.tables
+    )
     assert ShardingPlan.load(out).estimates == wanted.estimates
-    assert main([*argv, "--profile", str(tmp_path / "nowhere")]) == 2 and "cannot profile" in capsys.readouterr().err
+    assert (
+        main([*argv, "--profile", str(tmp_path / "nowhere")]) == 2
+        and "cannot profile" in capsys.readouterr().err
+    )
 
 
 def test_the_version_is_said(capsys):
@@ -278,7 +403,9 @@ def test_a_file_that_cannot_be_written_is_named(option, schema, capsys):
     assert main([*argv, option, f"{schema}/below"]) == 2
     assert f"cannot write {option} to {schema}/below" in capsys.readouterr().err
     assert main([*argv, option, str(schema)]) == 2
-    assert f"{option} {schema} would be written over the file of --schema" in capsys.readouterr().err
+    assert (
+        f"{option} {schema} would be written over the file of --schema" in capsys.readouterr().err
+    )
     assert json.loads(schema.read_text()) == SCHEMA
     assert main([*argv, "--out", f"{schema}2", "--html", f"{schema}2"]) == 2
     assert not Path(f"{schema}2").exists() and "file of --out" in capsys.readouterr().err
@@ -288,7 +415,9 @@ def test_made_data_are_what_the_job_makes(tmp_path, capsys):
     out = tmp_path / "clicks"
     arguments = ["make-data", str(out), "--rows", "3000", "--eval-rows", "500", "--seed", "3"]
     assert main(arguments) == 0
-    made = write_synthetic(tmp_path / "same", SyntheticConfig(rows_train=3000, rows_eval=500, seed=3))
+    made = write_synthetic(
+        tmp_path / "same", SyntheticConfig(rows_train=3000, rows_eval=500, seed=3)
+    )
     assert pq.read_table(out / "train").equals(pq.read_table(made.train))
     assert (out / "truth.json").read_text() == made.truth.read_text()
     assert main(arguments) == 2 and "already holds" in capsys.readouterr().err

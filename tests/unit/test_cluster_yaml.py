@@ -1,4 +1,6 @@
-"""cluster.yaml passes Ray's own offline checks, and holds what a reader may rely on: bounds, no secrets, the versions of pyproject.toml."""
+"""cluster.yaml passes Ray's own offline checks, and holds what a reader may rely on: bounds, no
+secrets, the versions of pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,20 @@ def test_ray_accepts_the_file_and_refuses_a_wrong_one(cluster):
 
 
 def test_gpu_and_cpu_workers_have_bounds_within_the_clusters(cluster):
-    workers = {name: node for name, node in cluster["available_node_types"].items() if name != cluster["head_node_type"]}
+    workers = {
+        name: node
+        for name, node in cluster["available_node_types"].items()
+        if name != cluster["head_node_type"]
+    }
     assert any(node["resources"].get("GPU", 0) > 0 for node in workers.values())
     assert any(node["resources"].get("GPU", 0) == 0 for node in workers.values())
     for name, node in workers.items():
         assert 0 <= node["min_workers"] <= node["max_workers"], name
         assert node["max_workers"] > 0, name
     assert sum(node["max_workers"] for node in workers.values()) <= cluster["max_workers"]
-    assert max(node["min_workers"] for node in workers.values() if node["resources"].get("GPU")) >= 1
+    assert (
+        max(node["min_workers"] for node in workers.values() if node["resources"].get("GPU")) >= 1
+    )
 
 
 def test_no_rank_can_land_on_the_head(cluster):
@@ -52,14 +60,20 @@ def test_no_rank_can_land_on_the_head(cluster):
 def test_every_node_installs_the_synced_copy_with_the_fitting_extra(cluster):
     (target,) = cluster["file_mounts"]
     for name, node in cluster["available_node_types"].items():
-        shared = cluster["head_setup_commands"] if name == cluster["head_node_type"] else cluster["worker_setup_commands"]
+        shared = (
+            cluster["head_setup_commands"]
+            if name == cluster["head_node_type"]
+            else cluster["worker_setup_commands"]
+        )
         commands = node.get("worker_setup_commands") or shared
         extra = "cuda" if node["resources"].get("GPU") else "cpu"
         assert any(f"{target}[{extra}]" in command for command in commands), f"{name}: {commands}"
 
 
 def test_every_node_has_the_role_that_the_documents_make(cluster):
-    """Ray gives a role to the head alone; ranks on workers need one to read data and to write checkpoints."""
+    """Ray gives a role to the head alone; ranks on workers need one to read data and to write
+    checkpoints.
+    """
     document = (ROOT / "docs" / "cluster.md").read_text()
     for name, node in cluster["available_node_types"].items():
         role = node["node_config"].get("IamInstanceProfile", {}).get("Name")
@@ -69,17 +83,31 @@ def test_every_node_has_the_role_that_the_documents_make(cluster):
 
 
 def test_nodes_without_gpus_get_the_cpu_build_of_torch_first(cluster):
-    pin = next(d for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if d.startswith("torch"))
+    pin = next(
+        d
+        for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if d.startswith("torch")
+    )
     for commands in (cluster["head_setup_commands"], cluster["worker_setup_commands"]):
         assert f"{pin}+cpu --index-url" in commands[0] and "rayrec[cpu]" in commands[1]
-    (gpu,) = (node for node in cluster["available_node_types"].values() if node["resources"].get("GPU"))
+    (gpu,) = (
+        node for node in cluster["available_node_types"].values() if node["resources"].get("GPU")
+    )
     assert not any("+cpu" in command for command in gpu["worker_setup_commands"])
 
 
 def test_images_bring_the_ray_that_the_project_pins(cluster):
-    wanted = next(d for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] if d.startswith("ray"))
+    wanted = next(
+        d
+        for d in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if d.startswith("ray")
+    )
     version = wanted.partition("==")[2]
-    gpu = [node["docker"]["worker_image"] for node in cluster["available_node_types"].values() if "worker_image" in node.get("docker", {})]
+    gpu = [
+        node["docker"]["worker_image"]
+        for node in cluster["available_node_types"].values()
+        if "worker_image" in node.get("docker", {})
+    ]
     images = [cluster["docker"]["image"], *gpu]
     assert len(images) == 2
     assert all(f":{version}-py311-" in image for image in images), images
@@ -93,12 +121,20 @@ def test_a_submitted_job_and_a_new_node_get_every_product_file_and_no_environmen
     def sent(path: Path) -> bool:
         return not any(leaves_out(path) for leaves_out in left_out)
 
-    product = [path for top in ("rayrec", "actors", "jobs") for path in (ROOT / top).rglob("*.py")] + [ROOT / "pyproject.toml"]
+    product = [
+        path for top in ("rayrec", "actors", "jobs") for path in (ROOT / top).rglob("*.py")
+    ] + [ROOT / "pyproject.toml"]
     assert len(product) > 50
     assert [path for path in product if not sent(path)] == []
-    assert not sent(ROOT / ".venv" / "bin") and not sent(ROOT / "data" / "a.parquet") and not sent(ROOT / ".git" / "HEAD")
+    assert (
+        not sent(ROOT / ".venv" / "bin")
+        and not sent(ROOT / "data" / "a.parquet")
+        and not sent(ROOT / ".git" / "HEAD")
+    )
     folders = {part for path in product for part in path.relative_to(ROOT).parts}
-    assert folders.isdisjoint(cluster["rsync_exclude"]), "a pattern without a leading slash matches at any depth"
+    assert folders.isdisjoint(cluster["rsync_exclude"]), (
+        "a pattern without a leading slash matches at any depth"
+    )
 
 
 SECRETS = {
@@ -120,7 +156,14 @@ def test_the_file_holds_no_key_or_secret():
 
 
 @pytest.mark.parametrize(
-    "line", ["aws_access_key: x", "  ssh_private_key: ~/a", "-----BEGIN RSA PRIVATE KEY", "RAY_AUTH_TOKEN=abc", "AKIAABCDEFGHIJKLMNOP"]
+    "line",
+    [
+        "aws_access_key: x",
+        "  ssh_private_key: ~/a",
+        "-----BEGIN RSA PRIVATE KEY",
+        "RAY_AUTH_TOKEN=abc",
+        "AKIAABCDEFGHIJKLMNOP",
+    ],
 )
 def test_a_secret_would_be_found(line):
     assert secrets(line)

@@ -43,7 +43,9 @@ def test_a_closed_output_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_storage_that_refuses_fails_the_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_storage_that_refuses_fails_the_run(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     def main(argv: object) -> int:
         raise OSError(number, "no room", "part-00000.parquet")
 

@@ -9,17 +9,30 @@ import torch
 from torch import nn
 
 from rayrec.errors import ConfigError
-from rayrec.models import DeepFM, DeepFMTrain, FactorizationMachine, FMInteractionArch, SimpleDeepFMNN
+from rayrec.models import (
+    DeepFM,
+    DeepFMTrain,
+    FactorizationMachine,
+    FMInteractionArch,
+    SimpleDeepFMNN,
+)
 from tests.unit.click_task import COLUMNS, DIM, FEATURES, batch, tables
 
 
 def model(columns: int = COLUMNS, per_column: bool = False) -> DeepFMTrain:
-    return DeepFMTrain(SimpleDeepFMNN(columns, tables(), hidden_layer_size=16, deep_fm_dimension=6, per_column=per_column))
+    return DeepFMTrain(
+        SimpleDeepFMNN(
+            columns, tables(), hidden_layer_size=16, deep_fm_dimension=6, per_column=per_column
+        )
+    )
 
 
 def rows(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.rand(4, *shape, generator=generator, dtype=torch.float64) for shape in ((3,), (2, 3), (1, 3))]
+    return [
+        torch.rand(4, *shape, generator=generator, dtype=torch.float64)
+        for shape in ((3,), (2, 3), (1, 3))
+    ]
 
 
 @pytest.mark.seeds(range(5))
@@ -49,7 +62,11 @@ def test_the_interaction_is_dense_row_deep_part_and_machine():
 def test_one_logit_per_row_and_gradients_everywhere(size, columns, per_column):
     train = model(columns, per_column)
     loss, (same_loss, logits, labels) = train(batch(size, 0, columns))
-    assert loss.shape == () and logits.shape == labels.shape == (size,) and torch.equal(loss.detach(), same_loss)
+    assert (
+        loss.shape == ()
+        and logits.shape == labels.shape == (size,)
+        and torch.equal(loss.detach(), same_loss)
+    )
     if size:
         torch.testing.assert_close(loss, nn.BCEWithLogitsLoss()(logits, labels))
     loss.backward()
@@ -60,9 +77,16 @@ def test_one_logit_per_row_and_gradients_everywhere(size, columns, per_column):
 
 def test_parameter_names_are_those_of_torchrec():
     assert set(model().model.state_dict()) == {
-        *(f"sparse_arch.embedding_bag_collection.embedding_bags.t{i}.weight" for i in range(FEATURES)),
+        *(
+            f"sparse_arch.embedding_bag_collection.embedding_bags.t{i}.weight"
+            for i in range(FEATURES)
+        ),
         *(f"dense_arch.model.{i}.{p}" for i in (0, 2) for p in ("weight", "bias")),
-        *(f"{part}.{p}" for part in ("inter_arch.deep_fm.dense_module.0", "over_arch.model.0") for p in ("weight", "bias")),
+        *(
+            f"{part}.{p}"
+            for part in ("inter_arch.deep_fm.dense_module.0", "over_arch.model.0")
+            for p in ("weight", "bias")
+        ),
     }
 
 

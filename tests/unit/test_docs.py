@@ -1,4 +1,5 @@
-"""The pages in docs/ tell the truth: pictures are drawn from the layouts beside them, byte counts are measured.
+"""The pages in docs/ tell the truth: pictures are drawn from the layouts beside them, byte counts
+are measured.
 
 A `text` block whose first line is an expression is a picture of that layout. The formulas of the
 table of bytes are read from the page and compared with what ranks really send each other.
@@ -52,7 +53,11 @@ def draw(layout: Layout) -> str:
         rows, cols = (0, layout.num_embeddings), (0, layout.embedding_dim)
         cells = [[", ".join(map(str, layout.ranks))]]
     else:
-        rows, cols, cells = layout.row_cuts, layout.col_cuts, [[str(rank) for rank in row] for row in layout.owners]
+        rows, cols, cells = (
+            layout.row_cuts,
+            layout.col_cuts,
+            [[str(rank) for rank in row] for row in layout.owners],
+        )
     widths = [(b - a) // COLS_PER_CELL * CELL - 1 for a, b in pairwise(cols)]
     edge = "+" + "+".join("-" * w for w in widths) + "+"
     head = [" "] * (len(edge) + 2)
@@ -63,19 +68,29 @@ def draw(layout: Layout) -> str:
         lines.append(f"{start:>4}  {edge}")
         height = (stop - start) // ROWS_PER_LINE
         for i in range(height):
-            inside = "|".join((text if i == (height - 1) // 2 else "").center(w) for text, w in zip(owners, widths, strict=True))
+            inside = "|".join(
+                (text if i == (height - 1) // 2 else "").center(w)
+                for text, w in zip(owners, widths, strict=True)
+            )
             lines.append(f"      |{inside}|")
     return "\n".join([*lines, f"{rows[-1]:>4}  {edge}"]) + "\n"
 
 
 def test_there_is_a_picture_of_every_kind():
-    assert {expression.split("#")[1].strip() for expression, _ in PICTURES} == {*rayrec.layout.KINDS, "product_grid"}
+    assert {expression.split("#")[1].strip() for expression, _ in PICTURES} == {
+        *rayrec.layout.KINDS,
+        "product_grid",
+    }
 
 
-@pytest.mark.parametrize("expression, picture", PICTURES, ids=[e.split("(")[0] for e, _ in PICTURES])
+@pytest.mark.parametrize(
+    "expression, picture", PICTURES, ids=[e.split("(")[0] for e, _ in PICTURES]
+)
 def test_pictures_show_what_their_expressions_make(expression, picture):
     table = EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=16, feature_names=["f"])
-    layout = eval(expression, {**vars(rayrec.layout), "table": table, "hosts": HOSTS, "ranks": (0, 1, 2, 3)})
+    layout = eval(
+        expression, {**vars(rayrec.layout), "table": table, "hosts": HOSTS, "ranks": (0, 1, 2, 3)}
+    )
     assert picture == draw(layout), f"should be\n{draw(layout)}"
     assert expression.split("#")[1].strip() == kind_of(layout, HOSTS)
 
@@ -100,8 +115,12 @@ class Recording(FlatExchange):
 B, P, D, W = 8, 2, 32, 4  # bags of a rank, ids of a bag, width, ranks
 
 
-def sent_bytes(layout: Layout, hosts=(), sequence: bool = False, weighted: bool = False) -> tuple[list[int], dict[str, list[int]]]:
-    """Bytes between ranks of one step, summed over ranks: of each collective of all ranks, and of each of the two hops."""
+def sent_bytes(
+    layout: Layout, hosts=(), sequence: bool = False, weighted: bool = False
+) -> tuple[list[int], dict[str, list[int]]]:
+    """Bytes between ranks of one step, summed over ranks: of each collective of all ranks, and of
+    each of the two hops.
+    """
     ids = torch.arange(B * P) * 4  # as many in every quarter of the 64 rows
     weights = torch.ones(B * P) if weighted else None
     kjt = KeyedJaggedTensor(["f"], ids, weights, lengths=torch.full((B,), P))
@@ -110,17 +129,24 @@ def sent_bytes(layout: Layout, hosts=(), sequence: bool = False, weighted: bool 
     def rank_main(exchange):
         recording = Recording(exchange, {})
         if sequence:
-            collection = EmbeddingCollection([EmbeddingConfig(64, D, name="t", feature_names=["f"])], device="meta")
+            collection = EmbeddingCollection(
+                [EmbeddingConfig(64, D, name="t", feature_names=["f"])], device="meta"
+            )
         else:
             table = EmbeddingBagConfig(64, D, name="t", feature_names=["f"])
             collection = EmbeddingBagCollection([table], is_weighted=weighted, device="meta")
-        model, _ = shard_embeddings(collection, plan, recording, SGD(lr=0.1), torch.device("cpu"), 0)
+        model, _ = shard_embeddings(
+            collection, plan, recording, SGD(lr=0.1), torch.device("cpu"), 0
+        )
         output = model(kjt)
         (output["f"] if sequence else output).values().sum().backward()
         return recording.calls, {name: part.calls for name, part in recording.parts.items()}
 
     ranks = SimulatedWorld(W).run(rank_main)
-    hops = {name: [sum(call) for call in zip(*(r[1][name] for r in ranks), strict=True)] for name in ranks[0][1]}
+    hops = {
+        name: [sum(call) for call in zip(*(r[1][name] for r in ranks), strict=True)]
+        for name in ranks[0][1]
+    }
     return [sum(call) for call in zip(*(r[0] for r in ranks), strict=True)], hops
 
 
@@ -129,7 +155,11 @@ def product(formula: str, **values: int) -> int:
     return prod(values[factor] if factor in values else int(factor) for factor in formula.split())
 
 
-ROWS = (tuple(c.strip(" `") for c in line.split("|")[1:-1]) for line in SHARDING.splitlines() if " B D" in line or " F D" in line)
+ROWS = (
+    tuple(c.strip(" `") for c in line.split("|")[1:-1])
+    for line in SHARDING.splitlines()
+    if " B D" in line or " F D" in line
+)
 FORMULAS = {row[0]: row[1:] for row in ROWS}
 TABLE = EmbeddingBagConfig(64, D, name="t", feature_names=["f"])
 CASES = {
@@ -142,7 +172,9 @@ CASES = {
 
 
 def blocks(layout: Layout) -> dict[str, int]:
-    n, c = (1, 1) if isinstance(layout, Replicated) else (layout.num_row_blocks, layout.num_col_blocks)
+    n, c = (
+        (1, 1) if isinstance(layout, Replicated) else (layout.num_row_blocks, layout.num_col_blocks)
+    )
     filled = {(i // P, 4 * i // (64 // n)) for i in range(B * P)}  # bag and row block of every id
     return {"B": B, "N": B * P, "D": D, "W": W, "n": n, "c": c, "F": len(filled)}
 
@@ -166,7 +198,11 @@ def test_sequences_send_rows_of_ids_and_no_lengths(kind, layout):
     ids = product(FORMULAS[kind][0], **values)
     back = 4 * values["N"] * D
     grads = back * W if isinstance(layout, Replicated) else back
-    assert calls[1:] == [(W - 1) * ids, 0 if isinstance(layout, Replicated) else (W - 1) * back, (W - 1) * grads]
+    assert calls[1:] == [
+        (W - 1) * ids,
+        0 if isinstance(layout, Replicated) else (W - 1) * back,
+        (W - 1) * grads,
+    ]
 
 
 def test_weights_travel_beside_their_ids():
@@ -175,12 +211,17 @@ def test_weights_travel_beside_their_ids():
     assert weighted[1] - plain[1] == (W - 1) * 4 * B * P
 
 
-@pytest.mark.parametrize("layout, hosts_per_column", [(row_wise(TABLE, range(4)), 2), (grid_shard(TABLE, HOSTS), 1)])
+@pytest.mark.parametrize(
+    "layout, hosts_per_column", [(row_wise(TABLE, range(4)), 2), (grid_shard(TABLE, HOSTS), 1)]
+)
 def test_bytes_of_two_hops_are_those_of_the_page(layout, hosts_per_column):
-    inside, between = (product(f, **blocks(layout), L=2, h=hosts_per_column) for f in FORMULAS["two hops"][1:])
+    inside, between = (
+        product(f, **blocks(layout), L=2, h=hosts_per_column) for f in FORMULAS["two hops"][1:]
+    )
     calls, hops = sent_bytes(layout, hosts=HOSTS)
     assert calls[2:] == [0, 0]
-    assert hops["hosts"] == [inside * W // 2] * 2  # in hosts of two ranks half stays on its rank, forward and back
+    # in hosts of two ranks half stays on its rank, forward and back
+    assert hops["hosts"] == [inside * W // 2] * 2
     assert hops["peers"] == [between * W // 2] * 2  # so does half between two hosts
 
 

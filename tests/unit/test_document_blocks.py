@@ -21,15 +21,29 @@ COMMANDS = re.compile(r"^(make|python3?|ray|rayrec|pip|aws|export|\.venv/bin/\w+
 
 
 def test_every_block_of_code_says_how_it_is_tested():
-    kinds = {"python": {"tested", "walk"}, "json": {"tested", "walk"}, "sh": {"walk", "own machine", "not run"}}
-    silent = [f"{b.page.name}: {b.code[:60]!r}" for b in BLOCKS if b.language in kinds and b.how not in kinds[b.language]]
+    kinds = {
+        "python": {"tested", "walk"},
+        "json": {"tested", "walk"},
+        "sh": {"walk", "own machine", "not run"},
+    }
+    silent = [
+        f"{b.page.name}: {b.code[:60]!r}"
+        for b in BLOCKS
+        if b.language in kinds and b.how not in kinds[b.language]
+    ]
     assert not silent, "say how each is tested (tests/unit/documents.py): " + "; ".join(silent)
-    assert all(block.what for block in BLOCKS if block.how == "not run"), "say why a block is not run"
+    assert all(block.what for block in BLOCKS if block.how == "not run"), (
+        "say why a block is not run"
+    )
     assert len(ALONE) > 5 and len(WALKS) > 3 and len(OWN_MACHINE) > 1
 
 
 def test_commands_stand_in_blocks_that_are_known_as_such():
-    unknown = [f"{b.page.name}: {b.code[:60]!r}" for b in BLOCKS if b.language in ("", "text") and COMMANDS.search(b.code)]
+    unknown = [
+        f"{b.page.name}: {b.code[:60]!r}"
+        for b in BLOCKS
+        if b.language in ("", "text") and COMMANDS.search(b.code)
+    ]
     assert not unknown, "mark blocks of commands as sh: " + "; ".join(unknown)
 
 
@@ -39,7 +53,12 @@ def test_an_example_runs(block: Block, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(p, marks=[pytest.mark.slow, pytest.mark.ray] if p.stem in SLOW else []) for p in WALKS], ids=lambda p: p.stem
+    "page",
+    [
+        pytest.param(p, marks=[pytest.mark.slow, pytest.mark.ray] if p.stem in SLOW else [])
+        for p in WALKS
+    ],
+    ids=lambda p: p.stem,
 )
 def test_the_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path):
     printed = walk(page, tmp_path)
@@ -49,17 +68,37 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path
         assert float(auc) > 0.6 and Path(checkpoint, "manifest.json").is_file()
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.how == "tested" and b.language == "json"], ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block",
+    [b for b in BLOCKS if b.how == "tested" and b.language == "json"],
+    ids=lambda block: block.name,
+)
 def test_json_is_what_its_page_says(block: Block):
-    read = {"schema": lambda text: FeatureSchema.from_json(text), "plan": lambda text: ShardingPlan.from_json(text, "the page")}
+    read = {
+        "schema": lambda text: FeatureSchema.from_json(text),
+        "plan": lambda text: ShardingPlan.from_json(text, "the page"),
+    }
     read[block.what](block.code)
     assert json.loads(block.code)
 
 
 def own_machine(script: str) -> list[str]:
-    """A command that runs a script where no port, no process and no shared memory of this machine is seen; all of it ends with it."""
+    """A command that runs a script where no port, no process and no shared memory of this machine
+    is seen; all of it ends with it.
+    """
     setup = "ip link set lo up && mount -t tmpfs none /dev/shm && "
-    return ["unshare", "--net", "--mount", "--ipc", "--pid", "--fork", "--mount-proc", "bash", "-ec", setup + script]
+    return [
+        "unshare",
+        "--net",
+        "--mount",
+        "--ipc",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "bash",
+        "-ec",
+        setup + script,
+    ]
 
 
 def has_own_machine() -> bool:
@@ -73,7 +112,9 @@ def has_own_machine() -> bool:
 @pytest.mark.ray
 @pytest.mark.parametrize("block", OWN_MACHINE, ids=lambda block: block.name)
 def test_a_cluster_of_ones_own_runs_as_written(block: Block, tmp_path: Path):
-    """From a copy of the product, since `--working-dir .` sends the folder; Ray's default ports are those of a network without others."""
+    """From a copy of the product, since `--working-dir .` sends the folder; Ray's default ports are
+    those of a network without others.
+    """
     if not has_own_machine():
         pytest.skip("a network of its own needs root and iproute2")
     for name in ("rayrec", "actors", "jobs", "pyproject.toml", ".rayignore"):

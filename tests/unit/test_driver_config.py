@@ -32,23 +32,62 @@ from rayrec.train.window import next_length
         (lambda: RunConfig(global_batch_size=8, steps=1, seed=2**63), "seed=9223372036854775808"),
         (lambda: RunConfig(global_batch_size=8, steps=1.5), "steps=1.5"),
         (lambda: RunConfig(global_batch_size=8, steps=1, resume_from=""), "resume_from=''"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, resume_from="latest"), "needs RunConfig\\(storage_path"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, resume_from="a", init_from="b"), "Give one of them"),
+        (
+            lambda: RunConfig(global_batch_size=8, steps=1, resume_from="latest"),
+            "needs RunConfig\\(storage_path",
+        ),
+        (
+            lambda: RunConfig(global_batch_size=8, steps=1, resume_from="a", init_from="b"),
+            "Give one of them",
+        ),
         (lambda: RunConfig(global_batch_size=8, steps=1, new_data=True), "give resume_from"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, init_optimizer_state=True), "give init_from"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, checkpoint=CheckpointConfig(num_to_keep=2)), "a run that has none"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, qcomms_forward="fp7"), "'fp7' is not known"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, storage_path="/tmp/ray/s/working_dir_files/_ray_pkg_1/runs"), "temporary copy"),
+        (
+            lambda: RunConfig(global_batch_size=8, steps=1, init_optimizer_state=True),
+            "give init_from",
+        ),
+        (
+            lambda: RunConfig(
+                global_batch_size=8, steps=1, checkpoint=CheckpointConfig(num_to_keep=2)
+            ),
+            "a run that has none",
+        ),
+        (
+            lambda: RunConfig(global_batch_size=8, steps=1, qcomms_forward="fp7"),
+            "'fp7' is not known",
+        ),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=1,
+                storage_path="/tmp/ray/s/working_dir_files/_ray_pkg_1/runs",
+            ),
+            "temporary copy",
+        ),
         (lambda: ScalingConfig(num_workers=(1, 4)), "num_workers"),  # type: ignore[arg-type]
         (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
         (lambda: ScalingConfig(cpus_per_worker=1.5), "cpus_per_worker=1.5.*--cpus-per-rank.*whole"),
         (lambda: ScalingConfig(cpus_per_worker=1e-9), "cpus_per_worker=1e-09.*0.0001"),
-        (lambda: ScalingConfig(num_workers=0, pin_cores=True), "pin_cores is about ranks on a cluster"),
-        (lambda: ScalingConfig(num_workers=0, placement_timeout_s=5), "placement_timeout_s is about"),
-        (lambda: ScalingConfig(num_workers=0, resources_per_worker={"x": 1}), "resources_per_worker is"),
-        (lambda: ScalingConfig(num_workers=0, placement_strategy="SPREAD"), "placement_strategy is"),
+        (
+            lambda: ScalingConfig(num_workers=0, pin_cores=True),
+            "pin_cores is about ranks on a cluster",
+        ),
+        (
+            lambda: ScalingConfig(num_workers=0, placement_timeout_s=5),
+            "placement_timeout_s is about",
+        ),
+        (
+            lambda: ScalingConfig(num_workers=0, resources_per_worker={"x": 1}),
+            "resources_per_worker is",
+        ),
+        (
+            lambda: ScalingConfig(num_workers=0, placement_strategy="SPREAD"),
+            "placement_strategy is",
+        ),
         (lambda: ScalingConfig(placement_strategy="TIGHT"), "STRICT_PACK"),
-        (lambda: ScalingConfig(pin_cores=True, cpus_per_worker=0.5), "pin_cores.*cpus_per_worker=0.5"),
+        (
+            lambda: ScalingConfig(pin_cores=True, cpus_per_worker=0.5),
+            "pin_cores.*cpus_per_worker=0.5",
+        ),
         (lambda: ScalingConfig(pin_cores=True, use_gpu=True), "pin_cores.*use_gpu=True"),
         (lambda: ScalingConfig(resources_per_worker={"GPU": 1}), "use_gpu"),
         (lambda: FailureConfig(max_failures=3), "max_failures=3.*not supported"),
@@ -56,7 +95,12 @@ from rayrec.train.window import next_length
         (lambda: RunConfig(global_batch_size=8, steps=1, epochs=1), "exactly one"),
         (lambda: RunConfig(global_batch_size=0, steps=1), "global_batch_size=0"),
         (lambda: RunConfig(global_batch_size=8, steps=1, name="a/b"), "name='a/b'"),
-        (lambda: RunConfig(global_batch_size=8, steps=1, checkpoint=CheckpointConfig(every_n_steps=5)), "storage_path"),
+        (
+            lambda: RunConfig(
+                global_batch_size=8, steps=1, checkpoint=CheckpointConfig(every_n_steps=5)
+            ),
+            "storage_path",
+        ),
         (lambda: CheckpointConfig(num_to_keep=0), "num_to_keep=0"),
         (lambda: OptimizerConfig(name="adam", lr=float("nan")), "lr=nan"),
     ],
@@ -67,19 +111,36 @@ def test_contradictions_are_refused(make: Any, words: str) -> None:
 
 
 def test_run_path_joins_storage_and_name() -> None:
-    assert RunConfig(global_batch_size=8, steps=1, storage_path="s3://b/runs/", name="x").run_path == "s3://b/runs/x"
+    assert (
+        RunConfig(global_batch_size=8, steps=1, storage_path="s3://b/runs/", name="x").run_path
+        == "s3://b/runs/x"
+    )
     assert RunConfig(global_batch_size=8, steps=1).run_path is None
 
 
 @pytest.mark.parametrize(
     ("scaling", "total", "words"),
     [
-        (ScalingConfig(num_workers=4), {"CPU": 2.0}, ["4 CPU", "has 2", "num_workers=2", "cpus_per_worker=0.5"]),
-        (ScalingConfig(num_workers=2, use_gpu=True), {"CPU": 8.0}, ["2 GPU", "has 0", "use_gpu=False"]),
-        (ScalingConfig(num_workers=2, resources_per_worker={"fast": 1}), {"CPU": 8.0, "fast": 1.0}, ["2 fast", "has 1"]),
+        (
+            ScalingConfig(num_workers=4),
+            {"CPU": 2.0},
+            ["4 CPU", "has 2", "num_workers=2", "cpus_per_worker=0.5"],
+        ),
+        (
+            ScalingConfig(num_workers=2, use_gpu=True),
+            {"CPU": 8.0},
+            ["2 GPU", "has 0", "use_gpu=False"],
+        ),
+        (
+            ScalingConfig(num_workers=2, resources_per_worker={"fast": 1}),
+            {"CPU": 8.0, "fast": 1.0},
+            ["2 fast", "has 1"],
+        ),
     ],
 )
-def test_a_shortage_is_told_with_numbers_and_a_remedy(scaling: ScalingConfig, total: dict[str, float], words: list[str]) -> None:
+def test_a_shortage_is_told_with_numbers_and_a_remedy(
+    scaling: ScalingConfig, total: dict[str, float], words: list[str]
+) -> None:
     text = shortage(scaling, total)
     assert all(word in text for word in words), text
 
@@ -90,14 +151,19 @@ def test_what_fits_is_no_shortage() -> None:
 
 def test_ranks_of_a_node_are_neighbours_and_the_drivers_node_comes_first() -> None:
     nodes = ["b", "a", "c", "a", "b", "c"]
-    addresses = [RankAddress(node_id=node, host=f"10.0.0.{ord(node)}", pid=i) for i, node in enumerate(nodes)]
+    addresses = [
+        RankAddress(node_id=node, host=f"10.0.0.{ord(node)}", pid=i) for i, node in enumerate(nodes)
+    ]
     order = neighbours(addresses, here="c")
     assert [nodes[i] for i in order] == ["c", "c", "a", "a", "b", "b"]
     assert sorted(order) == list(range(6))
 
 
 def test_ranks_are_numbered_by_machine() -> None:
-    addresses = [RankAddress(node_id=node, host=host, pid=i) for i, (node, host) in enumerate(["ax", "bx", "cy", "bx"])]
+    addresses = [
+        RankAddress(node_id=node, host=host, pid=i)
+        for i, (node, host) in enumerate(["ax", "bx", "cy", "bx"])
+    ]
     assert places_on_machines(addresses) == [(0, 3), (1, 3), (0, 1), (2, 3)]
 
 
@@ -123,14 +189,25 @@ def test_windows_settle_near_the_wanted_time(seconds_per_step: float) -> None:
 
 
 def test_death_lines_are_one_line() -> None:
-    for text in ("The actor died because its node has died. Node Id: x\nmore", "Worker unexpectedly exits with\na code", "odd\nlast", ""):
+    for text in (
+        "The actor died because its node has died. Node Id: x\nmore",
+        "Worker unexpectedly exits with\na code",
+        "odd\nlast",
+        "",
+    ):
         line = death_line(RuntimeError(text))
         assert line and "\n" not in line
 
 
 def test_training_failed_keeps_its_fields_through_pickle() -> None:
     error = pickle.loads(pickle.dumps(TrainingFailed("m", 3, "h", "c", "t")))
-    assert (error.rank, error.host, error.cause, error.traceback, str(error)) == (3, "h", "c", "t", "m")
+    assert (error.rank, error.host, error.cause, error.traceback, str(error)) == (
+        3,
+        "h",
+        "c",
+        "t",
+        "m",
+    )
 
 
 def test_plain_lines_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,8 +221,12 @@ def test_plain_lines_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[s
 
 def test_paths_are_made_absolute_where_they_are_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = RunConfig(global_batch_size=8, steps=1, storage_path="runs", name="a", resume_from="old/step-00000001")
+    run = RunConfig(
+        global_batch_size=8, steps=1, storage_path="runs", name="a", resume_from="old/step-00000001"
+    )
     monkeypatch.chdir("/")
-    assert run.run_path == f"{tmp_path}/runs/a" and run.resume_from == f"{tmp_path}/old/step-00000001"
+    assert (
+        run.run_path == f"{tmp_path}/runs/a" and run.resume_from == f"{tmp_path}/old/step-00000001"
+    )
     remote = RunConfig(global_batch_size=8, steps=1, storage_path="s3://bucket/runs/")
     assert remote.run_path == "s3://bucket/runs/run"

@@ -1,4 +1,6 @@
-"""A driver with one rank in this process: where runs start, what they keep, what they predict, how they stop. No Ray."""
+"""A driver with one rank in this process: where runs start, what they keep, what they predict, how
+they stop. No Ray.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +23,34 @@ from jobs.recipe import ModelRecipe
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
 from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
-from rayrec.errors import (
-    CheckpointError,
-    ConfigError,
-    InputError,
-    RunInterrupted,
-    TrainingFailed,
-)
+from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted, TrainingFailed
 
 STEPS = 12
 
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
-    config = SyntheticConfig(rows_train=1530, rows_eval=501, num_features=5, num_lists=1, num_dense=3, dim=4, cap=100, seed=3)
+    config = SyntheticConfig(
+        rows_train=1530,
+        rows_eval=501,
+        num_features=5,
+        num_lists=1,
+        num_dense=3,
+        dim=4,
+        cap=100,
+        seed=3,
+    )
     return write_synthetic(tmp_path_factory.mktemp("clicks"), config)
 
 
-def driver(clicks: SyntheticPaths, storage: Path | None = None, *, model: Any = None, train: Path | None = None, **run: Any) -> Driver:
+def driver(
+    clicks: SyntheticPaths,
+    storage: Path | None = None,
+    *,
+    model: Any = None,
+    train: Path | None = None,
+    **run: Any,
+) -> Driver:
     """A tiny run of `STEPS` steps that saves every 4 steps when it has a storage path."""
     schema = clicks.schema.read_text()
     options: dict[str, Any] = {"global_batch_size": 128, "steps": STEPS, "progress": "off"}
@@ -70,7 +82,9 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def tables_of(checkpoint: str | Path) -> dict[str, pa.Table]:
-    return {t.name: load_table(str(checkpoint), t.name) for t in read_manifest(str(checkpoint)).tables}
+    return {
+        t.name: load_table(str(checkpoint), t.name) for t in read_manifest(str(checkpoint)).tables
+    }
 
 
 def damage(checkpoint: Path, at: int = -1) -> str:
@@ -83,9 +97,13 @@ def damage(checkpoint: Path, at: int = -1) -> str:
 
 
 @pytest.mark.parametrize("step", [4, 8, 12])
-def test_a_run_goes_on_from_any_step_and_ends_as_the_whole(clicks: SyntheticPaths, whole: Path, copy: Path, step: int) -> None:
+def test_a_run_goes_on_from_any_step_and_ends_as_the_whole(
+    clicks: SyntheticPaths, whole: Path, copy: Path, step: int
+) -> None:
     result = driver(clicks, copy.parent, resume_from=str(copy / f"step-{step:08d}")).fit()
-    assert result.steps == STEPS and tables_of(result.checkpoint or "") == tables_of(whole / "step-00000012")
+    assert result.steps == STEPS and tables_of(result.checkpoint or "") == tables_of(
+        whole / "step-00000012"
+    )
     later = {f"step-{s:08d}" for s in (8, 12) if s > step}
     aside = list(copy.glob("set-aside-*"))
     assert len(aside) == (1 if later else 0)
@@ -97,11 +115,15 @@ def test_a_run_goes_on_from_any_step_and_ends_as_the_whole(clicks: SyntheticPath
 def test_latest_passes_over_what_is_damaged_and_says_so(
     clicks: SyntheticPaths, whole: Path, copy: Path, at: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Damage in the middle of the rows is found while ranks restore, after half of the tables were filled."""
+    """Damage in the middle of the rows is found while ranks restore, after half of the tables were
+    filled.
+    """
     path = damage(copy / "step-00000012", at)
     result = driver(clicks, copy.parent, resume_from="latest", progress="plain").fit()
     said = capsys.readouterr().out
-    assert f"passed over {copy}/step-00000012, which is damaged: {copy}/step-00000012/{path}" in said
+    assert (
+        f"passed over {copy}/step-00000012, which is damaged: {copy}/step-00000012/{path}" in said
+    )
     assert f"resumed from {copy}/step-00000008 at step 8" in said and "set aside" in said
     assert tables_of(result.checkpoint or "") == tables_of(whole / "step-00000012")
 
@@ -116,19 +138,31 @@ def test_latest_passes_over_a_damaged_manifest_and_missing_files(
     assert said.count("passed over") == 2 and f"resumed from {copy}/step-00000004 at step 4" in said
 
 
-def test_nothing_whole_is_an_error_that_names_the_damage(clicks: SyntheticPaths, copy: Path) -> None:
+def test_nothing_whole_is_an_error_that_names_the_damage(
+    clicks: SyntheticPaths, copy: Path
+) -> None:
     for step in (4, 8, 12):
         path = damage(copy / f"step-{step:08d}", 0)
     with pytest.raises(CheckpointError, match=rf"step-00000004/{path} is damaged"):
         driver(clicks, copy.parent, resume_from="latest").fit()
-    assert sorted(p.name for p in copy.iterdir()) == ["step-00000004", "step-00000008", "step-00000012"]
+    assert sorted(p.name for p in copy.iterdir()) == [
+        "step-00000004",
+        "step-00000008",
+        "step-00000012",
+    ]
 
 
-def test_other_data_are_refused_unless_they_are_meant(clicks: SyntheticPaths, copy: Path, tmp_path: Path) -> None:
+def test_other_data_are_refused_unless_they_are_meant(
+    clicks: SyntheticPaths, copy: Path, tmp_path: Path
+) -> None:
     other = Path(shutil.copytree(clicks.train, tmp_path / "other"))
     (part,) = other.glob("*.parquet")
     pq.write_table(pq.read_table(part).slice(0, 1100), part)
-    options: dict[str, Any] = {"resume_from": str(copy / "step-00000008"), "train": other, "global_batch_size": 100}
+    options: dict[str, Any] = {
+        "resume_from": str(copy / "step-00000008"),
+        "train": other,
+        "global_batch_size": 100,
+    }
     with pytest.raises(ConfigError, match=r"trained with global_batch_size=128, the run has 100"):
         driver(clicks, copy.parent, **options).fit()
     options["global_batch_size"] = 128
@@ -140,13 +174,19 @@ def test_other_data_are_refused_unless_they_are_meant(clicks: SyntheticPaths, co
     assert read_manifest(result.checkpoint or "").cursor["batch"] == 9
 
 
-def test_the_same_data_elsewhere_are_the_same_data(clicks: SyntheticPaths, copy: Path, tmp_path: Path) -> None:
+def test_the_same_data_elsewhere_are_the_same_data(
+    clicks: SyntheticPaths, copy: Path, tmp_path: Path
+) -> None:
     moved = Path(shutil.copytree(clicks.train, tmp_path / "moved"))
     assert driver(clicks, copy.parent, resume_from="latest", train=moved).fit().steps == STEPS
 
 
-def test_a_warm_start_takes_weights_and_begins_at_step_0(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
-    """Another batch size, seed and optimizer: untrained, so that the weights can be compared with the source's."""
+def test_a_warm_start_takes_weights_and_begins_at_step_0(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path
+) -> None:
+    """Another batch size, seed and optimizer: untrained, so that the weights can be compared with
+    the source's.
+    """
     options: dict[str, Any] = {
         "init_from": str(whole / "step-00000008"),
         "global_batch_size": 100,
@@ -157,24 +197,44 @@ def test_a_warm_start_takes_weights_and_begins_at_step_0(clicks: SyntheticPaths,
     result = driver(clicks, tmp_path, steps=2, **options).fit()
     assert result.steps == 2 and result.rows == 200
     source, warm = tables_of(whole / "step-00000008"), tables_of(result.checkpoint or "")
-    assert {name: t["weight"] for name, t in source.items()} == {name: t["weight"] for name, t in warm.items()}
+    assert {name: t["weight"] for name, t in source.items()} == {
+        name: t["weight"] for name, t in warm.items()
+    }
     assert read_manifest(result.checkpoint or "").cursor["seed"] == 7
 
 
-def test_optimizer_state_is_taken_only_when_asked(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
-    frozen: dict[str, Any] = {"sparse_optimizer": OptimizerConfig(name="rowwise_adagrad", lr=0.0), "steps": 1}
+def test_optimizer_state_is_taken_only_when_asked(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path
+) -> None:
+    frozen: dict[str, Any] = {
+        "sparse_optimizer": OptimizerConfig(name="rowwise_adagrad", lr=0.0),
+        "steps": 1,
+    }
     source = tables_of(whole / "step-00000012")
     for asked in (False, True):
         start = {"init_from": str(whole / "step-00000012"), "init_optimizer_state": asked}
         result = driver(clicks, tmp_path / str(asked), **frozen, **start).fit()
         after = tables_of(result.checkpoint or "")
         name = max(source, key=lambda table: source[table].num_rows)
-        (state,) = (column for column in source[name].column_names if column not in ("row", "weight"))
-        grown = [a - b for a, b in zip(after[name][state].to_pylist(), source[name][state].to_pylist(), strict=True)]
+        (state,) = (
+            column for column in source[name].column_names if column not in ("row", "weight")
+        )
+        grown = [
+            a - b
+            for a, b in zip(
+                after[name][state].to_pylist(), source[name][state].to_pylist(), strict=True
+            )
+        ]
         assert (min(grown) >= 0) is asked
     with pytest.raises(CheckpointError, match=r"trained with 'rowwise_adagrad', 'sgd' is wanted"):
         sgd = OptimizerConfig(name="sgd", lr=0.1)
-        driver(clicks, tmp_path / "sgd", init_from=str(whole / "step-00000012"), init_optimizer_state=True, sparse_optimizer=sgd).fit()
+        driver(
+            clicks,
+            tmp_path / "sgd",
+            init_from=str(whole / "step-00000012"),
+            init_optimizer_state=True,
+            sparse_optimizer=sgd,
+        ).fit()
 
 
 @pytest.mark.parametrize(
@@ -183,29 +243,47 @@ def test_optimizer_state_is_taken_only_when_asked(clicks: SyntheticPaths, whole:
         ({"resume_from": "NOWHERE"}, "has no file manifest.json"),
         ({"init_from": "NOWHERE"}, "has no file manifest.json"),
         ({"resume_from": "WHOLE", "seed": 9}, "trained with seed=0, the run has 9"),
-        ({"resume_from": "WHOLE", "shuffle": False}, "trained with shuffle=True, the run has False"),
-        ({"resume_from": "WHOLE", "dense_optimizer": OptimizerConfig(name="sgd", lr=0.1)}, "dense optimizer 'adam', the run wants 'sgd'"),
-        ({"resume_from": "WHOLE", "sparse_optimizer": OptimizerConfig(name="adam", lr=0.1)}, "'rowwise_adagrad', 'adam' is wanted"),
+        (
+            {"resume_from": "WHOLE", "shuffle": False},
+            "trained with shuffle=True, the run has False",
+        ),
+        (
+            {"resume_from": "WHOLE", "dense_optimizer": OptimizerConfig(name="sgd", lr=0.1)},
+            "dense optimizer 'adam', the run wants 'sgd'",
+        ),
+        (
+            {"resume_from": "WHOLE", "sparse_optimizer": OptimizerConfig(name="adam", lr=0.1)},
+            "'rowwise_adagrad', 'adam' is wanted",
+        ),
     ],
 )
 def test_what_a_manifest_tells_is_refused_before_a_model_is_made(
     clicks: SyntheticPaths, whole: Path, tmp_path: Path, options: dict[str, Any], says: str
 ) -> None:
     paths = {"NOWHERE": str(tmp_path / "nowhere"), "WHOLE": str(whole / "step-00000008")}
-    given = {name: paths.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
+    given = {
+        name: paths.get(value, value) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
     with pytest.raises((CheckpointError, ConfigError), match=says):
         driver(clicks, **given).fit()
 
 
-def test_a_checkpoint_of_another_model_is_refused(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path
+) -> None:
     schema = json.loads(clicks.schema.read_text())
     schema["tables"][0]["num_embeddings"] += 1
-    wider = ModelRecipe(model="dlrm", schema=json.dumps(schema), dense_layers=(8,), over_layers=(8,))
+    wider = ModelRecipe(
+        model="dlrm", schema=json.dumps(schema), dense_layers=(8,), over_layers=(8,)
+    )
     with pytest.raises(CheckpointError, match=r"is \d+ x 4 in .* and \d+ x 4 in the model"):
         driver(clicks, model=wider, resume_from=str(whole / "step-00000008")).fit()
 
 
-def test_predictions_are_rows_in_file_order_and_agree_with_the_scores(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+def test_predictions_are_rows_in_file_order_and_agree_with_the_scores(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path
+) -> None:
     schema = clicks.schema.read_text()
     table = pq.read_table(clicks.eval)
     table = table.append_column("key", pa.array([f"k{i}" for i in range(table.num_rows)]))
@@ -214,27 +292,42 @@ def test_predictions_are_rows_in_file_order_and_agree_with_the_scores(clicks: Sy
     pq.write_table(table.slice(200), tmp_path / "eval" / "b.parquet", row_group_size=90)
     out = tmp_path / "scores.parquet"
     data = open_data(str(tmp_path / "eval"), schema)
-    scores = driver(clicks).evaluate(str(whole / "step-00000012"), data, predictions=str(out), keys=["key"])
+    scores = driver(clicks).evaluate(
+        str(whole / "step-00000012"), data, predictions=str(out), keys=["key"]
+    )
     rows = pq.read_table(out)
     assert rows.column_names == ["score", "label", "file", "row", "key"]
-    assert rows["key"].to_pylist() == table["key"].to_pylist() and rows["label"].to_pylist() == table["label"].to_pylist()
+    assert (
+        rows["key"].to_pylist() == table["key"].to_pylist()
+        and rows["label"].to_pylist() == table["label"].to_pylist()
+    )
     assert rows["row"].to_pylist() == [*range(200), *range(301)]
-    assert [Path(name).name for name in rows["file"].to_pylist()] == ["a.parquet"] * 200 + ["b.parquet"] * 301
+    assert [Path(name).name for name in rows["file"].to_pylist()] == ["a.parquet"] * 200 + [
+        "b.parquet"
+    ] * 301
     losses = [
-        -math.log(score if label else 1 - score) for score, label in zip(rows["score"].to_pylist(), rows["label"].to_pylist(), strict=True)
+        -math.log(score if label else 1 - score)
+        for score, label in zip(rows["score"].to_pylist(), rows["label"].to_pylist(), strict=True)
     ]
     assert sum(losses) / len(losses) == pytest.approx(scores["logloss"], abs=1e-5)
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"), [(["nokey"], "'nokey' is missing"), (["score"], "'score' is a column of every"), (["d_0", "d_0"], "named twice")]
+    ("keys", "says"),
+    [
+        (["nokey"], "'nokey' is missing"),
+        (["score"], "'score' is a column of every"),
+        (["d_0", "d_0"], "named twice"),
+    ],
 )
 def test_keys_are_checked_before_anything_is_scored(
     clicks: SyntheticPaths, whole: Path, tmp_path: Path, keys: list[str], says: str
 ) -> None:
     with pytest.raises((ConfigError, InputError), match=says):
-        driver(clicks).evaluate(str(whole / "step-00000012"), predictions=str(tmp_path / "p.parquet"), keys=keys)
+        driver(clicks).evaluate(
+            str(whole / "step-00000012"), predictions=str(tmp_path / "p.parquet"), keys=keys
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -262,23 +355,35 @@ def test_more_threads_than_processors_are_refused(clicks: SyntheticPaths) -> Non
         Driver(recipe, data, scaling, run).fit()
 
 
-def test_a_bad_row_leaves_no_half_file_of_predictions(clicks: SyntheticPaths, whole: Path, tmp_path: Path) -> None:
+def test_a_bad_row_leaves_no_half_file_of_predictions(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path
+) -> None:
     table = pq.read_table(clicks.eval)
     labels = table["label"].to_pylist()
     labels[450] = 2
-    spoilt = table.set_column(table.column_names.index("label"), "label", pa.array(labels, table["label"].type))
+    spoilt = table.set_column(
+        table.column_names.index("label"), "label", pa.array(labels, table["label"].type)
+    )
     pq.write_table(spoilt, tmp_path / "eval.parquet", write_statistics=False)
     data = open_data(str(tmp_path / "eval.parquet"), clicks.schema.read_text())
     with pytest.raises(InputError, match=r"'label' holds 2 in row 450"):
-        driver(clicks).evaluate(str(whole / "step-00000012"), data, predictions=str(tmp_path / "out" / "p.parquet"))
+        driver(clicks).evaluate(
+            str(whole / "step-00000012"), data, predictions=str(tmp_path / "out" / "p.parquet")
+        )
     assert not (tmp_path / "out").exists()
-    driver(clicks).evaluate(str(whole / "step-00000012"), predictions=str(tmp_path / "out" / "p.parquet"))
+    driver(clicks).evaluate(
+        str(whole / "step-00000012"), predictions=str(tmp_path / "out" / "p.parquet")
+    )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["p.parquet"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_raises(clicks: SyntheticPaths, tmp_path: Path, number: signal.Signals) -> None:
-    recipe = ModelRecipe(model="dlrm", schema=clicks.schema.read_text(), dense_layers=(8,), over_layers=(8,))
+def test_a_signal_saves_and_raises(
+    clicks: SyntheticPaths, tmp_path: Path, number: signal.Signals
+) -> None:
+    recipe = ModelRecipe(
+        model="dlrm", schema=clicks.schema.read_text(), dense_layers=(8,), over_layers=(8,)
+    )
 
     def model() -> nn.Module:
         module = recipe()
@@ -310,7 +415,9 @@ def test_request_stop_returns_a_result(clicks: SyntheticPaths, tmp_path: Path) -
     assert result.stopped and result.checkpoint is not None and result.metrics == {}
 
 
-def test_a_folder_of_another_run_is_not_written_to(clicks: SyntheticPaths, copy: Path, whole: Path) -> None:
+def test_a_folder_of_another_run_is_not_written_to(
+    clicks: SyntheticPaths, copy: Path, whole: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"already holds checkpoints.*resume_from='latest'"):
         driver(clicks, copy.parent).fit()
     with pytest.raises(ConfigError, match="already holds checkpoints"):
@@ -319,7 +426,9 @@ def test_a_folder_of_another_run_is_not_written_to(clicks: SyntheticPaths, copy:
         driver(clicks, copy.parent, resume_from=str(whole / "step-00000008")).fit()
 
 
-def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(clicks: SyntheticPaths, tmp_path: Path) -> None:
+def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot write to the run's folder .*file/run"):
         driver(clicks, tmp_path / "file").fit()
@@ -334,14 +443,22 @@ def test_bad_evaluation_data_are_refused_before_training(
     table = pq.read_table(clicks.eval)
     ids = table["cat_0"].to_pylist()
     ids[77] = 4711
-    spoilt = table.set_column(table.column_names.index("cat_0"), "cat_0", pa.array(ids, table["cat_0"].type))
+    spoilt = table.set_column(
+        table.column_names.index("cat_0"), "cat_0", pa.array(ids, table["cat_0"].type)
+    )
     pq.write_table(spoilt, tmp_path / "eval.parquet")
     schema = clicks.schema.read_text()
     run = RunConfig(global_batch_size=128, steps=2, progress="plain")
     recipe = ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,))
     bad = open_data(str(tmp_path / "eval.parquet"), schema)
     with pytest.raises(InputError, match=r"'cat_0' .*holds id 4711 in row 77 of '.*eval\.parquet'"):
-        Driver(recipe, open_data(str(clicks.train), schema), ScalingConfig(num_workers=0), run, eval_data=bad).fit()
+        Driver(
+            recipe,
+            open_data(str(clicks.train), schema),
+            ScalingConfig(num_workers=0),
+            run,
+            eval_data=bad,
+        ).fit()
     assert "step" not in capsys.readouterr().out
 
 
@@ -350,5 +467,15 @@ def test_evaluation_data_of_other_features_are_refused(clicks: SyntheticPaths) -
     schema["dense"] = schema["dense"][:-1]
     other = open_data(str(clicks.eval), json.dumps(schema))
     train = open_data(str(clicks.train), clicks.schema.read_text())
-    with pytest.raises(ConfigError, match="number of dense columns of the training data and of the evaluation data differ: 3 and 2"):
-        Driver(nn.Module, train, ScalingConfig(num_workers=0), RunConfig(global_batch_size=128, steps=2), eval_data=other)
+    with pytest.raises(
+        ConfigError,
+        match="number of dense columns of the training data and of the evaluation data differ: 3 "
+        "and 2",
+    ):
+        Driver(
+            nn.Module,
+            train,
+            ScalingConfig(num_workers=0),
+            RunConfig(global_batch_size=128, steps=2),
+            eval_data=other,
+        )

@@ -22,7 +22,9 @@ from rayrec.train.progress import RankError, RankPoll, is_collateral
 
 
 def running(rank: int, silent_s: float = 0.0) -> Observation:
-    return Observation(rank=rank, host="h", poll=RankPoll(state="running", step=7), silent_s=silent_s)
+    return Observation(
+        rank=rank, host="h", poll=RankPoll(state="running", step=7), silent_s=silent_s
+    )
 
 
 def done(rank: int) -> Observation:
@@ -30,12 +32,22 @@ def done(rank: int) -> Observation:
 
 
 def failed(rank: int, cause: str, at: float, collateral: bool = False) -> Observation:
-    error = RankError(cause=cause, traceback=f"Traceback of {rank}", at=at, step=7, collateral=collateral)
-    return Observation(rank=rank, host=f"h{rank}", poll=RankPoll(state="failed", step=7, error=error))
+    error = RankError(
+        cause=cause, traceback=f"Traceback of {rank}", at=at, step=7, collateral=collateral
+    )
+    return Observation(
+        rank=rank, host=f"h{rank}", poll=RankPoll(state="failed", step=7, error=error)
+    )
 
 
 def dead(rank: int, at: float) -> Observation:
-    return Observation(rank=rank, host=f"h{rank}", poll=RankPoll(state="running", step=5), death="its process died", death_at=at)
+    return Observation(
+        rank=rank,
+        host=f"h{rank}",
+        poll=RankPoll(state="running", step=5),
+        death="its process died",
+        death_at=at,
+    )
 
 
 def test_all_done_finishes_and_one_running_waits() -> None:
@@ -52,14 +64,22 @@ def test_a_symptom_waits_for_its_cause() -> None:
 
 
 def test_a_symptom_without_cause_is_reported_after_the_grace() -> None:
-    verdict = judge([failed(0, "CommError: timed out", 1.0, collateral=True), running(1)], GRACE_S + 0.1)
+    verdict = judge(
+        [failed(0, "CommError: timed out", 1.0, collateral=True), running(1)], GRACE_S + 0.1
+    )
     assert verdict.failure is not None and verdict.failure.rank == 0
 
 
 def test_a_silent_rank_is_blamed_for_the_symptoms_of_others() -> None:
-    ranks = [failed(0, "CommError: timed out", 1.0, collateral=True), running(1, silent_s=40.0), running(2, silent_s=0.1)]
+    ranks = [
+        failed(0, "CommError: timed out", 1.0, collateral=True),
+        running(1, silent_s=40.0),
+        running(2, silent_s=0.1),
+    ]
     failure = first_failure(ranks, silent_limit_s=10.0)
-    assert failure.rank == 1 and "no answer for 40 s" in failure.cause and "timed out" in failure.cause
+    assert (
+        failure.rank == 1 and "no answer for 40 s" in failure.cause and "timed out" in failure.cause
+    )
 
 
 def test_a_death_comes_before_an_error_and_still_tells_it() -> None:
@@ -70,9 +90,13 @@ def test_a_death_comes_before_an_error_and_still_tells_it() -> None:
 
 def test_a_frozen_rank_is_placed_at_the_step_that_the_others_reached() -> None:
     ranks = [failed(0, "CommError: timed out", 1.0, collateral=True), running(1, silent_s=40.0)]
-    assert "failed after step 7: no answer for 40 s" in str(first_failure(ranks, silent_limit_s=10.0).error(2))
+    assert "failed after step 7: no answer for 40 s" in str(
+        first_failure(ranks, silent_limit_s=10.0).error(2)
+    )
     behind = Observation(rank=1, host="h", poll=RankPoll(state="running", step=0), silent_s=40.0)
-    assert "failed after step 7: no answer" in str(first_failure([ranks[0], behind], silent_limit_s=10.0).error(2))
+    assert "failed after step 7: no answer" in str(
+        first_failure([ranks[0], behind], silent_limit_s=10.0).error(2)
+    )
 
 
 @pytest.mark.parametrize("kind", [InputError, ConfigError, PlanError, DamagedCheckpointError])
@@ -81,10 +105,15 @@ def test_a_users_mistake_keeps_its_class_across_pickling(kind: type[RayrecError]
     error = pickle.loads(pickle.dumps(said))
     observed = Observation(rank=1, host="h1", poll=RankPoll(state="failed", step=3, error=error))
     raised = first_failure([running(0), observed]).error(2)
-    assert type(raised) is kind and str(raised) == "id 7 is bad (found by rank 1 of 2 on h1 after step 3)"
+    assert (
+        type(raised) is kind
+        and str(raised) == "id 7 is bad (found by rank 1 of 2 on h1 after step 3)"
+    )
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SaveError("the disk is full"), CommError("gone")])
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SaveError("the disk is full"), CommError("gone")]
+)
 def test_what_the_user_did_not_cause_is_a_failed_run(error: Exception) -> None:
     said = RankError.of(error, step=3)
     observed = Observation(rank=0, host="h0", poll=RankPoll(state="failed", step=3, error=said))
@@ -94,7 +123,10 @@ def test_what_the_user_did_not_cause_is_a_failed_run(error: Exception) -> None:
 @pytest.mark.seeds(range(50))
 def test_the_earliest_own_error_wins_whatever_the_symptoms_say(seed: int) -> None:
     draw = random.Random(seed)
-    ranks = [failed(rank, "CommError: reset", draw.random(), collateral=True) for rank in range(draw.randint(2, 9))]
+    ranks = [
+        failed(rank, "CommError: reset", draw.random(), collateral=True)
+        for rank in range(draw.randint(2, 9))
+    ]
     own = draw.sample(range(len(ranks)), draw.randint(1, len(ranks)))
     times = {rank: 5 + draw.random() for rank in own}  # later than every symptom
     for rank, at in times.items():
@@ -109,8 +141,10 @@ def test_the_earliest_own_error_wins_whatever_the_symptoms_say(seed: int) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:3245",
-        "[enforce fail at gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for send operation to complete",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer "
+        "[10.0.0.1]:3245",
+        "[enforce fail at gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for send "
+        "operation to complete",
         "Broken pipe",
         "NCCL communicator was aborted on rank 1",
     ],
@@ -126,6 +160,14 @@ def test_trouble_at_the_other_end_is_collateral(text: str) -> None:
         assert is_collateral(outer)
 
 
-@pytest.mark.parametrize("error", [ValueError("bad label"), RuntimeError("shape mismatch"), MemoryError(), FileNotFoundError("no file x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad label"),
+        RuntimeError("shape mismatch"),
+        MemoryError(),
+        FileNotFoundError("no file x"),
+    ],
+)
 def test_trouble_of_its_own_is_not_collateral(error: Exception) -> None:
     assert not is_collateral(error)

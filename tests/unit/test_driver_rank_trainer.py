@@ -23,9 +23,20 @@ from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, Rank
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainSpec]:
     """A tiny run: 1003 rows in batches of 128, so 8 steps an epoch, the last one ragged."""
-    config = SyntheticConfig(rows_train=1003, rows_eval=300, num_features=5, num_lists=1, num_dense=2, dim=4, cap=50, seed=1)
+    config = SyntheticConfig(
+        rows_train=1003,
+        rows_eval=300,
+        num_features=5,
+        num_lists=1,
+        num_dense=2,
+        dim=4,
+        cap=50,
+        seed=1,
+    )
     paths = write_synthetic(tmp_path_factory.mktemp("data"), config)
-    recipe = ModelRecipe(model="dcn", schema=paths.schema.read_text(), dense_layers=(8,), over_layers=(8,))
+    recipe = ModelRecipe(
+        model="dcn", schema=paths.schema.read_text(), dense_layers=(8,), over_layers=(8,)
+    )
     yield TrainSpec(
         model=recipe,
         data=open_data(str(paths.train), recipe.schema),
@@ -40,7 +51,11 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainSpec]:
 
 def weights(trainer: RankTrainer) -> dict[str, torch.Tensor]:
     """Every number that training changes."""
-    tables = {f"{s.shard.table}.{name}": t.clone() for s in trainer.model.shard_states() for name, t in s.tensors().items()}
+    tables = {
+        f"{s.shard.table}.{name}": t.clone()
+        for s in trainer.model.shard_states()
+        for name, t in s.tensors().items()
+    }
     return tables | {name: p.detach().clone() for name, p in trainer.model.dense_parameters()}
 
 
@@ -71,7 +86,9 @@ def test_reports_cover_every_row_once(spec: TrainSpec) -> None:
     assert all(r.loss > 0 and r.rows_per_s > 0 for r in reports)
 
 
-def test_a_stop_takes_effect_at_the_end_of_a_window_and_saves(spec: TrainSpec, tmp_path: Path) -> None:
+def test_a_stop_takes_effect_at_the_end_of_a_window_and_saves(
+    spec: TrainSpec, tmp_path: Path
+) -> None:
     trainer = RankTrainer(replace(spec, steps=10_000, run_path=str(tmp_path)))
     assert trainer.run(should_stop=lambda: trainer.step >= 4) is True
     assert 4 <= trainer.step < 10_000
@@ -85,12 +102,18 @@ def test_a_checkpoint_of_another_run_is_refused(spec: TrainSpec, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"global_batch_size=128, the run has 64"):
         RankTrainer(replace(spec, global_batch_size=64)).restore(path)
     with pytest.raises(ConfigError, match=r"dense optimizer 'adam'.*'sgd'"):
-        RankTrainer(replace(spec, dense_optimizer=OptimizerConfig(name="sgd", lr=0.1))).restore(path)
+        RankTrainer(replace(spec, dense_optimizer=OptimizerConfig(name="sgd", lr=0.1))).restore(
+            path
+        )
     wider = replace(spec.model, over_layers=(16,))  # type: ignore[type-var]
     with pytest.raises(CheckpointError, match="the model wants"):
         RankTrainer(replace(spec, model=wider)).restore(path)
 
 
 def test_checkpoints_come_at_their_steps(spec: TrainSpec, tmp_path: Path) -> None:
-    RankTrainer(replace(spec, run_path=str(tmp_path), checkpoint=CheckpointConfig(every_n_steps=5, at_end=False))).run()
+    RankTrainer(
+        replace(
+            spec, run_path=str(tmp_path), checkpoint=CheckpointConfig(every_n_steps=5, at_end=False)
+        )
+    ).run()
     assert CheckpointManager(str(tmp_path)).steps() == (5, 10)

@@ -1,4 +1,6 @@
-"""A run that stands still says where, once per doubling of the time, and leaves its stacks in a file."""
+"""A run that stands still says where, once per doubling of the time, and leaves its stacks in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,17 @@ def test_a_standstill_is_told_with_the_phase_and_the_stacks(tmp_path: Path) -> N
     watch.at("planning")
     standing_still(said, 2)
     watch.close()
-    assert "no progress for 0 s while planning; the stacks of the driver and of the ranks are in" in said[0]
+    assert (
+        "no progress for 0 s while planning; the stacks of the driver and of the ranks are in"
+        in said[0]
+    )
     text = log.path.read_text()
     assert text.count("no progress") == 2, "after the time, and after twice the time"
-    assert "def standing_still" not in text and "standing_still" in text and "-- rank 0\nin a collective" in text
+    assert (
+        "def standing_still" not in text
+        and "standing_still" in text
+        and "-- rank 0\nin a collective" in text
+    )
 
 
 def standing_still(said: list[str], lines: int) -> None:

@@ -1,4 +1,6 @@
-"""The scale of the loss: gradients averaged over ranks are those of the mean over the global batch, however rows are spread."""
+"""The scale of the loss: gradients averaged over ranks are those of the mean over the global batch,
+however rows are spread.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Clicks(nn.Module):
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         logits = self.linear(batch.x).squeeze(1)
-        total = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        total = nn.functional.binary_cross_entropy_with_logits(
+            logits, batch.labels, reduction="sum"
+        )
         loss = total / max(1, len(logits))
         return loss, (loss.detach(), logits.detach(), batch.labels)
 
@@ -40,7 +44,8 @@ def test_mean_of_the_ranks_gradients_is_that_of_the_whole_batch(seed: int) -> No
     world_size, rows = draw.randint(1, 6), draw.randint(1, 40)
     torch.manual_seed(seed)
     model, x, labels = Clicks(), torch.randn(rows, 5), torch.randint(2, (rows,)).float()
-    cuts = [0, *sorted(draw.randint(0, rows) for _ in range(world_size - 1)), rows]  # some ranks get nothing
+    # some ranks get nothing
+    cuts = [0, *sorted(draw.randint(0, rows) for _ in range(world_size - 1)), rows]
     whole = copy.deepcopy(model)
     train_step(whole, None, part(x, labels, rows), 1)
     total, loss_sum = torch.zeros(1, 5), 0.0
@@ -51,8 +56,11 @@ def test_mean_of_the_ranks_gradients_is_that_of_the_whole_batch(seed: int) -> No
         total += rank.linear.weight.grad / world_size  # what DDP does
         loss_sum += float(result.loss_sum)
     assert whole.linear.weight.grad is not None
-    torch.testing.assert_close(total, whole.linear.weight.grad, rtol=1e-5, atol=1e-6)  # float32 sums in another order
-    loss = nn.functional.binary_cross_entropy_with_logits(model.linear(x).squeeze(1), labels, reduction="sum")
+    # float32 sums in another order
+    torch.testing.assert_close(total, whole.linear.weight.grad, rtol=1e-5, atol=1e-6)
+    loss = nn.functional.binary_cross_entropy_with_logits(
+        model.linear(x).squeeze(1), labels, reduction="sum"
+    )
     assert loss_sum == pytest.approx(loss.item(), rel=1e-5)
 
 

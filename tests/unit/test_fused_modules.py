@@ -1,4 +1,6 @@
-"""Fused collections against the plain ones with torch's dense optimizers, and their names, copies and sharding."""
+"""Fused collections against the plain ones with torch's dense optimizers, and their names, copies
+and sharding.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from rayrec.sparse import KeyedJaggedTensor
 from tests.worlds import output_of
 
 ROWS = [12, 7, 30]
-OPTIMIZERS = {  # the sparse optimizer, and torch's on a dense gradient: rows without ids have a gradient of zero and stay
+# the sparse optimizer, and torch's on a dense gradient: rows without ids have a gradient of zero
+# and stay
+OPTIMIZERS = {
     "sgd": (SGD, {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
     "torch sgd": (torch.optim.SGD, {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
     "adagrad": (
@@ -55,11 +59,19 @@ OPTIMIZERS = {  # the sparse optimizer, and torch's on a dense gradient: rows wi
 def bags() -> list[EmbeddingBagConfig]:
     features = [["a", "b"], ["b"], ["c"]]
     pooling = [PoolingType.SUM, PoolingType.MEAN, PoolingType.SUM]
-    return [EmbeddingBagConfig(ROWS[i], 4 * (i + 1), name=f"t{i}", feature_names=features[i], pooling=pooling[i]) for i in range(3)]
+    return [
+        EmbeddingBagConfig(
+            ROWS[i], 4 * (i + 1), name=f"t{i}", feature_names=features[i], pooling=pooling[i]
+        )
+        for i in range(3)
+    ]
 
 
 def sequences() -> list[EmbeddingConfig]:
-    return [EmbeddingConfig(ROWS[i], 8, name=f"t{i}", feature_names=[["a", "b"], ["b"], ["c"]][i]) for i in range(3)]
+    return [
+        EmbeddingConfig(ROWS[i], 8, name=f"t{i}", feature_names=[["a", "b"], ["b"], ["c"]][i])
+        for i in range(3)
+    ]
 
 
 def batch(seed: int, weighted: bool = False) -> KeyedJaggedTensor:
@@ -77,19 +89,27 @@ def batch(seed: int, weighted: bool = False) -> KeyedJaggedTensor:
 
 def plain_of(kind: str) -> nn.Module:
     torch.manual_seed(2)
-    return EmbeddingCollection(sequences()) if kind == "sequence" else EmbeddingBagCollection(bags(), is_weighted=kind == "weighted")
+    return (
+        EmbeddingCollection(sequences())
+        if kind == "sequence"
+        else EmbeddingBagCollection(bags(), is_weighted=kind == "weighted")
+    )
 
 
 def fused_of(kind: str, optimizer: type, kwargs: dict, **more) -> nn.Module:
     torch.manual_seed(2)
     if kind == "sequence":
         return FusedEmbeddingCollection(sequences(), optimizer, kwargs, **more)
-    return FusedEmbeddingBagCollection(bags(), optimizer, kwargs, is_weighted=kind == "weighted", **more)
+    return FusedEmbeddingBagCollection(
+        bags(), optimizer, kwargs, is_weighted=kind == "weighted", **more
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
-def test_training_equals_the_plain_collection_with_a_dense_optimizer(kind: str, optimizer: str) -> None:
+def test_training_equals_the_plain_collection_with_a_dense_optimizer(
+    kind: str, optimizer: str
+) -> None:
     cls, kwargs, dense_of = OPTIMIZERS[optimizer]
     plain, fused = plain_of(kind), fused_of(kind, cls, kwargs)
     dense = dense_of(plain.parameters())
@@ -103,18 +123,25 @@ def test_training_equals_the_plain_collection_with_a_dense_optimizer(kind: str, 
         dense.step()
         (got * target).sum().backward()
     for name, weight in plain.state_dict().items():
-        torch.testing.assert_close(fused.state_dict()[name], weight, rtol=1e-4, atol=1e-5)  # float32 sums in another order
+        # float32 sums in another order
+        torch.testing.assert_close(fused.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["pooled", "sequence"])
 def test_names_are_those_of_the_plain_collection_and_rows_are_no_parameters(kind: str) -> None:
     plain, fused = plain_of(kind), fused_of(kind, SGD, {"lr": 0.1})
     assert list(fused.state_dict()) == list(plain.state_dict()) and not list(fused.parameters())
-    assert all(torch.equal(value, fused.state_dict()[name]) for name, value in plain.state_dict().items())
+    assert all(
+        torch.equal(value, fused.state_dict()[name]) for name, value in plain.state_dict().items()
+    )
     other = {name: value + 1 for name, value in plain.state_dict().items()}
     fused.load_state_dict(other)
     assert torch.equal(fused.rows_of("t1"), other[next(name for name in other if ".t1." in name)])
-    assert fused.optimizer_type() is SGD and fused.optimizer_kwargs() == {"lr": 0.1} and fused.device.type == "cpu"
+    assert (
+        fused.optimizer_type() is SGD
+        and fused.optimizer_kwargs() == {"lr": 0.1}
+        and fused.device.type == "cpu"
+    )
 
 
 def test_evaluation_leaves_rows_alone() -> None:
@@ -129,7 +156,9 @@ def test_the_fused_optimizer_has_learning_rate_and_state_by_name() -> None:
     fused = fused_of("pooled", Adam, {"lr": 0.1})
     fused(batch(0)).values().sum().backward()
     optimizer = fused.fused_optimizer()
-    assert {"embedding_bags.t0.weight", "embedding_bags.t2.weight"} <= set(optimizer.state_dict()["state"])
+    assert {"embedding_bags.t0.weight", "embedding_bags.t2.weight"} <= set(
+        optimizer.state_dict()["state"]
+    )
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     before = copy.deepcopy(fused.state_dict())
@@ -137,7 +166,9 @@ def test_the_fused_optimizer_has_learning_rate_and_state_by_name() -> None:
     assert all(torch.equal(value, before[name]) for name, value in fused.state_dict().items())
     fused.set_learning_rate(0.1)
     fused(batch(1)).values().sum().backward()
-    assert not torch.equal(fused.state_dict()["embedding_bags.t0.weight"], before["embedding_bags.t0.weight"])
+    assert not torch.equal(
+        fused.state_dict()["embedding_bags.t0.weight"], before["embedding_bags.t0.weight"]
+    )
     with pytest.raises(CheckpointError, match="lacks"):
         optimizer.load_state_dict({"state": {}})
 
@@ -160,10 +191,14 @@ def test_fusing_a_model_takes_its_rows_over() -> None:
     saved = copy.deepcopy(model.state_dict())
     assert fuse_embedding_optimizer(model, RowWiseAdagrad, {"lr": 0.1}) is model
     assert isinstance(model.pooled, FusedEmbeddingBagCollection) and model.again[0] is model.pooled
-    assert isinstance(model.deep["sequence"], FusedEmbeddingCollection) and isinstance(model.layer, nn.Linear)
+    assert isinstance(model.deep["sequence"], FusedEmbeddingCollection) and isinstance(
+        model.layer, nn.Linear
+    )
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     alone = fuse_embedding_optimizer(plain_of("sequence"), torch.optim.Adagrad, {"lr": 0.1})
-    assert isinstance(alone, FusedEmbeddingCollection) and alone.sparse_optimizer == Adagrad(0.1, eps=1e-10)
+    assert isinstance(alone, FusedEmbeddingCollection) and alone.sparse_optimizer == Adagrad(
+        0.1, eps=1e-10
+    )
 
 
 def test_a_fused_model_is_sharded_with_its_optimizer_and_rows() -> None:
@@ -179,7 +214,9 @@ def test_a_fused_model_is_sharded_with_its_optimizer_and_rows() -> None:
     on_meta = FusedEmbeddingBagCollection(bags(), SGD, {"lr": 0.1}, device="meta")
     with pytest.raises(ConfigError, match="lies on the meta device"):
         on_meta(batch(0))
-    plan = ShardingPlan(world_size=1, tables={t.name: TablePlacement(column_wise(t, [0])) for t in bags()})
+    plan = ShardingPlan(
+        world_size=1, tables={t.name: TablePlacement(column_wise(t, [0])) for t in bags()}
+    )
     torch.manual_seed(2)
     born = DistributedModelParallel(nn.Sequential(on_meta), plan=plan)
     want = plain_of("pooled")(batch(0)).values()
@@ -190,15 +227,21 @@ def test_a_deep_copy_trains_alike_and_apart() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        fused = FusedEmbeddingBagCollection([EmbeddingBagConfig(5000, 64, name="t", feature_names=["a"])], Adam, {"lr": 0.1})
-        ids = KeyedJaggedTensor(["a"], torch.randint(0, 5000, (4000,)), lengths=torch.full((400,), 10))
+        fused = FusedEmbeddingBagCollection(
+            [EmbeddingBagConfig(5000, 64, name="t", feature_names=["a"])], Adam, {"lr": 0.1}
+        )
+        ids = KeyedJaggedTensor(
+            ["a"], torch.randint(0, 5000, (4000,)), lengths=torch.full((400,), 10)
+        )
         fused(ids).values().sum().backward()  # large enough to have started threads
         twin = copy.deepcopy(fused)
         before = twin.rows_of("t").clone()
         fused(ids).values().square().sum().backward()
         assert torch.equal(twin.rows_of("t"), before)
         twin(ids).values().square().sum().backward()
-        assert torch.equal(twin.rows_of("t"), fused.rows_of("t")) and not torch.equal(twin.rows_of("t"), before)
+        assert torch.equal(twin.rows_of("t"), fused.rows_of("t")) and not torch.equal(
+            twin.rows_of("t"), before
+        )
     finally:
         torch.set_num_threads(threads)
 
@@ -212,7 +255,9 @@ def test_mistakes_raise_typed_errors() -> None:
     with pytest.raises(ConfigError, match="make it there: device='meta'"):
         nn.Sequential(fused).to("meta")
     nn.Sequential(fused).to("cpu")
-    bad = KeyedJaggedTensor(["a", "b", "c"], torch.tensor([0, 7, 0]), lengths=torch.ones(3, dtype=torch.int64))
+    bad = KeyedJaggedTensor(
+        ["a", "b", "c"], torch.tensor([0, 7, 0]), lengths=torch.ones(3, dtype=torch.int64)
+    )
     with pytest.raises(InputError, match="id 7 of key 'b'"):
         fused(bad)
 

@@ -1,4 +1,6 @@
-"""House rules that a tool can check: size of files, opening docstrings, words that do not belong here, public names that exist."""
+"""House rules that a tool can check: size of files, opening docstrings, words that do not belong
+here, public names that exist.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ import rayrec
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
-PRODUCT = [path for top in ("rayrec", "actors", "jobs") for path in sorted((ROOT / top).rglob("*.py"))]
-PYTHON = PRODUCT + [path for top in ("tests", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
+PRODUCT = [
+    path for top in ("rayrec", "actors", "jobs") for path in sorted((ROOT / top).rglob("*.py"))
+]
+PYTHON = PRODUCT + [
+    path for top in ("tests", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))
+]
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".cfg", ""}
 
 # written in pieces, so that this file does not hold them
@@ -24,8 +30,20 @@ FORBIDDEN = {
     "a package registry's host": "|".join(
         re.escape(host)
         for host in (
-            *("pypi" + ".org", "pypi.python" + ".org", "pythonhosted" + ".org", "download.pytorch" + ".org"),
-            *("npmjs" + ".org", "proxy.golang" + ".org", "crates" + ".io", "docker" + ".io", "ghcr" + ".io", "quay" + ".io"),
+            *(
+                "pypi" + ".org",
+                "pypi.python" + ".org",
+                "pythonhosted" + ".org",
+                "download.pytorch" + ".org",
+            ),
+            *(
+                "npmjs" + ".org",
+                "proxy.golang" + ".org",
+                "crates" + ".io",
+                "docker" + ".io",
+                "ghcr" + ".io",
+                "quay" + ".io",
+            ),
         )
     ),
     "a switch that hides code from coverage": "pragma: no" + " cover",
@@ -40,13 +58,24 @@ FORBIDDEN = {
 def offences(text: str) -> list[str]:
     """Lines of a text that hold a forbidden word, with what it is."""
     lines = enumerate(text.splitlines(), 1)
-    return [f"{number}: {what}: {line.strip()}" for number, line in lines for what, words in FORBIDDEN.items() if re.search(words, line)]
+    return [
+        f"{number}: {what}: {line.strip()}"
+        for number, line in lines
+        for what, words in FORBIDDEN.items()
+        if re.search(words, line)
+    ]
 
 
 def texts() -> list[Path]:
-    """Text files under version control or about to be, or all files below the root where there is no git."""
+    """Text files under version control or about to be, or all files below the root where there is
+    no git.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True) if (ROOT / ".git").exists() else None
+    listed = (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if (ROOT / ".git").exists()
+        else None
+    )
     if listed is not None and listed.returncode == 0:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]
     else:
@@ -63,18 +92,30 @@ def test_a_file_is_short_enough_to_read():
 
 def test_every_file_opens_by_saying_what_it_does():
     silent = [
-        str(path.relative_to(ROOT)) for path in PYTHON if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+        str(path.relative_to(ROOT))
+        for path in PYTHON
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert not silent, f"no docstring: {silent}"
 
 
 def test_no_text_holds_what_does_not_belong_here():
-    found = [f"{path.relative_to(ROOT)}:{offence}" for path in texts() for offence in offences(path.read_text(errors="replace"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{offence}"
+        for path in texts()
+        for offence in offences(path.read_text(errors="replace"))
+    ]
     assert not found, "\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(
-    "line", ["see pypi" + ".org/project/x", "x = 1  # pragma: no" + " cover", "cd /ho" + "me/ann/x", "open('/ro" + "ot/a')"]
+    "line",
+    [
+        "see pypi" + ".org/project/x",
+        "x = 1  # pragma: no" + " cover",
+        "cd /ho" + "me/ann/x",
+        "open('/ro" + "ot/a')",
+    ],
 )
 def test_what_does_not_belong_here_would_be_found(line):
     assert offences(f"first line\n{line}\n")[0].startswith("2: ")
@@ -111,5 +152,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_rayrec_loads_nothing_heavy():
     heavy = "torch", "numpy", "ray", "pyarrow", "fbgemm_gpu"
     code = f"import rayrec, sys; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""Initial values are a pure function of (seed, table, row, column): any rectangle equals that rectangle of the whole."""
+"""Initial values are a pure function of (seed, table, row, column): any rectangle equals that
+rectangle of the whole.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from rayrec.modules import (
 
 
 def config(rows: int = 1000, dim: int = 20, name: str = "t", **more) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(num_embeddings=rows, embedding_dim=dim, name=name, feature_names=["f"], **more)
+    return EmbeddingBagConfig(
+        num_embeddings=rows, embedding_dim=dim, name=name, feature_names=["f"], **more
+    )
 
 
 def random_range(rng: random.Random, size: int) -> range:
@@ -47,7 +51,9 @@ def test_rectangles_that_cross_a_chunk_equal_the_whole():
     table = config(2 * size + 5, 12)
     whole = table_values(0, table, range(table.num_embeddings), range(12))
     for rows in (range(size - 3, size + 3), range(1, 2 * size + 4)):
-        assert torch.equal(table_values(0, table, rows, range(4, 12)), whole[rows.start : rows.stop, 4:])
+        assert torch.equal(
+            table_values(0, table, rows, range(4, 12)), whole[rows.start : rows.stop, 4:]
+        )
     assert torch.unique(whole).numel() > 0.9 * whole.numel()  # chunks do not repeat each other
     assert not torch.equal(whole[:5], whole[size : size + 5])
 
@@ -55,7 +61,10 @@ def test_rectangles_that_cross_a_chunk_equal_the_whole():
 def test_values_stay_the_same_between_versions():
     got = table_values(17, config(10, 8, "cat_3"), range(2, 4), range(1, 4))
     want = torch.tensor(
-        [[0.03341096639633179, 0.15269619226455688, -0.28219515085220337], [0.2193833291530609, 0.1463550329208374, 0.21903488039970398]]
+        [
+            [0.03341096639633179, 0.15269619226455688, -0.28219515085220337],
+            [0.2193833291530609, 0.1463550329208374, 0.21903488039970398],
+        ]
     )
     assert torch.equal(got, want)
 
@@ -75,11 +84,17 @@ def test_seed_and_name_pick_the_stream():
     assert not torch.equal(base, table_values(2, config(), rows, cols))
     assert not torch.equal(base, table_values(1, config(name="u"), rows, cols))
     bounds = {"weight_init_min": -1.0, "weight_init_max": 1.0}
-    assert torch.equal(table_values(1, config(50, **bounds), rows, cols), table_values(1, config(90, 64, **bounds), rows, cols))
+    assert torch.equal(
+        table_values(1, config(50, **bounds), rows, cols),
+        table_values(1, config(90, 64, **bounds), rows, cols),
+    )
 
 
 def test_equal_bounds_give_a_constant():
-    assert (table_values(1, config(weight_init_min=0.5, weight_init_max=0.5), range(10), range(20)) == 0.5).all()
+    assert (
+        table_values(1, config(weight_init_min=0.5, weight_init_max=0.5), range(10), range(20))
+        == 0.5
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -89,13 +104,20 @@ def test_fill_converts_a_rectangle_in_place(dtype):
     init.fill(weight, 5, table, range(10, 40), range(4, 8))
     assert torch.equal(weight, table_values(5, table, range(10, 40), range(4, 8)).to(dtype))
     init.fill(torch.empty(100, 8, device="meta"), 5, table)
-    init.fill(torch.empty(0, 8), 5, table, range(0), range(8))  # a shard of no rows is not the whole table
+    # a shard of no rows is not the whole table
+    init.fill(torch.empty(0, 8), 5, table, range(0), range(8))
     with pytest.raises(InputError, match="cannot hold"):
         init.fill(weight, 5, table)
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols"), [(range(1001), range(4)), (range(5), range(24)), (range(0, 10, 2), range(4)), (range(-1, 3), range(4))]
+    ("rows", "cols"),
+    [
+        (range(1001), range(4)),
+        (range(5), range(24)),
+        (range(0, 10, 2), range(4)),
+        (range(-1, 3), range(4)),
+    ],
 )
 def test_rectangles_outside_the_table_are_refused(rows, cols):
     with pytest.raises(InputError, match="'t'"):
@@ -119,9 +141,13 @@ INIT_FNS = {
     "truncated": partial(trunc_normal_, mean=0.1, std=2.0, a=-1.0, b=1.5),
     "of its data": lambda t: t.data.normal_(0.0, 0.1),
     "rand_like": lambda t: t.copy_(torch.rand_like(t) * 2 - 1),
-    "sparse": lambda t: t.copy_(torch.where(torch.rand_like(t) < 0.5, torch.zeros_like(t), torch.randn_like(t))),
+    "sparse": lambda t: t.copy_(
+        torch.where(torch.rand_like(t) < 0.5, torch.zeros_like(t), torch.randn_like(t))
+    ),
     "saved": lambda t: t.copy_(SAVED),
-    "one row and a column": lambda t: t.copy_(SAVED[:1]).mul_(torch.arange(ROWS)[:, None]).add_(torch.linspace(0, 1, DIM)),
+    "one row and a column": lambda t: (
+        t.copy_(SAVED[:1]).mul_(torch.arange(ROWS)[:, None]).add_(torch.linspace(0, 1, DIM))
+    ),
 }
 
 
@@ -137,9 +163,11 @@ def test_an_init_fn_gives_any_rectangle_of_the_table_it_would_fill(name):
     plain = torch.empty(ROWS, DIM)
     INIT_FNS[name](plain)
     spread = float(plain.std())
-    assert abs(float(whole.mean() - plain.mean())) <= 0.05 * spread  # 24,000 draws each: 0.05 is five standard errors of a difference
+    # 24,000 draws each: 0.05 is five standard errors of a difference
+    assert abs(float(whole.mean() - plain.mean())) <= 0.05 * spread
     assert float(whole.std()) == pytest.approx(spread, rel=0.05, abs=1e-12)
-    for mine, theirs in ((whole.min(), plain.min()), (whole.max(), plain.max())):  # the tails of 24,000 normal draws differ by so much
+    # the tails of 24,000 normal draws differ by so much
+    for mine, theirs in ((whole.min(), plain.min()), (whole.max(), plain.max())):
         assert abs(float(mine - theirs)) <= 2 * spread
     if name in ("constant", "ones", "zeros", "saved", "one row and a column"):
         assert torch.equal(whole, plain)
@@ -157,7 +185,10 @@ def test_draws_of_an_init_fn_are_independent_and_follow_seed_and_name():
     assert not torch.equal(base, table_values(1, config(name="u", init_fn=normal), rows, cols))
     tall = config(init._CHUNK_ROWS + 9, 4, init_fn=normal)
     whole = table_values(0, tall, range(tall.num_embeddings), range(4))
-    assert torch.equal(whole[-11:-7], table_values(0, tall, range(init._CHUNK_ROWS - 2, init._CHUNK_ROWS + 2), range(4)))
+    assert torch.equal(
+        whole[-11:-7],
+        table_values(0, tall, range(init._CHUNK_ROWS - 2, init._CHUNK_ROWS + 2), range(4)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +199,10 @@ def test_draws_of_an_init_fn_are_independent_and_follow_seed_and_name():
         (torch_init.trunc_normal_, r"rayrec\.modules\.trunc_normal_"),
         (lambda t: t.normal_()[0].zero_(), "aten.select"),
         (lambda t: t.normal_().t().mul_(2), "aten.t.default"),
-        (lambda t: t.copy_(torch.rand(ROWS, DIM)), r"aten\.rand\.default: it draws numbers for a tensor of its own"),
+        (
+            lambda t: t.copy_(torch.rand(ROWS, DIM)),
+            r"aten\.rand\.default: it draws numbers for a tensor of its own",
+        ),
         (lambda t: t.normal_(generator=torch.Generator()), "has a generator"),
         (lambda t: t.bernoulli_(0.5), "aten.bernoulli_"),
         (lambda t: t.copy_(torch.randn_like(t).sort(1)[0]), "aten.sort"),
@@ -176,7 +210,9 @@ def test_draws_of_an_init_fn_are_independent_and_follow_seed_and_name():
         (lambda t: torch.zeros(ROWS, DIM), "wrote nothing"),
     ],
 )
-def test_an_init_fn_that_needs_more_than_an_element_at_a_time_is_refused_when_the_module_is_made(init_fn, match):
+def test_an_init_fn_that_needs_more_than_an_element_at_a_time_is_refused_when_the_module_is_made(
+    init_fn, match
+):
     table = config(ROWS, DIM, name="user", init_fn=init_fn)
     with pytest.raises(ConfigError, match=match) as caught:
         EmbeddingBagCollection([table], device="meta")
@@ -186,8 +222,13 @@ def test_an_init_fn_that_needs_more_than_an_element_at_a_time_is_refused_when_th
 def test_collections_begin_with_the_values_of_their_init_fns():
     torch.manual_seed(4)
     pooled = config(10, 8, init_fn=torch_init.xavier_normal_)
-    sequence = EmbeddingConfig(10, 8, name="s", feature_names=["f"], data_type=DataType.FP16, init_fn=torch_init.ones_)
-    assert torch.equal(EmbeddingBagCollection([pooled]).embedding_bags["t"].weight, table_values(4, pooled, range(10), range(8)))
+    sequence = EmbeddingConfig(
+        10, 8, name="s", feature_names=["f"], data_type=DataType.FP16, init_fn=torch_init.ones_
+    )
+    assert torch.equal(
+        EmbeddingBagCollection([pooled]).embedding_bags["t"].weight,
+        table_values(4, pooled, range(10), range(8)),
+    )
     assert (EmbeddingCollection([sequence]).embeddings["s"].weight == 1).all()
     with pytest.raises(ConfigError, match="both init_fn and weight_init_min"):
         config(init_fn=torch_init.ones_, weight_init_max=1.0)

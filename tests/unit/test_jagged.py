@@ -18,7 +18,10 @@ SEEDS = range(20)
 def random_bags(seed: int, width: int | None = None) -> list[torch.Tensor]:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     return [
-        torch.rand(rng.choice([0, 0, 1, 3]), *([] if width is None else [width]), generator=generator) for _ in range(rng.randint(1, 6))
+        torch.rand(
+            rng.choice([0, 0, 1, 3]), *([] if width is None else [width]), generator=generator
+        )
+        for _ in range(rng.randint(1, 6))
     ]
 
 
@@ -67,7 +70,9 @@ def test_padded_dense_is_differentiable():
 
 def test_dense_lengths_keep_the_head_of_each_row():
     jt = JaggedTensor.from_dense_lengths(
-        torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([1, 0, 2]), torch.tensor([[0.1, 0], [0, 0], [0.5, 0.6]])
+        torch.tensor([[1, 2], [3, 4], [5, 6]]),
+        torch.tensor([1, 0, 2]),
+        torch.tensor([[0.1, 0], [0, 0], [0.5, 0.6]]),
     )
     assert jt.values().tolist() == [1, 5, 6]
     assert jt.weights().tolist() == pytest.approx([0.1, 0.5, 0.6])
@@ -90,34 +95,56 @@ def test_empty_has_no_bags(weighted):
     assert jt.offsets().tolist() == [0] and jt.lengths().tolist() == [] and jt.to_dense() == []
     assert jt.to_padded_dense().shape == (0, 0) and (jt.weights_or_none() is not None) == weighted
     like = JaggedTensor.empty_like(JaggedTensor(torch.arange(3), offsets=torch.tensor([0, 1, 3])))
-    assert like.values().numel() == 0 and like.values().dtype == torch.int64 and like.offsets().tolist() == [0]
-    assert JaggedTensor(torch.empty(0), offsets=torch.empty(0, dtype=torch.int32)).offsets().tolist() == [0]
+    assert (
+        like.values().numel() == 0
+        and like.values().dtype == torch.int64
+        and like.offsets().tolist() == [0]
+    )
+    assert JaggedTensor(
+        torch.empty(0), offsets=torch.empty(0, dtype=torch.int32)
+    ).offsets().tolist() == [0]
 
 
 @pytest.mark.parametrize("sizes", ["lengths", "offsets"])
 def test_sizes_from_an_empty_list_are_integers(sizes):
-    jt = JaggedTensor(torch.tensor([]), **{sizes: torch.tensor([])})  # torch makes floats of an empty list
+    # torch makes floats of an empty list
+    jt = JaggedTensor(torch.tensor([]), **{sizes: torch.tensor([])})
     assert jt.lengths().dtype == jt.offsets().dtype == torch.int64 and jt.to_dense() == []
     assert jt.lengths().numel() == 0 and jt.offsets().tolist() == [0]
 
 
 def test_empty_like_on_a_device_keeps_shapes():
-    like = JaggedTensor.empty_like(JaggedTensor(torch.arange(3), offsets=torch.tensor([0, 1, 3])), device="meta")
-    assert like.values().shape == (3,) and like.offsets().shape == (3,) and like.device().type == "meta"
+    like = JaggedTensor.empty_like(
+        JaggedTensor(torch.arange(3), offsets=torch.tensor([0, 1, 3])), device="meta"
+    )
+    assert (
+        like.values().shape == (3,)
+        and like.offsets().shape == (3,)
+        and like.device().type == "meta"
+    )
 
 
 def test_pytree_map_reaches_only_the_tensors_that_are_there():
     jt = JaggedTensor(torch.arange(3), lengths=torch.tensor([1, 2]))
     doubled = pytree.tree_map(lambda t: t * 2, jt)
-    assert doubled.values().tolist() == [0, 2, 4] and doubled.weights_or_none() is None and doubled.offsets_or_none() is None
+    assert (
+        doubled.values().tolist() == [0, 2, 4]
+        and doubled.weights_or_none() is None
+        and doubled.offsets_or_none() is None
+    )
 
 
 def test_text_shows_the_bags():
     jt = JaggedTensor(torch.tensor([1.0, 2.0, 3.0]), offsets=torch.tensor([0, 2, 2, 3]))
     assert str(jt) == "JaggedTensor({\n    [[1.0, 2.0], [], [3.0]]\n})\n"
     assert repr(jt) == "JaggedTensor(bags=3, values=(3,) float32, weights=None, device='cpu')"
-    weighted = JaggedTensor(torch.tensor([1, 2]), torch.tensor([0.5, 1.0]), lengths=torch.tensor([1, 1]))
-    assert str(weighted) == 'JaggedTensor({\n    "values": [[1], [2]],\n    "weights": [[0.5], [1.0]]\n})\n'
+    weighted = JaggedTensor(
+        torch.tensor([1, 2]), torch.tensor([0.5, 1.0]), lengths=torch.tensor([1, 1])
+    )
+    assert (
+        str(weighted)
+        == 'JaggedTensor({\n    "values": [[1], [2]],\n    "weights": [[0.5], [1.0]]\n})\n'
+    )
 
 
 def test_copies_are_independent_objects():
@@ -152,4 +179,7 @@ def test_gathers_of_keys_equal_reference(seed):
 
 
 def test_runs_join_neighbours():
-    assert ops.runs([3, 4, 5, 1, 1, 2]) == [range(3, 6), range(1, 2), range(1, 3)] and ops.runs([]) == []
+    assert (
+        ops.runs([3, 4, 5, 1, 1, 2]) == [range(3, 6), range(1, 2), range(1, 3)]
+        and ops.runs([]) == []
+    )

@@ -14,7 +14,10 @@ from rayrec.sparse import KeyedTensor, UnknownKeyError
 
 def random_tensors(seed: int, prefix: str, rows: int) -> dict[str, torch.Tensor]:
     rng, generator = random.Random(f"{seed}{prefix}"), torch.Generator().manual_seed(seed)
-    return {f"{prefix}{i}": torch.rand(rows, rng.randint(1, 5), generator=generator) for i in range(rng.randint(1, 4))}
+    return {
+        f"{prefix}{i}": torch.rand(rows, rng.randint(1, 5), generator=generator)
+        for i in range(rng.randint(1, 4))
+    }
 
 
 @pytest.mark.seeds(range(10))
@@ -31,7 +34,9 @@ def test_keys_give_back_their_tensors(seed, rows):
 
 
 def test_keys_may_lie_along_the_first_dimension():
-    kt = KeyedTensor.from_tensor_list(["a", "b"], [torch.ones(2, 3), torch.zeros(1, 3)], key_dim=0, cat_dim=0)
+    kt = KeyedTensor.from_tensor_list(
+        ["a", "b"], [torch.ones(2, 3), torch.zeros(1, 3)], key_dim=0, cat_dim=0
+    )
     assert kt["a"].shape == (2, 3) and kt["b"].tolist() == [[0, 0, 0]]
     assert pytree.tree_map(torch.clone, kt).key_dim() == 0
 
@@ -41,7 +46,10 @@ def test_regroup_equals_concatenation_and_its_gradient(seed):
     rng = random.Random(seed)
     first, second = random_tensors(seed, "f", 3), random_tensors(seed + 99, "g", 3)
     tensors = {key: tensor.requires_grad_() for key, tensor in (first | second).items()}
-    kts = [KeyedTensor.from_tensor_list(list(part), [tensors[key] for key in part]) for part in (first, second)]
+    kts = [
+        KeyedTensor.from_tensor_list(list(part), [tensors[key] for key in part])
+        for part in (first, second)
+    ]
     names = list(tensors)
     groups = [names[:], [rng.choice(names) for _ in range(3)], names[1:2] or names[:1]]
     got = KeyedTensor.regroup_as_dict(kts, groups, ["all", "some", "one"])
@@ -59,7 +67,9 @@ def test_a_group_of_neighbours_is_a_view():
     kt = KeyedTensor(["a", "b", "c"], [1, 2, 3], torch.rand(4, 6))
     whole, middle = KeyedTensor.regroup([kt], [["a", "b", "c"], ["b", "c"]])
     gap, reverse = KeyedTensor.regroup([kt], [["a", "c"], ["c", "b", "a"]])
-    assert torch.equal(gap, torch.cat([kt["a"], kt["c"]], 1)) and torch.equal(reverse, torch.cat([kt["c"], kt["b"], kt["a"]], 1))
+    assert torch.equal(gap, torch.cat([kt["a"], kt["c"]], 1)) and torch.equal(
+        reverse, torch.cat([kt["c"], kt["b"], kt["a"]], 1)
+    )
     assert whole.data_ptr() == kt.values().data_ptr() and middle.data_ptr() == kt["b"].data_ptr()
 
 
@@ -69,7 +79,9 @@ def test_text_shows_keys_and_rows():
         str(kt) == 'KeyedTensor({\n    "a": [[1.0]],\n    "b": [[2.0, 3.0]]\n})\n'
         and str(KeyedTensor([], [], torch.empty(1, 0))) == "KeyedTensor()\n"
     )
-    assert repr(kt) == "KeyedTensor({'a': 1, 'b': 2}, values=(1, 3) float32, key_dim=1, device='cpu')"
+    assert (
+        repr(kt) == "KeyedTensor({'a': 1, 'b': 2}, values=(1, 3) float32, key_dim=1, device='cpu')"
+    )
 
 
 def test_mistakes_raise_typed_errors():
@@ -90,12 +102,22 @@ def test_a_group_without_keys_has_no_columns():
     kt = KeyedTensor(["a"], [1], torch.rand(3, 1))
     nothing, one = KeyedTensor.regroup([kt], [[], ["a"]])
     assert nothing.shape == (3, 0) and torch.equal(one, kt.values())
-    assert KeyedTensor.regroup_as_dict([KeyedTensor([], [], torch.empty(2, 0))], [[]], ["x"])["x"].shape == (2, 0)
-    assert KeyedTensor.regroup([KeyedTensor(["a"], [2], torch.rand(2, 5), key_dim=0)], [[]])[0].shape == (0, 5)
+    assert KeyedTensor.regroup_as_dict([KeyedTensor([], [], torch.empty(2, 0))], [[]], ["x"])[
+        "x"
+    ].shape == (2, 0)
+    assert KeyedTensor.regroup([KeyedTensor(["a"], [2], torch.rand(2, 5), key_dim=0)], [[]])[
+        0
+    ].shape == (0, 5)
 
 
 @pytest.mark.parametrize(
-    "groups", [[["a", "c"], ["b"]], [["c", "a"], [], ["a", "b"]], [["a", "b", "c"]], [["b"], ["b", "c"], ["a", "b", "c"]]]
+    "groups",
+    [
+        [["a", "c"], ["b"]],
+        [["c", "a"], [], ["a", "b"]],
+        [["a", "b", "c"]],
+        [["b"], ["b", "c"], ["a", "b", "c"]],
+    ],
 )
 def test_regroup_passes_gradients_to_the_columns_they_come_from(groups):
     widths = {"a": 2, "b": 3, "c": 1}

@@ -1,7 +1,9 @@
-"""Who may import whom: an import never points up, and packages of one layer do not import each other.
+"""Who may import whom: an import never points up, and packages of one layer do not import each
+other.
 
-Every import statement counts, also inside functions and under TYPE_CHECKING, and so does a string that is a dotted module name (lazy
-exports load by name). `check_source` is tested on sources that break each rule, since a test that could not fail would be a defect.
+Every import statement counts, also inside functions and under TYPE_CHECKING, and so does a string
+that is a dotted module name (lazy exports load by name). `check_source` is tested on sources that
+break each rule, since a test that could not fail would be a defect.
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ EXEMPT = {"rayrec"}  # rayrec/__init__.py, whose lazy exports name every layer
 
 
 def package_of(module: str) -> str:
-    """The package of LAYERS that a module belongs to: rayrec.data.loader -> data, rayrec.distributed.steps.route ->
-    distributed.steps, actors.rank -> actors, torch.nn -> torch."""
+    """The package of LAYERS that a module belongs to: rayrec.data.loader -> data,
+    rayrec.distributed.steps.route -> distributed.steps, actors.rank -> actors, torch.nn -> torch.
+    """
     parts = module.split(".")
     if parts[0] != "rayrec" or len(parts) == 1:
         return parts[0]
@@ -68,7 +71,9 @@ def package_of(module: str) -> str:
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """(line, absolute module) of everything that a source imports or names as a module of rayrec, actors or jobs."""
+    """(line, absolute module) of everything that a source imports or names as a module of rayrec,
+    actors or jobs.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -86,7 +91,11 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
                     yield node.lineno, base
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             parts = node.value.split(".")
-            if len(parts) > 1 and parts[0] in ("rayrec", "actors", "jobs") and package_of(node.value) in LAYERS:
+            if (
+                len(parts) > 1
+                and parts[0] in ("rayrec", "actors", "jobs")
+                and package_of(node.value) in LAYERS
+            ):
                 yield node.lineno, node.value
 
 
@@ -154,12 +163,20 @@ def test_the_walk_finds_every_layer():
         ("rayrec.planner.costs", "from rayrec import _compat", "1: rayrec._compat"),
         ("rayrec.models.dlrm", "from rayrec.data import Batch", "1: rayrec.data"),
         ("rayrec.models.dlrm", "from rayrec import data", "1: rayrec.data"),
-        ("rayrec.train.loop", "if TYPE_CHECKING:\n    from rayrec.driver import Driver\n", "2: rayrec.driver"),
+        (
+            "rayrec.train.loop",
+            "if TYPE_CHECKING:\n    from rayrec.driver import Driver\n",
+            "2: rayrec.driver",
+        ),
         ("rayrec.train.loop", "from rayrec import Driver", "1: rayrec.driver"),
         ("rayrec.train.loop", "import ray", "1: ray"),
         ("rayrec.train.loop", "from ray.util import placement_group", "1: ray.util"),
         ("rayrec.train", "HOME = {'Driver': 'rayrec.driver.driver'}", "1: rayrec.driver.driver"),
-        ("rayrec.distributed.steps.route", "from ...train.step import train_step", "1: rayrec.train.step"),
+        (
+            "rayrec.distributed.steps.route",
+            "from ...train.step import train_step",
+            "1: rayrec.train.step",
+        ),
         ("jobs.train_dlrm", "from actors.rank import RankActor", "1: actors.rank"),
         ("rayrec.data.loader", "import actors", "1: actors"),
         ("rayrec.errors", "import rayrec.layout", "1: rayrec.layout"),
@@ -175,8 +192,14 @@ def test_an_offence_is_found_and_named(module, source, named):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("rayrec.planner.costs", "import math\nfrom rayrec.layout import Shard\nfrom rayrec.errors import PlanError"),
-        ("rayrec.distributed.engine", "import torch\nfrom rayrec.checkpoint import ShardState\nfrom .route import route"),
+        (
+            "rayrec.planner.costs",
+            "import math\nfrom rayrec.layout import Shard\nfrom rayrec.errors import PlanError",
+        ),
+        (
+            "rayrec.distributed.engine",
+            "import torch\nfrom rayrec.checkpoint import ShardState\nfrom .route import route",
+        ),
         ("rayrec.driver.rank_group", "import ray\nfrom actors.rank import RankActor"),
         ("actors.rank", "from rayrec.train import RankTrainer"),
         ("jobs.smoke", "import ray\nfrom rayrec import Driver\nfrom jobs.recipe import x"),

@@ -1,4 +1,6 @@
-"""Layouts tile their tables exactly once, kinds are what their names say, and wrong cuts are refused."""
+"""Layouts tile their tables exactly once, kinds are what their names say, and wrong cuts are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def test_even_cuts_are_multiples_but_for_the_last(size: int, blocks: int) -> Non
     cuts = even_cuts(size, blocks, 4)
     parts = [b - a for a, b in pairwise(cuts)]
     assert cuts[-1] == size and all(cut % 4 == 0 for cut in cuts[:-1]) and min(parts) > 0
-    assert len(parts) == min(-(-size // 4), blocks) and max(parts) - min(parts[:-1], default=max(parts)) <= 4
+    assert (
+        len(parts) == min(-(-size // 4), blocks)
+        and max(parts) - min(parts[:-1], default=max(parts)) <= 4
+    )
 
 
 @pytest.mark.parametrize(("size", "blocks", "multiple"), [(0, 1, 1), (4, 0, 1)])
@@ -94,8 +99,11 @@ def test_each_kind_is_recognised_by_its_name() -> None:
         "data_parallel": data_parallel(table, RANKS),
     }
     assert set(made) == set(KINDS)
-    assert {name: kind_of(layout, HOSTS) for name, layout in made.items()} == {name: name for name in made}
-    mixed = TableLayout((0, 50, 100), (0, 16, 32), ((0, 1), (2, 3)))  # each column block spans both hosts
+    assert {name: kind_of(layout, HOSTS) for name, layout in made.items()} == {
+        name: name for name in made
+    }
+    # each column block spans both hosts
+    mixed = TableLayout((0, 50, 100), (0, 16, 32), ((0, 1), (2, 3)))
     assert kind_of(mixed, HOSTS) == "product_grid"
 
 
@@ -154,9 +162,15 @@ def test_intersection_holds_the_cells_of_both(seed: int) -> None:
         (lambda: EmbeddingBagConfig(5, 0, "t"), "embedding_dim=0; it needs at least one column"),
         (lambda: EmbeddingBagConfig(5, 8, "t", feature_names=["a", "b", "a"]), "feature 'a' twice"),
         (lambda: EmbeddingBagConfig(5, 8, "t", pooling=PoolingType.NONE), "use EmbeddingConfig"),
-        (lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0), "above weight_init_max"),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0),
+            "above weight_init_max",
+        ),
         (lambda: check_tables([EmbeddingBagConfig(5, 8, "", feature_names=["a"])]), "no name"),
-        (lambda: check_tables([EmbeddingBagConfig(5, 8, "t", feature_names=["a"])] * 2), "'t' is named twice"),
+        (
+            lambda: check_tables([EmbeddingBagConfig(5, 8, "t", feature_names=["a"])] * 2),
+            "'t' is named twice",
+        ),
         (lambda: check_tables([EmbeddingBagConfig(5, 8, "t")]), "'t' has no feature_names"),
     ],
 )
@@ -167,5 +181,9 @@ def test_tables_that_contradict_themselves_are_refused(make, message: str) -> No
 
 def test_a_table_knows_its_bytes_and_bounds() -> None:
     table = EmbeddingConfig(100, 8, "t", DataType.FP16, ["a", "b"])
-    assert (table.data_type.num_bytes, table.num_features(), table.pooling) == (2, 2, PoolingType.NONE)
+    assert (table.data_type.num_bytes, table.num_features(), table.pooling) == (
+        2,
+        2,
+        PoolingType.NONE,
+    )
     assert table.init_bounds() == (-0.1, 0.1)

@@ -32,5 +32,12 @@ assert ShardingPlan.from_json(plan.to_json()) == plan and plan.report() and plan
 
 def test_a_plan_is_made_without_any_other_package() -> None:
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

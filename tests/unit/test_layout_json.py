@@ -1,4 +1,6 @@
-"""Plans and topologies go through JSON unchanged, and every wrong field is a PlanError that says where."""
+"""Plans and topologies go through JSON unchanged, and every wrong field is a PlanError that says
+where.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_json_gives_the_plan_back(seed: int) -> None:
 
 
 def planned() -> ShardingPlan:
-    tables = [EmbeddingBagConfig(1000 * 10**i, 32, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
+    tables = [
+        EmbeddingBagConfig(1000 * 10**i, 32, f"t{i}", feature_names=[f"f{i}"]) for i in range(4)
+    ]
     return EmbeddingShardingPlanner(Topology.uniform(2, 2, 10**9), batch_size=128).plan(tables)
 
 
@@ -48,7 +52,13 @@ GOOD: dict[str, Any] = {
     "world_size": 2,
     "hosts": [[0, 1]],
     "tables": {
-        "user": {"kind": "row_wise", "row_cuts": [0, 5, 10], "col_cuts": [0, 8], "owners": [[0], [1]], "storage": {"kind": "device"}},
+        "user": {
+            "kind": "row_wise",
+            "row_cuts": [0, 5, 10],
+            "col_cuts": [0, 8],
+            "owners": [[0], [1]],
+            "storage": {"kind": "device"},
+        },
         "day": {"shape": [7, 16], "replicated": [0, 1], "storage": {"kind": "device"}},
     },
 }
@@ -69,15 +79,39 @@ MISSING = object()
         (("tables",), [], ["'tables' is array", "expected an object"]),
         (("tables", "user"), 7, ["'user' is integer 7"]),
         (("tables", "user", "row_cuts"), MISSING, ["table 'user'", "'row_cuts' is missing"]),
-        (("tables", "user", "row_cuts"), [0, 5.0, 10], ["table 'user'", "'row_cuts'", "integers only"]),
-        (("tables", "user", "row_cuts"), [0, True, 10], ["table 'user'", "'row_cuts'", "integers only"]),
-        (("tables", "user", "row_cuts"), [0, 11, 10], ["table 'user'", "row_cuts", "strictly increase"]),
+        (
+            ("tables", "user", "row_cuts"),
+            [0, 5.0, 10],
+            ["table 'user'", "'row_cuts'", "integers only"],
+        ),
+        (
+            ("tables", "user", "row_cuts"),
+            [0, True, 10],
+            ["table 'user'", "'row_cuts'", "integers only"],
+        ),
+        (
+            ("tables", "user", "row_cuts"),
+            [0, 11, 10],
+            ["table 'user'", "row_cuts", "strictly increase"],
+        ),
         (("tables", "user", "row_cuts"), [2, 5, 10], ["table 'user'", "row_cuts", "start at 0"]),
         (("tables", "user", "col_cuts"), [0, 6, 8], ["table 'user'", "col_cuts", "multiple of 4"]),
         (("tables", "user", "col_cuts"), "0,8", ["table 'user'", "'col_cuts' is string '0,8'"]),
-        (("tables", "user", "storage"), {"kind": "cached"}, ["table 'user'", "cached storage needs a load_factor"]),
-        (("tables", "user", "storage"), {"kind": "cached", "load_factor": 2}, ["table 'user'", "got 2.0"]),
-        (("tables", "user", "storage"), {"kind": "host", "loadfactor": 0.2}, ["storage", "unknown field 'loadfactor'"]),
+        (
+            ("tables", "user", "storage"),
+            {"kind": "cached"},
+            ["table 'user'", "cached storage needs a load_factor"],
+        ),
+        (
+            ("tables", "user", "storage"),
+            {"kind": "cached", "load_factor": 2},
+            ["table 'user'", "got 2.0"],
+        ),
+        (
+            ("tables", "user", "storage"),
+            {"kind": "host", "loadfactor": 0.2},
+            ["storage", "unknown field 'loadfactor'"],
+        ),
         (("tables", "user", "owners"), [[0]], ["table 'user'", "owners", "2 rows of 1"]),
         (("tables", "user", "owners"), [[0], [2]], ["table 'user'", "rank 2"]),
         (("tables", "user", "owners"), [[0], ["1"]], ["table 'user'", "'owners'", "integers only"]),
@@ -96,7 +130,9 @@ MISSING = object()
         (("estimates",), {"tables": {}}, ["estimates", "'day'"]),
     ],
 )
-def test_a_wrong_field_is_named_with_its_file_and_table(tmp_path: Path, path: tuple[str, ...], value: object, words: list[str]) -> None:
+def test_a_wrong_field_is_named_with_its_file_and_table(
+    tmp_path: Path, path: tuple[str, ...], value: object, words: list[str]
+) -> None:
     data = json.loads(json.dumps(GOOD))
     assert ShardingPlan.from_json(json.dumps(data)).world_size == 2
     inner = data
@@ -115,7 +151,18 @@ def test_a_wrong_field_is_named_with_its_file_and_table(tmp_path: Path, path: tu
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "3", '{"format": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, '{"version": 1' + "0" * 5000 + "}", "\udcff"],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '{"format": NaN}',
+        '{"a": 1, "a": 2}',
+        "[" * 100_000,
+        '{"version": 1' + "0" * 5000 + "}",
+        "\udcff",
+    ],
 )
 def test_text_that_is_no_json_object_is_a_plan_error(text: str) -> None:
     with pytest.raises(PlanError, match=r"^my file"):
@@ -141,7 +188,11 @@ def test_damaged_text_is_a_plan_error_or_a_plan(seed: int) -> None:
     text = planned().to_json()
     for _ in range(25):
         at = rng.randrange(len(text))
-        odd = text[:at] + rng.choice(["", "0", "-", '"', "[", "]", "null", "1e999", "9" * 400]) + text[at + rng.randrange(6) :]
+        odd = (
+            text[:at]
+            + rng.choice(["", "0", "-", '"', "[", "]", "null", "1e999", "9" * 400])
+            + text[at + rng.randrange(6) :]
+        )
         try:
             ShardingPlan.from_json(odd).report()
         except PlanError:
@@ -157,7 +208,9 @@ def test_damaged_text_is_a_plan_error_or_a_plan(seed: int) -> None:
         ("speed", 1, "'speed'"),
     ],
 )
-def test_topology_goes_through_json_and_names_wrong_fields(field: str, value: object, words: str) -> None:
+def test_topology_goes_through_json_and_names_wrong_fields(
+    field: str, value: object, words: str
+) -> None:
     topology = Topology.uniform(2, 3, 10**9, "cuda", memory_bw=1.25e12)
     assert Topology.from_json(topology.to_json()) == topology
     data = {**json.loads(topology.to_json()), field: value}

@@ -1,4 +1,6 @@
-"""A plan makes sense by itself, fits its tables and world, tells what changed, and prints within 100 columns."""
+"""A plan makes sense by itself, fits its tables and world, tells what changed, and prints within
+100 columns.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def bag(name: str, rows: int = 8, dim: int = 16) -> EmbeddingBagConfig:
 
 
 def plan_of(world_size: int = 2, **layouts) -> ShardingPlan:  # type: ignore[no-untyped-def]
-    return ShardingPlan(world_size=world_size, tables={name: TablePlacement(layout) for name, layout in layouts.items()})
+    return ShardingPlan(
+        world_size=world_size,
+        tables={name: TablePlacement(layout) for name, layout in layouts.items()},
+    )
 
 
 def test_shards_are_those_of_the_tables_in_plan_order() -> None:
@@ -57,8 +62,14 @@ def test_a_plan_survives_pickling(seed: int) -> None:
     [
         (lambda: plan_of(0), "world_size=0"),
         (lambda: plan_of(2, t=table_wise(bag("t"), 2)), "'t' has a shard on rank 2.*ranks 0 to 1"),
-        (lambda: plan_of(3, t=data_parallel(bag("t"), (0, 1))), r"'t' is replicated on ranks \(0, 1\).*all 3"),
-        (lambda: ShardingPlan(world_size=2, tables={}, hosts=((0,), (1,), (2,))), "hosts name 3 ranks.*world_size=2"),
+        (
+            lambda: plan_of(3, t=data_parallel(bag("t"), (0, 1))),
+            r"'t' is replicated on ranks \(0, 1\).*all 3",
+        ),
+        (
+            lambda: ShardingPlan(world_size=2, tables={}, hosts=((0,), (1,), (2,))),
+            "hosts name 3 ranks.*world_size=2",
+        ),
         (lambda: ShardingPlan(world_size=2, tables={}, hosts=((1,), (0,))), "in order"),
         (lambda: ShardingPlan(world_size=1, tables={}, hosts=((0,), ())), "at least one per host"),
     ],
@@ -86,7 +97,9 @@ def test_unknown_storage_is_refused() -> None:
         ([bag("a", dim=12), bag("b")], 2, "'a' as 8 x 16, the model has 8 x 12"),
     ],
 )
-def test_check_refuses_a_plan_for_another_model_or_world(tables: list[BaseEmbeddingConfig], world_size: int, message: str) -> None:
+def test_check_refuses_a_plan_for_another_model_or_world(
+    tables: list[BaseEmbeddingConfig], world_size: int, message: str
+) -> None:
     plan = plan_of(a=table_wise(bag("a"), 0), b=row_wise(bag("b"), (0, 1)))
     plan.check([bag("b"), bag("a")], 2)
     with pytest.raises(PlanError, match=message):
@@ -106,7 +119,9 @@ def test_moves_bring_exactly_the_cells_a_rank_did_not_hold(seed: int) -> None:
     arriving = [(s.rank, row, col) for s, _ in moves for row in s.rows for col in s.cols]
     assert len(arriving) == len(set(arriving))
     assert set(arriving) == held(new) - held(old)
-    assert all((source, row, col) in held(old) for s, source in moves for row in s.rows for col in s.cols)
+    assert all(
+        (source, row, col) in held(old) for s, source in moves for row in s.rows for col in s.cols
+    )
 
 
 def test_diff_tells_kinds_rectangles_and_bytes() -> None:
@@ -127,13 +142,22 @@ def test_diff_tells_kinds_rectangles_and_bytes() -> None:
 def test_diff_tells_ranks_order_size_and_storage() -> None:
     a, b = table_wise(bag("a"), 0), table_wise(bag("b"), 0)
     assert "ranks: 2 -> 3" in plan_of(2, a=a).diff(plan_of(3, a=a))
-    assert "another order" in repr(ShardingPlan.diff(plan_of(a=a, b=b), plan_of(b=b, a=table_wise(bag("a"), 1))))
-    assert "resized 8 x 16 -> 9 x 16" in plan_of(a=a).diff(plan_of(a=table_wise(bag("a", rows=9), 0)))
+    assert "another order" in repr(
+        ShardingPlan.diff(plan_of(a=a, b=b), plan_of(b=b, a=table_wise(bag("a"), 1)))
+    )
+    assert "resized 8 x 16 -> 9 x 16" in plan_of(a=a).diff(
+        plan_of(a=table_wise(bag("a", rows=9), 0))
+    )
     host = ShardingPlan(world_size=2, tables={"a": TablePlacement(a, Storage("host"))})
-    assert "a: table_wise -> table_wise, storage device -> host, nothing moves" in plan_of(a=a).diff(host)
+    assert "a: table_wise -> table_wise, storage device -> host, nothing moves" in plan_of(
+        a=a
+    ).diff(host)
     cached = ShardingPlan(world_size=2, tables={"a": TablePlacement(a, Storage("cached", 0.25))})
     assert "storage host -> cached 25%, nothing moves" in host.diff(cached)
-    assert "storage cached 25%: 1 of 1 tables: a" in cached.report() and "storage" not in plan_of(a=a).report()
+    assert (
+        "storage cached 25%: 1 of 1 tables: a" in cached.report()
+        and "storage" not in plan_of(a=a).report()
+    )
 
 
 @pytest.mark.seeds(range(20))
@@ -148,7 +172,10 @@ def test_a_report_without_estimates_has_every_rank_and_table(seed: int) -> None:
 
 def test_a_long_report_ends_in_a_number() -> None:
     tables = [bag(f"table_with_a_long_name_{i}") for i in range(75)]
-    plan = ShardingPlan(world_size=70, tables={t.name: TablePlacement(table_wise(t, i % 70)) for i, t in enumerate(tables)})
+    plan = ShardingPlan(
+        world_size=70,
+        tables={t.name: TablePlacement(table_wise(t, i % 70)) for i, t in enumerate(tables)},
+    )
     lines = plan.report().splitlines()
     assert "... and 15 more tables" in lines and "... and 6 more ranks" in lines
 
@@ -163,6 +190,11 @@ def test_numbers_are_short_and_right() -> None:
         "61.2 GB",
     ]
     assert [format_count(n) for n in (7, 40_000_000, 999_600)] == ["7", "40.0M", "1.0M"]
-    assert [format_ms(s) for s in (0.0, 0.00123456, 0.0123, 1.5)] == ["0.000", "1.235", "12.3", "1500"]
+    assert [format_ms(s) for s in (0.0, 0.00123456, 0.0123, 1.5)] == [
+        "0.000",
+        "1.235",
+        "12.3",
+        "1500",
+    ]
     assert format_ranks((5, 0, 1, 2, 7)) == "0-2,5,7" and format_ranks((3,)) == "3"
     assert (fit("abcdef", 6), fit("abcdefg", 6)) == ("abcdef", "abcd..")

@@ -12,7 +12,11 @@ from rayrec.layout import Topology
 
 def test_hosts_and_ranks_are_counted() -> None:
     topology = Topology(hosts=((0,), (1, 2, 3)), memory_bytes=(1, 2, 3, 4))
-    assert topology.world_size == 4 and topology.ranks == (0, 1, 2, 3) and topology.host_of == (0, 1, 1, 1)
+    assert (
+        topology.world_size == 4
+        and topology.ranks == (0, 1, 2, 3)
+        and topology.host_of == (0, 1, 1, 1)
+    )
     assert pickle.loads(pickle.dumps(topology)) == topology
     assert Topology.uniform(2, 2, 5).hosts == ((0, 1), (2, 3))
 
@@ -33,7 +37,10 @@ def test_local_shares_half_of_this_machine() -> None:
         (lambda: Topology(hosts=((0, 1),), memory_bytes=(1,)), "names 1 ranks, hosts name 2"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(-1,)), "negative"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), memory_bw=0.0), "memory_bw=0.0"),
-        (lambda: Topology(hosts=((0,),), memory_bytes=(1,), inter_host_bw=float("nan")), "inter_host_bw=nan"),
+        (
+            lambda: Topology(hosts=((0,),), memory_bytes=(1,), inter_host_bw=float("nan")),
+            "inter_host_bw=nan",
+        ),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), latency_s=-1.0), "latency_s=-1.0"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), input_hidden=1.5), "input_hidden=1.5"),
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), device="tpu"), "'tpu' is unknown"),  # type: ignore[arg-type]

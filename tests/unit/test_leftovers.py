@@ -25,11 +25,20 @@ def test_an_orphan_in_a_session_of_its_own_is_found() -> None:
     read, write = os.pipe()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", ORPHAN], env=os.environ | {VARIABLE: mark}, stdin=read, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", ORPHAN],
+            env=os.environ | {VARIABLE: mark},
+            stdin=read,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         orphan = int(done.stdout)
         assert orphan in processes_of(mark) and processes_of(uuid.uuid4().hex) == {}
-        (line,) = (line for line in left_behind(mark, shared_memory(), timeout_s=0) if line.startswith("process"))
+        (line,) = (
+            line
+            for line in left_behind(mark, shared_memory(), timeout_s=0)
+            if line.startswith("process")
+        )
         assert f"process {orphan}: " in line and "input()" in line
     finally:
         os.close(write)  # ends the orphan's input, and so the orphan
@@ -66,11 +75,24 @@ def test_beside_it():
 def test_a_session_that_leaves_a_process_fails(tmp_path: Path, workers: str) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     os.mkfifo(tmp_path / "pipe")
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.leftovers", "--ending", "1", "-n", workers]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.leftovers",
+        "--ending",
+        "1",
+        "-n",
+        workers,
+    ]
     end = os.open(tmp_path / "pipe", os.O_RDWR)  # the process reads until this is closed
     try:
         env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+        )
     finally:
         os.close(end)
     assert "2 passed" in done.stdout and done.returncode == 1

@@ -1,4 +1,6 @@
-"""Lookup and update on several threads equal those on one bit for bit, and dense layers keep all threads."""
+"""Lookup and update on several threads equal those on one bit for bit, and dense layers keep all
+threads.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,16 @@ def test_parts_cover_everything_once(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert all(len(block.slots) == 1 or block.bags == range(bags) for block in blocks)
     shares = cut_rows(ids, widths, shards, threads)
     whole = [s for share in shares if share.parts == 1 for s in share.slots]
-    split = {share.slots: [other.part for other in shares if other.slots == share.slots] for share in shares if share.parts > 1}
+    split = {
+        share.slots: [other.part for other in shares if other.slots == share.slots]
+        for share in shares
+        if share.parts > 1
+    }
     assert sorted([*whole, *(s for span in split for s in span)]) == list(range(slots))
-    assert all(threads <= len(found) < 2 * threads and sorted(found) == list(range(len(found))) for found in split.values())
+    assert all(
+        threads <= len(found) < 2 * threads and sorted(found) == list(range(len(found)))
+        for found in split.values()
+    )
     for share in shares:  # no shard is in two shares, but for the rows that they divide
         inside = {shards[s] for s in share.slots}
         assert not inside & {shards[s] for s in range(slots) if s not in share.slots}
@@ -77,16 +86,26 @@ def sequence_batch(work: Work, count: int) -> GroupIds:
 @pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequence"])
 @pytest.mark.seeds(range(6))
 @pytest.mark.parametrize("name", ["plain rowwise_adagrad", *sorted(SPARSE_OPTIMIZERS)])
-def test_lookup_and_update_are_equal_bit_for_bit(name: str, seed: int, sequence: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_and_update_are_equal_bit_for_bit(
+    name: str, seed: int, sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts, "LEAST_VALUES", 0)
-    optimizer = RowWiseAdagrad(0.1) if name.startswith("plain") else random_optimizer(name, random.Random(f"{name}{seed}"))
+    optimizer = (
+        RowWiseAdagrad(0.1)
+        if name.startswith("plain")
+        else random_optimizer(name, random.Random(f"{name}{seed}"))
+    )
     work = random_work(seed, optimizer, list(DataType)[seed % 3], rows=200)
     work = sequence_of(work) if sequence else work
     lookups = [GroupLookup(work.group, CPU, Workers(threads)) for threads in (1, 2, 3)]
     work.fill(*lookups)
     for count in (40, 0, 300, 7):
         routed = sequence_batch(work, count) if sequence else work.batch(count)
-        grad = torch.randn(count, work.group.key.width, generator=work.generator) if sequence else work.grad(count)
+        grad = (
+            torch.randn(count, work.group.key.width, generator=work.generator)
+            if sequence
+            else work.grad(count)
+        )
         found = []
         for lookup in lookups:
             weights = None if routed.weights is None else routed.weights.clone().requires_grad_()
@@ -97,7 +116,10 @@ def test_lookup_and_update_are_equal_bit_for_bit(name: str, seed: int, sequence:
             assert torch.equal(out, found[0][0]) and torch.equal(weight_grad, found[0][1])
     for one, *others in zip(*(lookup.shard_states() for lookup in lookups), strict=True):
         for other in others:
-            assert all(torch.equal(tensor, other.tensors()[state]) for state, tensor in one.tensors().items())
+            assert all(
+                torch.equal(tensor, other.tensors()[state])
+                for state, tensor in one.tensors().items()
+            )
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -13,7 +13,9 @@ from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.metrics import STATE_SIZE, BinaryMetrics, BinaryScores, Truth, regret
 
 
-def sample(seed: int, rows: int = 3000, scale: float = 1.5, shift: float = -1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(
+    seed: int, rows: int = 3000, scale: float = 1.5, shift: float = -1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, generator=g) * scale + shift
     return logits, (torch.rand(rows, generator=g) < logits.sigmoid()).float()
@@ -45,7 +47,9 @@ def test_scores_equal_the_formulas(seed, scale):
     assert got.rows == 3000 and got.base_rate == rate
     assert got.logloss == pytest.approx(logloss, abs=4e-8)
     assert got.ne == pytest.approx(logloss / entropy, abs=1e-7)
-    assert got.calibration == pytest.approx((x.sigmoid().sum() / labels.double().sum()).item(), abs=3e-7)
+    assert got.calibration == pytest.approx(
+        (x.sigmoid().sum() / labels.double().sum()).item(), abs=3e-7
+    )
     assert got.accuracy == ((logits > 0) == (labels == 1)).double().mean().item()
 
 
@@ -78,25 +82,39 @@ def test_bins_keep_the_order_of_numbers():
     """Through zero, both signs, denormals, infinities: a greater logit never lands in a lower bin."""
     x = torch.cat([torch.logspace(-40, 38, 4000), torch.tensor([0.0, math.inf])])
     x = torch.cat([-x, x]).sort().values
-    metrics = [scores_of(torch.stack([a, b]), torch.tensor([0, 1])).auc for a, b in zip(x[:-1:50], x[50::50], strict=False)]
+    metrics = [
+        scores_of(torch.stack([a, b]), torch.tensor([0, 1])).auc
+        for a, b in zip(x[:-1:50], x[50::50], strict=False)
+    ]
     assert all(auc in (0.5, 1.0) for auc in metrics) and metrics.count(1.0) > 15
 
 
 def test_extreme_logits_stay_finite():
     got = scores_of(torch.tensor([math.inf, -math.inf, 1e30, -1e30]), torch.tensor([1, 0, 0, 1]))
-    assert got.logloss == pytest.approx(128.0) and got.auc == pytest.approx(0.5) and got.accuracy == 0.5
+    assert (
+        got.logloss == pytest.approx(128.0)
+        and got.auc == pytest.approx(0.5)
+        and got.accuracy == 0.5
+    )
 
 
 def test_half_precision_and_integer_labels_are_taken():
     logits, labels = sample(0)
-    assert scores_of(logits.bfloat16(), labels.long()) == scores_of(logits.bfloat16().float(), labels.double())
+    assert scores_of(logits.bfloat16(), labels.long()) == scores_of(
+        logits.bfloat16().float(), labels.double()
+    )
 
 
 def test_no_rows_and_one_class_give_nan_not_errors():
     none = scores_of(torch.empty(0), torch.empty(0))
     assert none.rows == 0 and all(math.isnan(v) for v in astuple(none)[1:])
     one = scores_of(torch.tensor([0.3, -0.2]), torch.tensor([0, 0]))
-    assert math.isnan(one.auc) and math.isnan(one.ne) and math.isnan(one.calibration) and one.logloss > 0
+    assert (
+        math.isnan(one.auc)
+        and math.isnan(one.ne)
+        and math.isnan(one.calibration)
+        and one.logloss > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,13 +146,26 @@ def test_reset_forgets():
 
 def test_regret_is_the_distance_from_the_truth(tmp_path):
     scores = scores_of(*sample(0))
-    truth = Truth(rows=3000, base_rate=0.3, bayes_auc=scores.auc + 0.01, bayes_logloss=0.4, bayes_ne=scores.ne - 0.02)
-    assert regret(scores, truth).auc == pytest.approx(0.01) and regret(scores, truth).ne == pytest.approx(0.02)
+    truth = Truth(
+        rows=3000,
+        base_rate=0.3,
+        bayes_auc=scores.auc + 0.01,
+        bayes_logloss=0.4,
+        bayes_ne=scores.ne - 0.02,
+    )
+    assert regret(scores, truth).auc == pytest.approx(0.01) and regret(
+        scores, truth
+    ).ne == pytest.approx(0.02)
     with pytest.raises(ConfigError, match="3000 rows, the truth of 5"):
         regret(scores, replace(truth, rows=5))
     with pytest.raises(ConfigError, match=r"none\.json"):
         Truth.load(tmp_path / "none.json")
-    for field, value in (("bayes_auc", "high"), ("rows", 3.5), ("base_rate", True), ("shuffled_labels", 1)):
+    for field, value in (
+        ("bayes_auc", "high"),
+        ("rows", 3.5),
+        ("base_rate", True),
+        ("shuffled_labels", 1),
+    ):
         (tmp_path / "truth.json").write_text(json.dumps({**asdict(truth), field: value}))
         with pytest.raises(ConfigError, match=rf"truth\.json has {field}="):
             Truth.load(tmp_path / "truth.json")
@@ -159,4 +190,6 @@ def test_cross_entropy_is_told_in_nats_and_bits_as_mean_and_sum(rows):
 
 def test_the_cross_entropy_of_no_rows_is_zero_in_sum_and_undefined_in_mean():
     none = BinaryMetrics().compute()
-    assert none.cross_entropy_sum == none.cross_entropy_sum_bits == 0.0 and math.isnan(none.logloss_bits)
+    assert none.cross_entropy_sum == none.cross_entropy_sum_bits == 0.0 and math.isnan(
+        none.logloss_bits
+    )

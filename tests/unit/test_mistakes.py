@@ -1,4 +1,6 @@
-"""Mistakes of users end with code 2 and one line; `python -m tests.mistakes` prints how each of them ends."""
+"""Mistakes of users end with code 2 and one line; `python -m tests.mistakes` prints how each of
+them ends.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from tests.mistakes.tables import MISTAKES
 EVERY = 110  # a default run tries one in so many
 
 
-@pytest.mark.parametrize("mistakes", [pytest.param(MISTAKES[::EVERY], id="some"), pytest.param(MISTAKES, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mistakes",
+    [
+        pytest.param(MISTAKES[::EVERY], id="some"),
+        pytest.param(MISTAKES, id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_a_mistake_ends_in_one_line_and_leaves_nothing(mistakes, tmp_path: Path):
     endings = try_all(mistakes, tmp_path, processes=1, cold=False, failed_only=True)
     wrong = [outcome(mistake, ending) for mistake, ending in endings if faults(mistake, ending)]
@@ -23,4 +31,8 @@ def test_a_mistake_ends_in_one_line_and_leaves_nothing(mistakes, tmp_path: Path)
 
 def test_there_are_mistakes_at_every_command():
     commands = {mistake.command for mistake in MISTAKES}
-    assert len(MISTAKES) >= 800 and {"train_dlrm", "evaluate", "train_two_tower", "rayrec plan", "rayrec make-data"} <= commands
+    assert (
+        len(MISTAKES) >= 800
+        and {"train_dlrm", "evaluate", "train_two_tower", "rayrec plan", "rayrec make-data"}
+        <= commands
+    )

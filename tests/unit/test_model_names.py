@@ -1,4 +1,6 @@
-"""Names, state_dicts and copies of a DistributedModelParallel on one rank, alone and inside another module."""
+"""Names, state_dicts and copies of a DistributedModelParallel on one rank, alone and inside another
+module.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ from rayrec.optim import Adam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
 TABLES = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(2)]
-IDS = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2, 3, 1]), lengths=torch.ones(4, dtype=torch.int64))
+IDS = KeyedJaggedTensor(
+    ["f0", "f1"], torch.tensor([1, 2, 3, 1]), lengths=torch.ones(4, dtype=torch.int64)
+)
 
 
 class Model(nn.Module):
-    """Tables, a layer with buffers, and a child whose name is the one under which the sharded model keeps it."""
+    """Tables, a layer with buffers, and a child whose name is the one under which the sharded model
+    keeps it.
+    """
 
     def __init__(self, device: str = "meta") -> None:
         super().__init__()
@@ -35,8 +41,12 @@ class Model(nn.Module):
 
 
 def sharded(optimizer: SparseOptimizer | None = None) -> DistributedModelParallel:
-    plan = ShardingPlan(world_size=1, tables={t.name: TablePlacement(table_wise(t, 0)) for t in TABLES})
-    return DistributedModelParallel(Model(), plan=plan, sparse_optimizer=optimizer or RowWiseAdagrad(0.1), seed=5)
+    plan = ShardingPlan(
+        world_size=1, tables={t.name: TablePlacement(table_wise(t, 0)) for t in TABLES}
+    )
+    return DistributedModelParallel(
+        Model(), plan=plan, sparse_optimizer=optimizer or RowWiseAdagrad(0.1), seed=5
+    )
 
 
 def changed() -> dict[str, Tensor]:
@@ -47,10 +57,16 @@ def changed() -> dict[str, Tensor]:
 def test_names_are_those_of_the_users_module() -> None:
     plain, model = Model("cpu"), sharded()
     assert list(model.state_dict()) == list(plain.state_dict())
-    assert [name for name, _ in model.named_buffers()] == [name for name, _ in plain.named_buffers()]
-    assert [name for name, _ in model.named_buffers("x", recurse=True)] == [f"x.{name}" for name, _ in plain.named_buffers()]
+    assert [name for name, _ in model.named_buffers()] == [
+        name for name, _ in plain.named_buffers()
+    ]
+    assert [name for name, _ in model.named_buffers("x", recurse=True)] == [
+        f"x.{name}" for name, _ in plain.named_buffers()
+    ]
     assert len(list(model.buffers())) == 3
-    assert [name for name, _ in model.named_parameters()] == [n for n, _ in plain.named_parameters() if "embedding_bags" not in n]
+    assert [name for name, _ in model.named_parameters()] == [
+        n for n, _ in plain.named_parameters() if "embedding_bags" not in n
+    ]
 
 
 def test_a_prefix_is_taken_off_and_other_names_are_let_alone() -> None:
@@ -80,7 +96,9 @@ def test_a_sharded_model_inside_another_module_saves_and_loads() -> None:
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
-@pytest.mark.parametrize("key", ["tables.embedding_bags.t0.momentum", "tables.embedding_bags.t9.weight", "more"])
+@pytest.mark.parametrize(
+    "key", ["tables.embedding_bags.t0.momentum", "tables.embedding_bags.t9.weight", "more"]
+)
 def test_unknown_keys_are_refused_when_strict(key: str) -> None:
     model, saved = sharded(), changed()
     saved[key] = torch.zeros(1)

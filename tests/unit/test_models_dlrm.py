@@ -29,7 +29,11 @@ def as_batch_of(rows: int, columns: int) -> PlainBatch:
 def test_one_logit_per_row_and_gradients_everywhere(kind, columns):
     train = DLRMTrain(model(kind, columns))
     loss, (same_loss, logits, labels) = train(as_batch_of(6, columns))
-    assert loss.shape == () and logits.shape == labels.shape == (6,) and torch.equal(loss.detach(), same_loss)
+    assert (
+        loss.shape == ()
+        and logits.shape == labels.shape == (6,)
+        and torch.equal(loss.detach(), same_loss)
+    )
     assert not (same_loss.requires_grad or logits.requires_grad or labels.requires_grad)
     torch.testing.assert_close(loss, nn.BCEWithLogitsLoss()(logits, labels))
     loss.backward()
@@ -54,7 +58,9 @@ def test_interaction_is_the_dense_row_and_all_pairs():
     got, rows = arch(dense, sparse), torch.cat([dense[:, None], sparse], 1)
     pairs = [(rows[:, i] * rows[:, j]).sum(1) for i in range(4) for j in range(i + 1, 4)]
     torch.testing.assert_close(got, torch.cat([dense, torch.stack(pairs, 1)], 1))
-    assert got.shape[1] == arch.out_features(4, True) and arch(None, sparse).shape[1] == arch.out_features(4, False)
+    assert got.shape[1] == arch.out_features(4, True) and arch(None, sparse).shape[
+        1
+    ] == arch.out_features(4, False)
 
 
 def test_module_names_are_those_of_torchrec():
@@ -75,7 +81,10 @@ def test_widths_that_do_not_fit_are_refused():
         DLRM_DCN(tables(), COLUMNS, [], [1], 1, 1)
     with pytest.raises(ConfigError, match="over_arch_layer_sizes is empty"):
         DLRM(tables(), COLUMNS, [DIM], [])
-    uneven = [EmbeddingBagConfig(name=n, num_embeddings=3, embedding_dim=d, feature_names=[n]) for n, d in (("a", 4), ("b", 8))]
+    uneven = [
+        EmbeddingBagConfig(name=n, num_embeddings=3, embedding_dim=d, feature_names=[n])
+        for n, d in (("a", 4), ("b", 8))
+    ]
     with pytest.raises(ConfigError, match="need one embedding_dim"):
         DLRM(EmbeddingBagCollection(uneven), COLUMNS, [8], [1])
 
@@ -105,8 +114,12 @@ def test_the_projection_is_a_product_of_what_two_branches_make(columns):
     dense = net.dense_arch(part.dense_features) if columns else None
     wide = rows.flatten(1) if dense is None else torch.cat((dense, rows.flatten(1)), 1)
     left, right = net.inter_arch.interaction_branch1(wide), net.inter_arch.interaction_branch2(wide)
-    products = torch.stack([(a.view(2, DIM) @ b.view(DIM, 3)).flatten() for a, b in zip(left, right, strict=True)])
+    products = torch.stack(
+        [(a.view(2, DIM) @ b.view(DIM, 3)).flatten() for a, b in zip(left, right, strict=True)]
+    )
     want = products if dense is None else torch.cat((dense, products), 1)
     torch.testing.assert_close(net.inter_arch(dense, rows), want)
-    with pytest.raises(ConfigError, match=r"interaction_branch2_layer_sizes=\[9\] must end in a multiple of .* 8"):
+    with pytest.raises(
+        ConfigError, match=r"interaction_branch2_layer_sizes=\[9\] must end in a multiple of .* 8"
+    ):
         DLRM_Projection(tables(), columns, [16, DIM], [16, 1], [DIM], [9])

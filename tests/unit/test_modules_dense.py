@@ -27,22 +27,34 @@ from rayrec.sparse import KeyedTensor
 @pytest.mark.parametrize("features", [1, 2, 7])
 def test_pairwise_dots_and_their_gradient_equal_autograd(rows, features):
     generator = torch.Generator().manual_seed(features)
-    inputs = torch.rand(rows, features, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    inputs = torch.rand(
+        rows, features, 4, dtype=torch.float64, generator=generator, requires_grad=True
+    )
     got, want = pairwise_dots(inputs), pairwise_dots_reference(inputs)
     assert got.shape == (rows, features * (features - 1) // 2)
     torch.testing.assert_close(got, want)
     scale = torch.rand(got.shape, dtype=torch.float64, generator=generator)
-    torch.testing.assert_close(torch.autograd.grad((got * scale).sum(), inputs), torch.autograd.grad((want * scale).sum(), inputs))
+    torch.testing.assert_close(
+        torch.autograd.grad((got * scale).sum(), inputs),
+        torch.autograd.grad((want * scale).sum(), inputs),
+    )
 
 
 def test_pairwise_dots_pass_gradcheck():
-    inputs = torch.rand(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    inputs = torch.rand(
+        2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
+    )
     assert torch.autograd.gradcheck(pairwise_dots, (inputs,))
 
 
 def test_mlp_is_linear_layers_and_activations():
     mlp = MLP(3, [5, 2], activation="sigmoid")
-    assert list(mlp.state_dict()) == ["_mlp.0._linear.weight", "_mlp.0._linear.bias", "_mlp.1._linear.weight", "_mlp.1._linear.bias"]
+    assert list(mlp.state_dict()) == [
+        "_mlp.0._linear.weight",
+        "_mlp.0._linear.bias",
+        "_mlp.1._linear.weight",
+        "_mlp.1._linear.bias",
+    ]
     x = torch.rand(4, 3)
     first, second = mlp._mlp[0]._linear, mlp._mlp[1]._linear
     assert torch.equal(mlp(x), torch.sigmoid(second(torch.sigmoid(first(x)))))
@@ -55,7 +67,10 @@ def test_activation_may_be_a_function_a_module_or_a_class():
     shared = nn.PReLU()
     assert MLP(3, [4, 4], activation=shared)._mlp[1]._activation_fn is shared
     own = MLP(3, [4, 4], activation=nn.PReLU)
-    assert own._mlp[0]._activation_fn is not own._mlp[1]._activation_fn and len(list(own.parameters())) == 6
+    assert (
+        own._mlp[0]._activation_fn is not own._mlp[1]._activation_fn
+        and len(list(own.parameters())) == 6
+    )
     assert Perceptron(3, 2, activation=torch.tanh)(torch.zeros(1, 3)).abs().max() < 1
     with pytest.raises(ConfigError, match="'gelu' is unknown"):
         MLP(3, [2], activation="gelu")
@@ -71,7 +86,9 @@ def test_reset_draws_new_values():
 @pytest.mark.parametrize("rows", [0, 4])
 def test_cross_net_equals_its_formula(rows):
     net = CrossNet(6, 3)
-    assert [p.shape for p in net.kernels] == [(6, 6)] * 3 and [p.shape for p in net.bias] == [(6, 1)] * 3
+    assert [p.shape for p in net.kernels] == [(6, 6)] * 3 and [p.shape for p in net.bias] == [
+        (6, 1)
+    ] * 3
     nn.init.uniform_(net.bias[0])
     x0 = x = torch.rand(rows, 6)
     for kernel, bias in zip(net.kernels, net.bias, strict=True):
@@ -87,7 +104,9 @@ def test_low_rank_cross_net_equals_its_formula(rows):
     for wide, narrow, bias in zip(net.W_kernels, net.V_kernels, net.bias, strict=True):
         x = x0 * (x @ narrow.T @ wide.T + bias) + x
     torch.testing.assert_close(net(x0), x)
-    assert not any(p.is_meta for p in net.parameters()) and all(p.is_meta for p in LowRankCrossNet(6, 1, device="meta").parameters())
+    assert not any(p.is_meta for p in net.parameters()) and all(
+        p.is_meta for p in LowRankCrossNet(6, 1, device="meta").parameters()
+    )
     with pytest.raises(ConfigError, match="low_rank=0"):
         LowRankCrossNet(6, 3, low_rank=0)
 
@@ -101,7 +120,9 @@ def test_pairwise_dots_train_under_autocast() -> None:
 
 
 def test_pairwise_dots_have_a_second_derivative() -> None:
-    inputs = torch.rand(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    inputs = torch.rand(
+        2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
+    )
     assert torch.autograd.gradgradcheck(pairwise_dots, (inputs,))
 
 
@@ -128,20 +149,33 @@ def test_mixture_of_cross_nets_equals_its_formula(rows, experts):
             inner = torch.tanh(x @ net.V_kernels[layer][k].T)
             inner = torch.tanh(inner @ net.C_kernels[layer][k].T)
             parts.append(x0 * (inner @ net.U_kernels[layer][k].T + net.bias[layer].T))
-        shares = [torch.ones(rows, 1)] if experts == 1 else torch.cat([gate(x) for gate in net.gates], 1).softmax(1).split(1, 1)
+        shares = (
+            [torch.ones(rows, 1)]
+            if experts == 1
+            else torch.cat([gate(x) for gate in net.gates], 1).softmax(1).split(1, 1)
+        )
         x = sum(part * share for part, share in zip(parts, shares, strict=True)) + x
     torch.testing.assert_close(net(x0), x)
-    names = {"U_kernels.0", "V_kernels.0", "C_kernels.0", "bias.0"} | ({"gates.0.weight"} if experts > 1 else set())
-    assert names <= set(net.state_dict()) and (experts > 1) == any(name.startswith("gates") for name in net.state_dict())
+    names = {"U_kernels.0", "V_kernels.0", "C_kernels.0", "bias.0"} | (
+        {"gates.0.weight"} if experts > 1 else set()
+    )
+    assert names <= set(net.state_dict()) and (experts > 1) == any(
+        name.startswith("gates") for name in net.state_dict()
+    )
 
 
-@pytest.mark.parametrize("make", [lambda: LowRankMixtureCrossNet(6, 1, 0), lambda: LowRankMixtureCrossNet(6, 1, low_rank=0)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: LowRankMixtureCrossNet(6, 1, 0), lambda: LowRankMixtureCrossNet(6, 1, low_rank=0)],
+)
 def test_a_mixture_needs_experts_and_a_rank(make):
     with pytest.raises(ConfigError, match="=0 must be at least 1"):
         make()
 
 
-@pytest.mark.parametrize("make", [VectorCrossNet, lambda *a, device: LowRankMixtureCrossNet(*a, 2, device=device)])
+@pytest.mark.parametrize(
+    "make", [VectorCrossNet, lambda *a, device: LowRankMixtureCrossNet(*a, 2, device=device)]
+)
 def test_cross_nets_may_begin_on_the_meta_device(make):
     net = make(6, 2, device="meta")
     assert all(p.is_meta for p in net.parameters())
@@ -154,7 +188,9 @@ def test_cross_nets_may_begin_on_the_meta_device(make):
 def test_swish_layer_norm_gates_its_input(dims):
     module, x = SwishLayerNorm(dims), torch.rand(2, 3, 4)
     over = (-1,) if dims != [3, 4] else (-2, -1)
-    normed = (x - x.mean(over, keepdim=True)) / (x.var(over, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    normed = (x - x.mean(over, keepdim=True)) / (
+        x.var(over, unbiased=False, keepdim=True) + 1e-5
+    ).sqrt()
     torch.testing.assert_close(module(x), x / (1 + (-normed).exp()))
     assert list(module.state_dict()) == ["norm.0.weight", "norm.0.bias"]
 
@@ -163,7 +199,13 @@ def test_regroup_as_a_module():
     kt = KeyedTensor(["a", "b"], [1, 2], torch.rand(3, 3))
     module = KTRegroupAsDict([["b"], [], ["b", "a"]], ["x", "y", "z"])
     found = module([kt])
-    assert list(found) == ["x", "y", "z"] and torch.equal(found["z"], kt.values()[:, [1, 2, 0]]) and found["y"].shape == (3, 0)
-    assert KTRegroupAsDict([["a"]], ["x"], emb_dtype=DataType.FP16)([kt])["x"].dtype == torch.float16
+    assert (
+        list(found) == ["x", "y", "z"]
+        and torch.equal(found["z"], kt.values()[:, [1, 2, 0]])
+        and found["y"].shape == (3, 0)
+    )
+    assert (
+        KTRegroupAsDict([["a"]], ["x"], emb_dtype=DataType.FP16)([kt])["x"].dtype == torch.float16
+    )
     with pytest.raises(ShapeError, match="1 groups and 2 keys"):
         KTRegroupAsDict([["a"]], ["x", "y"])

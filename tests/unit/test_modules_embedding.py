@@ -1,4 +1,6 @@
-"""The unsharded collections against one plain lookup per bag: outputs and gradients, over random tables and batches."""
+"""The unsharded collections against one plain lookup per bag: outputs and gradients, over random
+tables and batches.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import torch
 from torch import nn
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
+from rayrec.modules import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    PoolingType,
+)
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor, UnknownKeyError
 
 from .jagged_reference import PlainBatch, random_batch
@@ -45,8 +54,12 @@ def plain_forward(collection: EmbeddingBagCollection, batch: PlainBatch) -> dict
             for row, bag in enumerate(batch.bags[feature]):
                 total = weight.new_zeros(table.embedding_dim)
                 for place, i in enumerate(bag):
-                    total = total + weight[i] * (batch.weights[feature][row][place] if collection.is_weighted() else 1)
-                rows.append(total / len(bag) if bag and table.pooling is PoolingType.MEAN else total)
+                    total = total + weight[i] * (
+                        batch.weights[feature][row][place] if collection.is_weighted() else 1
+                    )
+                rows.append(
+                    total / len(bag) if bag and table.pooling is PoolingType.MEAN else total
+                )
             stacked = torch.stack(rows) if rows else weight.new_zeros(0, table.embedding_dim)
             if batch.inverse is not None:
                 stacked = stacked[batch.inverse[list(batch.bags).index(feature)]]
@@ -63,34 +76,60 @@ def test_pooled_outputs_and_gradients_equal_a_lookup_per_bag(seed, variable):
     tables = random_tables(seed, list(batch.bags))
     collection = EmbeddingBagCollection(tables, is_weighted=batch.weights is not None)
     got, want = collection(batch.kjt()), plain_forward(collection, batch)
-    assert got.keys() == list(want) and got.values().dtype == torch.float32 and got.values().shape[0] == batch.rows
+    assert (
+        got.keys() == list(want)
+        and got.values().dtype == torch.float32
+        and got.values().shape[0] == batch.rows
+    )
     assert got.length_per_key() == [t.embedding_dim for t in tables for _ in t.feature_names]
     for key, tensor in want.items():
-        torch.testing.assert_close(got[key].double(), tensor, rtol=1e-5, atol=1e-6)  # float32 sums of at most four rows
+        # float32 sums of at most four rows
+        torch.testing.assert_close(got[key].double(), tensor, rtol=1e-5, atol=1e-6)
     generator = torch.Generator().manual_seed(seed)
     scale = torch.rand(got.values().shape, generator=generator)
     parameters = list(collection.parameters())
     grads = torch.autograd.grad((got.values() * scale).sum(), parameters)
-    loss = (torch.cat(list(want.values()), 1) * scale).sum() + sum(0 * parameter.sum() for parameter in parameters)
-    for parameter, one, two in zip(parameters, grads, torch.autograd.grad(loss, parameters), strict=True):
-        tolerance = 1e-5 if parameter.dtype == torch.float32 else 2e-2  # torch adds up float16 gradients in float16
+    loss = (torch.cat(list(want.values()), 1) * scale).sum() + sum(
+        0 * parameter.sum() for parameter in parameters
+    )
+    for parameter, one, two in zip(
+        parameters, grads, torch.autograd.grad(loss, parameters), strict=True
+    ):
+        # torch adds up float16 gradients in float16
+        tolerance = 1e-5 if parameter.dtype == torch.float32 else 2e-2
         torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_one_table_equals_torch_embedding_bag(mode):
-    table = EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"], pooling=PoolingType[mode.upper()])
+    table = EmbeddingBagConfig(
+        name="t",
+        num_embeddings=50,
+        embedding_dim=8,
+        feature_names=["f"],
+        pooling=PoolingType[mode.upper()],
+    )
     collection = EmbeddingBagCollection([table])
-    bag = nn.EmbeddingBag.from_pretrained(collection.embedding_bags["t"].weight.detach(), mode=mode, include_last_offset=True)
-    kjt = KeyedJaggedTensor(["f"], torch.randint(0, 50, (9,), generator=torch.Generator().manual_seed(0)), lengths=torch.tensor([4, 0, 5]))
+    bag = nn.EmbeddingBag.from_pretrained(
+        collection.embedding_bags["t"].weight.detach(), mode=mode, include_last_offset=True
+    )
+    kjt = KeyedJaggedTensor(
+        ["f"],
+        torch.randint(0, 50, (9,), generator=torch.Generator().manual_seed(0)),
+        lengths=torch.tensor([4, 0, 5]),
+    )
     torch.testing.assert_close(collection(kjt).values(), bag(kjt.values(), kjt.offsets()))
 
 
 def test_mean_of_a_weighted_bag_divides_by_its_ids_not_by_its_weights():
-    table = EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"], pooling=PoolingType.MEAN)
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"], pooling=PoolingType.MEAN
+    )
     collection = EmbeddingBagCollection([table], is_weighted=True)
     nn.init.ones_(collection.embedding_bags["t"].weight)
-    kjt = KeyedJaggedTensor(["f"], torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), torch.tensor([2]))
+    kjt = KeyedJaggedTensor(
+        ["f"], torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), torch.tensor([2])
+    )
     assert collection(kjt).values().tolist() == [[4.0] * 4]
 
 
@@ -98,19 +137,32 @@ def test_gradients_reach_the_weights_of_ids():
     table = EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"])
     collection = EmbeddingBagCollection([table], is_weighted=True)
     weights = torch.ones(2, requires_grad=True)
-    collection(KeyedJaggedTensor(["f"], torch.tensor([0, 2]), weights, torch.tensor([1, 1]))).values().sum().backward()
-    torch.testing.assert_close(weights.grad, collection.embedding_bags["t"].weight.detach()[[0, 2]].sum(1))
+    collection(
+        KeyedJaggedTensor(["f"], torch.tensor([0, 2]), weights, torch.tensor([1, 1]))
+    ).values().sum().backward()
+    torch.testing.assert_close(
+        weights.grad, collection.embedding_bags["t"].weight.detach()[[0, 2]].sum(1)
+    )
 
 
 @pytest.mark.parametrize("kind", [DataType.FP32, DataType.FP16])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_batch_of_no_rows_gives_zero_gradients(weighted, kind):
     tables = [
-        EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f", "g"], data_type=kind, pooling=PoolingType.MEAN)
+        EmbeddingBagConfig(
+            name="t",
+            num_embeddings=3,
+            embedding_dim=4,
+            feature_names=["f", "g"],
+            data_type=kind,
+            pooling=PoolingType.MEAN,
+        )
     ]
     collection = EmbeddingBagCollection(tables, is_weighted=weighted)
     none = torch.empty(0, dtype=torch.int32)
-    pooled = collection(KeyedJaggedTensor(["f", "g"], none.long(), torch.empty(0) if weighted else None, none)).values()
+    pooled = collection(
+        KeyedJaggedTensor(["f", "g"], none.long(), torch.empty(0) if weighted else None, none)
+    ).values()
     assert pooled.shape == (0, 8)
     pooled.sum().backward()
     assert not collection.embedding_bags["t"].weight.grad.any()
@@ -126,7 +178,9 @@ def test_names_and_state_dict_are_those_of_torchrec():
     assert collection.device.type == "meta" and collection.embedding_bags["t1"].weight.is_meta
     assert collection.embedding_bag_configs() == tables and not collection.is_weighted()
     real = EmbeddingBagCollection(tables)
-    assert real(KeyedJaggedTensor(["b", "a"], torch.tensor([0, 1]), lengths=torch.tensor([1, 1]))).keys() == ["a", "b@t1", "b@t2"]
+    assert real(
+        KeyedJaggedTensor(["b", "a"], torch.tensor([0, 1]), lengths=torch.tensor([1, 1]))
+    ).keys() == ["a", "b@t1", "b@t2"]
 
 
 def test_initial_values_depend_on_the_seed_and_the_table_alone():
@@ -146,7 +200,9 @@ def test_initial_values_depend_on_the_seed_and_the_table_alone():
 
 def test_mistakes_raise_typed_errors():
     def table(name="t", dim=4):
-        return EmbeddingBagConfig(name=name, num_embeddings=3, embedding_dim=dim, feature_names=["f"])
+        return EmbeddingBagConfig(
+            name=name, num_embeddings=3, embedding_dim=dim, feature_names=["f"]
+        )
 
     with pytest.raises(ConfigError, match="named twice"):
         EmbeddingBagCollection([table(), table()])
@@ -162,11 +218,26 @@ def test_mistakes_raise_typed_errors():
         collection(KeyedJaggedTensor(["g"], torch.tensor([0]), torch.ones(1), torch.tensor([1])))
     with pytest.raises(InputError, match="no weights"):
         collection(KeyedJaggedTensor(["f"], torch.tensor([0]), None, torch.tensor([1])))
-    two = EmbeddingBagCollection([EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f", "g"])])
+    two = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f", "g"])]
+    )
     with pytest.raises(InputError, match="needs inverse_indices"):
-        two(KeyedJaggedTensor(["f", "g"], torch.tensor([0, 1, 2]), None, torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]))
+        two(
+            KeyedJaggedTensor(
+                ["f", "g"],
+                torch.tensor([0, 1, 2]),
+                None,
+                torch.tensor([1, 1, 1]),
+                stride_per_key_per_rank=[[1], [2]],
+            )
+        )
     with pytest.raises(ConfigError, match="one width"):
-        EmbeddingCollection([EmbeddingConfig(3, 4, "a", feature_names=["f"]), EmbeddingConfig(3, 8, "b", feature_names=["g"])])
+        EmbeddingCollection(
+            [
+                EmbeddingConfig(3, 4, "a", feature_names=["f"]),
+                EmbeddingConfig(3, 8, "b", feature_names=["g"]),
+            ]
+        )
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
@@ -174,15 +245,27 @@ def test_mistakes_raise_typed_errors():
 def test_sequences_are_the_rows_of_the_ids(seed, need_indices):
     batch = random_batch(seed, variable=False, keys=3)
     kind = DataType.FP16 if seed % 2 else DataType.FP32
-    tables = [EmbeddingConfig(100, 4, "a", kind, ["f0", "f1"]), EmbeddingConfig(100, 4, "b", kind, ["f1", "f2"])]
+    tables = [
+        EmbeddingConfig(100, 4, "a", kind, ["f0", "f1"]),
+        EmbeddingConfig(100, 4, "b", kind, ["f1", "f2"]),
+    ]
     collection = EmbeddingCollection(tables, need_indices=need_indices)
-    assert list(collection.state_dict()) == ["embeddings.a.weight", "embeddings.b.weight"] and collection.embedding_dim() == 4
+    assert (
+        list(collection.state_dict()) == ["embeddings.a.weight", "embeddings.b.weight"]
+        and collection.embedding_dim() == 4
+    )
     outputs = collection(batch.kjt())
-    assert list(outputs) == ["f0", "f1@a", "f1@b", "f2"] == [name for names in collection.embedding_names_by_table() for name in names]
+    assert (
+        list(outputs)
+        == ["f0", "f1@a", "f1@b", "f2"]
+        == [name for names in collection.embedding_names_by_table() for name in names]
+    )
     for (name, jt), table in zip(outputs.items(), "aabb", strict=True):
         bags = batch.bags[name.split("@")[0]]
         ids = [i for bag in bags for i in bag]
-        assert torch.equal(jt.values(), collection.embeddings[table].weight[ids].float()) and jt.values().shape == (len(ids), 4)
+        assert torch.equal(
+            jt.values(), collection.embeddings[table].weight[ids].float()
+        ) and jt.values().shape == (len(ids), 4)
         assert jt.lengths().tolist() == [len(bag) for bag in bags]
         assert (jt.weights().tolist() == ids) if need_indices else (jt.weights_or_none() is None)
     sum(jt.values().sum() for jt in outputs.values()).backward()
@@ -199,7 +282,12 @@ def test_sequences_name_the_bad_id():
 
 
 def test_pooled_rows_regroup_for_an_interaction():
-    tables = [EmbeddingBagConfig(name=n, num_embeddings=3, embedding_dim=4, feature_names=[n]) for n in ("x", "y")]
-    kt = EmbeddingBagCollection(tables)(KeyedJaggedTensor(["x", "y"], torch.tensor([0, 1]), lengths=torch.tensor([1, 1])))
+    tables = [
+        EmbeddingBagConfig(name=n, num_embeddings=3, embedding_dim=4, feature_names=[n])
+        for n in ("x", "y")
+    ]
+    kt = EmbeddingBagCollection(tables)(
+        KeyedJaggedTensor(["x", "y"], torch.tensor([0, 1]), lengths=torch.tensor([1, 1]))
+    )
     (swapped,) = KeyedTensor.regroup([kt], [["y", "x"]])
     assert torch.equal(swapped, torch.cat([kt["y"], kt["x"]], 1))

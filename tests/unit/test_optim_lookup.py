@@ -1,4 +1,6 @@
-"""The torch kernel trains by the formulas of every optimizer, and equals FBGEMM's kernel and torch's optimizers where they overlap."""
+"""The torch kernel trains by the formulas of every optimizer, and equals FBGEMM's kernel and
+torch's optimizers where they overlap.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,34 @@ import torch
 from rayrec.distributed.kernels import torch_lookup
 from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.kernels.lookup import FusedLookup, has_fused_kernel, kernel_arguments, make_lookup
+from rayrec.distributed.kernels.lookup import (
+    FusedLookup,
+    has_fused_kernel,
+    kernel_arguments,
+    make_lookup,
+)
 from rayrec.distributed.kernels.torch_lookup import TorchLookup
 from rayrec.distributed.program.groups import LookupGroup, Slot, Use
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType, Shard, Storage
-from rayrec.optim import LAMB, SGD, SPARSE_OPTIMIZERS, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
-from tests.optim_reference import ReferenceTable, pooled, random_optimizer, random_work, summed_gradients
+from rayrec.optim import (
+    LAMB,
+    SGD,
+    SPARSE_OPTIMIZERS,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    RowWiseAdagrad,
+    SparseOptimizer,
+)
+from tests.optim_reference import (
+    ReferenceTable,
+    pooled,
+    random_optimizer,
+    random_work,
+    summed_gradients,
+)
 
 CPU = torch.device("cpu")
 STEPS = 4
@@ -37,9 +60,13 @@ def test_lookup_and_update_equal_the_formula(name: str, seed: int) -> None:
         num_bags = work.rng.choice([0, 1, 3, 6])
         routed, grad = work.batch(num_bags), work.grad(num_bags)
         out = lookup(routed)
-        torch.testing.assert_close(out.double(), pooled(work.group, [t.tensor() for t in tables], routed), **TOLERANCE)
+        torch.testing.assert_close(
+            out.double(), pooled(work.group, [t.tensor() for t in tables], routed), **TOLERANCE
+        )
         out.backward(grad)
-        for table, grads in zip(tables, summed_gradients(work.group, routed, grad, optimizer.max_gradient), strict=True):
+        for table, grads in zip(
+            tables, summed_gradients(work.group, routed, grad, optimizer.max_gradient), strict=True
+        ):
             table.update(optimizer, step, grads)
     for state, table in zip(lookup.shard_states(), tables, strict=True):
         torch.testing.assert_close(state.weight.double(), table.tensor(), **TOLERANCE)
@@ -52,9 +79,15 @@ EQUALS_TORCH = {
     "sgd": (SGD(0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "sgd decay": (SGD(0.1, weight_decay=0.2), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.2)),
     "adagrad": (Adagrad(0.1, eps=1e-4), lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4)),
-    "adagrad decay": (Adagrad(0.1, eps=1e-4, weight_decay=0.2), lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4, weight_decay=0.2)),
+    "adagrad decay": (
+        Adagrad(0.1, eps=1e-4, weight_decay=0.2),
+        lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4, weight_decay=0.2),
+    ),
     "adam": (Adam(0.1), lambda p: torch.optim.Adam(p, 0.1)),
-    "adam l2": (Adam(0.1, weight_decay=0.2, weight_decay_mode="l2"), lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.2)),
+    "adam l2": (
+        Adam(0.1, weight_decay=0.2, weight_decay_mode="l2"),
+        lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.2),
+    ),
     "adamw": (Adam(0.1, weight_decay=0.2), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.2)),
 }
 
@@ -76,7 +109,8 @@ def test_equals_the_dense_optimizer_when_every_row_is_touched(case: str) -> None
         lookup(routed).backward(grad)
         outer.zero_grad()
         parts = [
-            dense[work.group.shards.index(slot.shard)][ids[:num_bags] % rows] for slot, rows in zip(work.group.slots, sizes, strict=True)
+            dense[work.group.shards.index(slot.shard)][ids[:num_bags] % rows]
+            for slot, rows in zip(work.group.slots, sizes, strict=True)
         ]
         torch.cat(parts, 1).backward(grad)
         outer.step()
@@ -86,7 +120,8 @@ def test_equals_the_dense_optimizer_when_every_row_is_touched(case: str) -> None
 
 @pytest.mark.seeds(range(5))
 def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
-    optimizer = Adam(0.1, eps=1e-12)  # SparseAdam adds eps before the bias correction, so a small one
+    # SparseAdam adds eps before the bias correction, so a small one
+    optimizer = Adam(0.1, eps=1e-12)
     work = random_work(seed, optimizer, weighted=False)
     lookup = TorchLookup(work.group, optimizer, CPU)
     work.fill(lookup)
@@ -99,7 +134,9 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
         for table, grads in zip(tables, summed_gradients(work.group, routed, grad), strict=True):
             rows = torch.tensor(sorted(grads), dtype=torch.int64)
             values = torch.tensor([grads[row] for row in sorted(grads)]).view(-1, table.shape[1])
-            table.grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, table.shape, check_invariants=True)
+            table.grad = torch.sparse_coo_tensor(
+                rows.unsqueeze(0), values, table.shape, check_invariants=True
+            )
         outer.step()
     for state, want in zip(lookup.shard_states(), tables, strict=True):
         torch.testing.assert_close(state.weight, want.detach(), rtol=1e-4, atol=1e-5)
@@ -109,11 +146,16 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
 @pytest.mark.seeds(range(12))
 def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
     rng = random.Random(seed)
-    optimizer = [SGD, Adagrad, RowWiseAdagrad][seed % 3](lr=0.1, max_gradient=rng.choice([None, 0.3]))
+    optimizer = [SGD, Adagrad, RowWiseAdagrad][seed % 3](
+        lr=0.1, max_gradient=rng.choice([None, 0.3])
+    )
     work = random_work(seed, optimizer, data_type, odd=False)
     ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
     work.fill(ours, fused)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if data_type is DataType.FP32 else {"rtol": 4e-3, "atol": 4e-3}  # fp16 rounds each update
+    # fp16 rounds each update
+    tolerance = (
+        {"rtol": 1e-4, "atol": 1e-5} if data_type is DataType.FP32 else {"rtol": 4e-3, "atol": 4e-3}
+    )
     for _ in range(STEPS):
         routed, grad = work.batch(5), work.grad(5)
         a, b = ours(routed), fused(routed)
@@ -121,7 +163,11 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
         a.backward(grad)
         b.backward(grad.clone())
     for mine, theirs in zip(ours.shard_states(), fused.shard_states(), strict=True):
-        assert mine.shard == theirs.shard and mine.weight.dtype == theirs.weight.dtype and list(mine.optimizer) == list(theirs.optimizer)
+        assert (
+            mine.shard == theirs.shard
+            and mine.weight.dtype == theirs.weight.dtype
+            and list(mine.optimizer) == list(theirs.optimizer)
+        )
         torch.testing.assert_close(mine.weight, theirs.weight, **tolerance)
         for name in mine.optimizer:
             torch.testing.assert_close(mine.optimizer[name], theirs.optimizer[name], **tolerance)
@@ -135,13 +181,18 @@ def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
     options |= {"eps": 1e-3} if name not in ("sgd", "lars_sgd") else {}
     optimizer, device = SPARSE_OPTIMIZERS[name](lr=0.1, **options), torch.device("cuda")
     work = random_work(seed, optimizer, odd=False)
-    ours, fused = TorchLookup(work.group, optimizer, device), FusedLookup(work.group, optimizer, device)
+    ours, fused = (
+        TorchLookup(work.group, optimizer, device),
+        FusedLookup(work.group, optimizer, device),
+    )
     work.fill(ours, fused)
     for _ in range(STEPS):
         routed, grad = work.batch(5), work.grad(5).to(device)
         weights = None if routed.weights is None else routed.weights.to(device)
         for lookup in (ours, fused):
-            lookup(GroupIds(routed.ids.to(device), routed.offsets.to(device), weights)).backward(grad.clone())
+            lookup(GroupIds(routed.ids.to(device), routed.offsets.to(device), weights)).backward(
+                grad.clone()
+            )
     for mine, theirs in zip(ours.shard_states(), fused.shard_states(), strict=True):
         for state_name, tensor in mine.tensors().items():
             torch.testing.assert_close(tensor, theirs.tensors()[state_name], rtol=1e-3, atol=1e-4)
@@ -151,13 +202,19 @@ def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
 @pytest.mark.parametrize("load_factor", [0.01, 0.5, 1.0])
 @pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
 def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: float) -> None:
-    """A cache far smaller than a batch, one for half of the rows, and one for all; rows read and written while it holds some."""
+    """A cache far smaller than a batch, one for half of the rows, and one for all; rows read and
+    written while it holds some.
+    """
     optimizer, device = SPARSE_OPTIMIZERS[name](lr=0.1), torch.device("cuda")
     shard = Shard("t", range(500), range(16), 0)
     slot = Slot(Use(0, 0, "t", "f", 0, 16), shard, 0, 0)
     lookups = []
     for storage in (Storage(), Storage("cached", load_factor)):
-        key = replace(random_work(0, optimizer, weighted=False).group.key, storage=storage, width=16 if storage.load_factor else 0)
+        key = replace(
+            random_work(0, optimizer, weighted=False).group.key,
+            storage=storage,
+            width=16 if storage.load_factor else 0,
+        )
         lookups.append(FusedLookup(LookupGroup(key, (shard,), (slot,)), optimizer, device))
     generator = torch.Generator().manual_seed(3)
     for step in range(12):
@@ -165,7 +222,10 @@ def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: f
             rows = torch.randn(500, 16, generator=generator)
             for lookup in lookups:
                 lookup.shard_states()[0].weight.copy_(rows)
-        ids, grad = torch.randint(500, (200,), generator=generator).to(device), torch.randn(100, 16, generator=generator).to(device)
+        ids, grad = (
+            torch.randint(500, (200,), generator=generator).to(device),
+            torch.randn(100, 16, generator=generator).to(device),
+        )
         routed = GroupIds(ids, torch.arange(0, 201, 2, device=device), None)
         a, b = (lookup(routed) for lookup in lookups)
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -173,11 +233,18 @@ def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: f
         b.backward(grad)
         if step % 3 == 2:  # as a checkpoint that is saved
             for name_, tensor in lookups[0].shard_states()[0].tensors().items():
-                torch.testing.assert_close(tensor.cpu(), lookups[1].shard_states()[0].tensors()[name_].cpu(), rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    tensor.cpu(),
+                    lookups[1].shard_states()[0].tensors()[name_].cpu(),
+                    rtol=1e-4,
+                    atol=1e-5,
+                )
 
 
 @pytest.mark.seeds(range(8))
-def test_learned_weights_get_the_gradient_that_fbgemm_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learned_weights_get_the_gradient_that_fbgemm_gives(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
     work = random_work(seed, optimizer, weighted=True, odd=False)
     ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
@@ -231,11 +298,17 @@ def test_a_step_without_ids_counts_and_changes_no_row(num_bags: int) -> None:
     before = [state.weight.clone() for state in lookup.shard_states()]
     none = torch.zeros(0, dtype=torch.int64)
     weights = torch.zeros(0) if work.group.key.weighted else None
-    out = lookup(GroupIds(none, torch.zeros(num_bags * len(work.group.slots) + 1, dtype=torch.int64), weights))
+    out = lookup(
+        GroupIds(
+            none, torch.zeros(num_bags * len(work.group.slots) + 1, dtype=torch.int64), weights
+        )
+    )
     assert out.shape == (num_bags, work.group.width) and not out.any()
     out.backward(torch.ones_like(out))
     assert lookup.iteration == 1
-    assert all(torch.equal(a, state.weight) for a, state in zip(before, lookup.shard_states(), strict=True))
+    assert all(
+        torch.equal(a, state.weight) for a, state in zip(before, lookup.shard_states(), strict=True)
+    )
 
 
 def test_evaluation_is_no_step() -> None:
@@ -247,7 +320,11 @@ def test_evaluation_is_no_step() -> None:
     assert lookup.iteration == 0
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), RowWiseAdagrad(0.1), LAMB(0.1), LarsSGD(0.1, momentum=0.0, eta=1.0)], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(0.1), RowWiseAdagrad(0.1), LAMB(0.1), LarsSGD(0.1, momentum=0.0, eta=1.0)],
+    ids=lambda o: o.name,
+)
 def test_learning_rate_scales_the_next_update(optimizer: SparseOptimizer) -> None:
     moved = []
     for factor in (1.0, 0.5, 0.0):
@@ -257,7 +334,14 @@ def test_learning_rate_scales_the_next_update(optimizer: SparseOptimizer) -> Non
         before = [state.weight.clone() for state in lookup.shard_states()]
         lookup.set_learning_rate(0.1 * factor)
         lookup(work.batch(4)).backward(work.grad(4))
-        moved.append(torch.cat([(state.weight - w).view(-1) for state, w in zip(lookup.shard_states(), before, strict=True)]))
+        moved.append(
+            torch.cat(
+                [
+                    (state.weight - w).view(-1)
+                    for state, w in zip(lookup.shard_states(), before, strict=True)
+                ]
+            )
+        )
     assert moved[0].abs().max() > 1e-3 and not moved[2].any()
     torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-3, atol=1e-6)
 
@@ -265,7 +349,10 @@ def test_learning_rate_scales_the_next_update(optimizer: SparseOptimizer) -> Non
 def test_iteration_restored_gives_the_bias_correction_of_the_run_it_came_from() -> None:
     optimizer = Adam(0.1)
     work = random_work(6, optimizer)
-    trained, restored = TorchLookup(work.group, optimizer, CPU), TorchLookup(work.group, optimizer, CPU)
+    trained, restored = (
+        TorchLookup(work.group, optimizer, CPU),
+        TorchLookup(work.group, optimizer, CPU),
+    )
     work.fill(trained, restored)
     batches = [(work.batch(6), work.grad(6)) for _ in range(STEPS)]
     for routed, grad in batches[:-1]:
@@ -298,7 +385,9 @@ def test_iteration_restored_gives_the_bias_correction_of_the_run_it_came_from() 
     ],
     ids=str,
 )
-def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(optimizer: SparseOptimizer, cpu: bool, cuda: bool) -> None:
+def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(
+    optimizer: SparseOptimizer, cpu: bool, cuda: bool
+) -> None:
     assert has_fused_kernel(optimizer, "cpu") is cpu and has_fused_kernel(optimizer, "cuda") is cuda
     work = random_work(0, optimizer)
     if not cpu:
@@ -328,7 +417,9 @@ def test_fbgemms_adam_alone_refuses_float16_on_a_gpu(name: str) -> None:
         (Adagrad(), DataType.FP32, 1, TorchLookup),
     ],
 )
-def test_on_cpu_fbgemms_update_is_taken_where_it_is_vectorized(optimizer, data_type, features, kernel) -> None:
+def test_on_cpu_fbgemms_update_is_taken_where_it_is_vectorized(
+    optimizer, data_type, features, kernel
+) -> None:
     group = random_work(0, optimizer, data_type, weighted=False).group
     slots = tuple(replace(group.slots[0], piece=i) for i in range(features))
     lookup = make_lookup(LookupGroup(group.key, (slots[0].shard,), slots), optimizer, CPU)
@@ -353,21 +444,32 @@ def test_rows_outside_of_gpu_memory_need_fbgemms_kernel() -> None:
     optimizer = SGD(weight_decay=0.1)
     for storage in (Storage("host"), Storage("cached", 0.2)):
         with pytest.raises(ConfigError, match=f"storage '{storage.label}'"):
-            make_lookup(random_work(0, optimizer, storage=storage).group, optimizer, torch.device("cuda"))
+            make_lookup(
+                random_work(0, optimizer, storage=storage).group, optimizer, torch.device("cuda")
+            )
 
 
 def test_kernel_arguments_name_every_constant() -> None:
-    arguments = kernel_arguments(Adam(0.2, eps=1e-5, beta1=0.8, beta2=0.9, weight_decay=0.3, max_gradient=2.0))
+    arguments = kernel_arguments(
+        Adam(0.2, eps=1e-5, beta1=0.8, beta2=0.9, weight_decay=0.3, max_gradient=2.0)
+    )
     assert str(arguments.pop("optimizer")) == "adam"
     assert arguments == {
         "learning_rate": 0.2, "eps": 1e-5, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3, "gradient_clipping": True, "max_gradient": 2.0,
     }  # fmt: skip
     row_wise = kernel_arguments(RowWiseAdagrad(weight_decay=0.3, weight_decay_mode="decoupled"))
-    assert row_wise["weight_decay_mode"].name == "DECOUPLE" and kernel_arguments(LarsSGD(momentum=0.5, eta=0.1))["eta"] == 0.1
+    assert (
+        row_wise["weight_decay_mode"].name == "DECOUPLE"
+        and kernel_arguments(LarsSGD(momentum=0.5, eta=0.1))["eta"] == 0.1
+    )
 
 
 def test_odd_widths_have_a_kernel_on_gpus_whose_rows_lie_in_their_memory() -> None:
-    group = next(w.group for w in (random_work(seed, SGD(), storage=Storage("host")) for seed in range(20)) if w.group.key.odd)
+    group = next(
+        w.group
+        for w in (random_work(seed, SGD(), storage=Storage("host")) for seed in range(20))
+        if w.group.key.odd
+    )
     with pytest.raises(ConfigError, match=r"widths that are no multiple of 4.*storage 'host'"):
         make_lookup(group, SGD(), torch.device("cuda"))
 
@@ -378,11 +480,17 @@ def test_means_over_an_odd_row_are_over_its_own_columns(width: int, data_type: D
     optimizer = RowWiseAdagrad(0.5, eps=1e-6)
     key = replace(random_work(0, optimizer, data_type, weighted=False).group.key, odd=True)
     shard = Shard("t", range(3), range(width), 0)
-    lookup = make_lookup(LookupGroup(key, (shard,), (Slot(Use(0, 0, "t", "f", 0, width), shard, 0, 0),)), optimizer, CPU)
+    lookup = make_lookup(
+        LookupGroup(key, (shard,), (Slot(Use(0, 0, "t", "f", 0, width), shard, 0, 0),)),
+        optimizer,
+        CPU,
+    )
     grad = torch.arange(1.0, width + 1)[None]
     lookup(GroupIds(torch.tensor([1]), torch.tensor([0, 1]), None)).backward(grad)
     (state,) = lookup.shard_states()
-    assert state.weight.shape == (3, width) and float(state.optimizer["momentum1"][1]) == pytest.approx(float(grad.square().mean()))
+    assert state.weight.shape == (3, width) and float(
+        state.optimizer["momentum1"][1]
+    ) == pytest.approx(float(grad.square().mean()))
     torch.testing.assert_close(
         state.weight[1].float(), -0.5 * grad[0] / grad.square().mean().sqrt(), rtol=1e-2, atol=1e-3
     )  # bfloat16 keeps 8 bits

@@ -1,4 +1,6 @@
-"""Optimizers by parameter name, schedules that reach the lookup kernels, clipping, and marks on tables."""
+"""Optimizers by parameter name, schedules that reach the lookup kernels, clipping, and marks on
+tables.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def train(lookup, work: Work, steps: int = 1) -> float:
     before = [state.weight.clone() for state in lookup.shard_states()]
     for _ in range(steps):
         lookup(work.batch(6)).backward(work.grad(6))
-    return max(float((state.weight - w).abs().max()) for state, w in zip(lookup.shard_states(), before, strict=True))
+    return max(
+        float((state.weight - w).abs().max())
+        for state, w in zip(lookup.shard_states(), before, strict=True)
+    )
 
 
 def dense_model(seed: int = 0) -> nn.Module:
@@ -72,20 +77,25 @@ def dense_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def keyed_adam(model: nn.Module) -> KeyedOptimizerWrapper:
-    return KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: torch.optim.Adam(params, lr=0.1))
+    return KeyedOptimizerWrapper(
+        dict(model.named_parameters()), lambda params: torch.optim.Adam(params, lr=0.1)
+    )
 
 
 # learning rates that reach the kernels
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), RowWiseAdagrad(0.1), Adam(0.1)], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1), RowWiseAdagrad(0.1), Adam(0.1)], ids=lambda o: o.name
+)
 def test_a_written_learning_rate_reaches_the_kernel_at_once(optimizer: SparseOptimizer) -> None:
     lookup, work = kernel_of(optimizer)
     fused = FusedOptimizer([lookup])
     assert train(lookup, work) > 1e-3
     fused.param_groups[0]["lr"] = 0.0
     assert train(lookup, work) == 0.0
-    fused.param_groups[0].update(lr=0.1)  # unseen by the group: the next step or zero_grad passes it on
+    # unseen by the group: the next step or zero_grad passes it on
+    fused.param_groups[0].update(lr=0.1)
     fused.zero_grad()
     assert train(lookup, work, 2) > 1e-3
 
@@ -102,7 +112,9 @@ def test_torchs_schedulers_drive_the_kernels() -> None:
 
 def test_warm_up_drives_dense_parameters_and_tables_alike() -> None:
     model, (lookup, work) = dense_model(), kernel_of(SGD(0.4))
-    combined = CombinedOptimizer([("dense", keyed_adam(model)), ("tables", FusedOptimizer([lookup]))])
+    combined = CombinedOptimizer(
+        [("dense", keyed_adam(model)), ("tables", FusedOptimizer([lookup]))]
+    )
     stages = [WarmupStage(WarmupPolicy.LINEAR, 3, 0.0), WarmupStage(WarmupPolicy.CONSTANT, 4, 0.5)]
     optimizer = WarmupOptimizer(combined, stages, lr=None)
     rates, moved = [], []
@@ -110,7 +122,10 @@ def test_warm_up_drives_dense_parameters_and_tables_alike() -> None:
         rates.append([group["lr"] for group in optimizer.param_groups])
         moved.append(train(lookup, work))
         dense_step(model, optimizer)
-    torch.testing.assert_close(torch.tensor(rates), torch.tensor([0, 1 / 3, 2 / 3, 1, 0.5, 1])[:, None] * torch.tensor([0.1, 0.4]))
+    torch.testing.assert_close(
+        torch.tensor(rates),
+        torch.tensor([0, 1 / 3, 2 / 3, 1, 0.5, 1])[:, None] * torch.tensor([0.1, 0.4]),
+    )
     assert moved[0] == 0.0 and moved[3] > 1e-3
 
 
@@ -130,13 +145,23 @@ COSINE = WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS
         (WarmupStage(WarmupPolicy.STEP, 3, 0.5), [1, 0.5, 0.25, 0.125, 1, 1]),
         (WarmupStage(WarmupPolicy.STEP, 5, 0.1, decay_iters=2), [1, 1, 0.1, 0.1, 0.01, 0.01, 1]),
         (WarmupStage(COSINE, 3, 0.5), [1, 1, 1, 1, 1]),
-        (WarmupStage(COSINE, 5, 0.2, sgdr_period=4), [1, 0.6 + 0.2 * 2**0.5, 0.6, 0.6 - 0.2 * 2**0.5, 1, 0.6 + 0.2 * 2**0.5, 1]),
-        (WarmupStage(WarmupPolicy.INTERPOLATE, 4, 0.2, start_interpolating_iters=0, end_value=1.0), [0.2, 0.4, 0.6, 0.8, 1, 1]),
+        (
+            WarmupStage(COSINE, 5, 0.2, sgdr_period=4),
+            [1, 0.6 + 0.2 * 2**0.5, 0.6, 0.6 - 0.2 * 2**0.5, 1, 0.6 + 0.2 * 2**0.5, 1],
+        ),
+        (
+            WarmupStage(
+                WarmupPolicy.INTERPOLATE, 4, 0.2, start_interpolating_iters=0, end_value=1.0
+            ),
+            [0.2, 0.4, 0.6, 0.8, 1, 1],
+        ),
     ],
     ids=lambda v: v.policy.value if isinstance(v, WarmupStage) else "",
 )
 def test_factors_of_a_stage(stage: WarmupStage, factors: list[float]) -> None:
-    assert [learning_rate_at(i, 2.0, [stage]) / 2 for i in range(len(factors))] == pytest.approx(factors)
+    assert [learning_rate_at(i, 2.0, [stage]) / 2 for i in range(len(factors))] == pytest.approx(
+        factors
+    )
 
 
 def test_stages_share_one_axis_of_steps() -> None:
@@ -153,7 +178,8 @@ def test_stages_share_one_axis_of_steps() -> None:
 def test_the_base_learning_rate_is_torchrecs_unless_told() -> None:
     def rates(**options) -> list[float]:
         sgd = KeyedOptimizerWrapper(
-            dict(dense_model().named_parameters()), lambda p: torch.optim.SGD([{"params": p[:2], "lr": 3.0}, {"params": p[2:], "lr": 5.0}])
+            dict(dense_model().named_parameters()),
+            lambda p: torch.optim.SGD([{"params": p[:2], "lr": 3.0}, {"params": p[2:], "lr": 5.0}]),
         )
         return [group["lr"] for group in WarmupOptimizer(sgd, [], **options).param_groups]
 
@@ -165,11 +191,21 @@ def test_the_base_learning_rate_is_torchrecs_unless_told() -> None:
 @pytest.mark.parametrize(
     ("stages", "match"),
     [
-        ([WarmupStage(max_iters=4), WarmupStage(max_iters=4)], "stage 1 ends at step max_iters=4, the one before it at 4"),
+        (
+            [WarmupStage(max_iters=4), WarmupStage(max_iters=4)],
+            "stage 1 ends at step max_iters=4, the one before it at 4",
+        ),
         ([WarmupStage(WarmupPolicy.INVSQRT, 4)], "INVSQRT does not begin at step 0"),
         ([WarmupStage(WarmupPolicy.POLY, 4, 0.5, decay_iters=2)], "factor nan at step 4"),
         ([WarmupStage(WarmupPolicy.POLY, 4, 1.0, decay_iters=2)], r"factor -1.0 at step 4"),
-        ([WarmupStage(WarmupPolicy.INTERPOLATE, 4, 0.1, start_interpolating_iters=3, end_value=1.0)], "at step 0"),
+        (
+            [
+                WarmupStage(
+                    WarmupPolicy.INTERPOLATE, 4, 0.1, start_interpolating_iters=3, end_value=1.0
+                )
+            ],
+            "at step 0",
+        ),
     ],
 )
 def test_stages_that_make_no_learning_rates_are_refused(stages, match) -> None:
@@ -196,7 +232,9 @@ def test_a_schedule_goes_on_where_it_was_saved() -> None:
         dense_step(first, a)
         dense_step(second, b)
     assert a.param_groups[0]["lr"] == b.param_groups[0]["lr"] == pytest.approx(0.1 * 5 / 8)
-    assert all(torch.equal(x, y) for x, y in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(first.parameters(), second.parameters(), strict=True)
+    )
     with pytest.raises(CheckpointError, match="without a schedule"):
         b.load_state_dict(keyed_adam(dense_model()).state_dict())
 
@@ -218,7 +256,9 @@ def test_state_is_by_name_whatever_the_order() -> None:
     for _ in range(2):
         dense_step(first, a)
         dense_step(second, b)
-    assert all(torch.equal(x, y) for x, y in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("optimizer", [Adagrad(0.1), Adam(0.1)], ids=lambda o: o.name)
@@ -227,7 +267,9 @@ def test_fused_state_restores_the_run(optimizer: SparseOptimizer) -> None:
     train(trained, work, 3)
     saved = FusedOptimizer([trained], lambda t: f"ebc.embedding_bags.{t}.weight")
     assert "ebc.embedding_bags.t0.weight" in saved.state_dict()["state"]
-    FusedOptimizer([restored], lambda t: f"ebc.embedding_bags.{t}.weight").load_state_dict(saved.state_dict())
+    FusedOptimizer([restored], lambda t: f"ebc.embedding_bags.{t}.weight").load_state_dict(
+        saved.state_dict()
+    )
     routed, grad = work.batch(6), work.grad(6)
     for a, b in zip(trained.shard_states(), restored.shard_states(), strict=True):
         b.weight.copy_(a.weight)
@@ -247,7 +289,9 @@ def test_state_of_another_model_or_optimizer_is_refused() -> None:
     with pytest.raises(CheckpointError, match="not optimized here"):
         renamed = FusedOptimizer([lookup], lambda table: f"x.{table}")
         renamed.load_state_dict({"state": {**saved["state"], **renamed.state_dict()["state"]}})
-    wide = {name: {key: torch.zeros(1, 1) for key in state} for name, state in saved["state"].items()}
+    wide = {
+        name: {key: torch.zeros(1, 1) for key in state} for name, state in saved["state"].items()
+    }
     with pytest.raises(CheckpointError, match=r"shape \(1, 1\)"):
         FusedOptimizer([lookup]).load_state_dict({"state": wide})
 
@@ -261,10 +305,13 @@ class Still(KeyedOptimizer):
 
 def test_a_fresh_optimizer_takes_no_state_of_another() -> None:
     first, second = dense_model(), dense_model()
-    a = KeyedOptimizerWrapper(dict(first.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    a = KeyedOptimizerWrapper(
+        dict(first.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    )
     dense_step(first, a)
     with pytest.raises(
-        CheckpointError, match=r"'0.weight' holds \['momentum_buffer'\], this optimizer's \['exp_avg', 'exp_avg_sq', 'step'\]"
+        CheckpointError,
+        match=r"'0.weight' holds \['momentum_buffer'\], this optimizer's \['exp_avg', 'exp_avg_sq', 'step'\]",
     ):
         keyed_adam(second).load_state_dict(a.state_dict())
     with pytest.raises(CheckpointError, match=r"\['exp_avg', 'exp_avg_sq', 'foreign', 'step'\]"):
@@ -288,14 +335,18 @@ def pickled(value):
         lambda keyed: keyed,
         lambda keyed: CombinedOptimizer([("a", keyed)]),
         lambda keyed: GradientClippingOptimizer(keyed, GradientClipping.NORM, 0.5),
-        lambda keyed: WarmupOptimizer(CombinedOptimizer([GradientClippingOptimizer(keyed)]), [WarmupStage(max_iters=9, value=0.0)]),
+        lambda keyed: WarmupOptimizer(
+            CombinedOptimizer([GradientClippingOptimizer(keyed)]),
+            [WarmupStage(max_iters=9, value=0.0)],
+        ),
     ],
     ids=["keyed", "combined", "clipped", "all"],
 )
 def test_a_copy_trains_on_as_the_original_and_apart_from_it(wrap, duplicate) -> None:
     model = dense_model()
     optimizer = wrap(keyed_adam(model))
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # puts a `step` of its own on the optimizer
+    # puts a `step` of its own on the optimizer
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     for _ in range(2):
         dense_step(model, optimizer)
     twin_model, twin = duplicate((model, optimizer))
@@ -305,9 +356,14 @@ def test_a_copy_trains_on_as_the_original_and_apart_from_it(wrap, duplicate) -> 
     assert all(torch.equal(p, w) for p, w in zip(twin_model.parameters(), before, strict=True))
     for _ in range(2):
         dense_step(twin_model, twin)
-    assert all(torch.equal(p, w) for p, w in zip(twin_model.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(p, w) for p, w in zip(twin_model.parameters(), model.parameters(), strict=True)
+    )
     mine, theirs = optimizer.state_dict(), twin.state_dict()
-    assert mine["param_groups"] == theirs["param_groups"] and mine["state"].keys() == theirs["state"].keys()
+    assert (
+        mine["param_groups"] == theirs["param_groups"]
+        and mine["state"].keys() == theirs["state"].keys()
+    )
     twin.load_state_dict(mine)
 
 
@@ -316,7 +372,9 @@ def test_combined_state_keeps_each_part_its_own() -> None:
 
     def make() -> CombinedOptimizer:
         stages = [WarmupStage(max_iters=9, value=0.0)]
-        return CombinedOptimizer([("a", WarmupOptimizer(keyed_adam(models[0]), stages)), ("b", keyed_adam(models[1]))])
+        return CombinedOptimizer(
+            [("a", WarmupOptimizer(keyed_adam(models[0]), stages)), ("b", keyed_adam(models[1]))]
+        )
 
     first = make()
     for _ in range(3):
@@ -337,7 +395,9 @@ def test_combined_state_keeps_each_part_its_own() -> None:
 
 
 def test_a_rank_without_shards_has_an_optimizer_that_does_nothing() -> None:
-    optimizer = CombinedOptimizer([("dense", keyed_adam(dense_model())), ("tables", FusedOptimizer([]))])
+    optimizer = CombinedOptimizer(
+        [("dense", keyed_adam(dense_model())), ("tables", FusedOptimizer([]))]
+    )
     optimizer.step()
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
@@ -350,23 +410,36 @@ def test_a_rank_without_shards_has_an_optimizer_that_does_nothing() -> None:
 def test_clipping_by_norm_takes_all_parameters_together(limit: float) -> None:
     model = dense_model()
     params = dict(model.named_parameters())
-    optimizer = GradientClippingOptimizer(KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0)), GradientClipping.NORM, limit)
+    optimizer = GradientClippingOptimizer(
+        KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0)),
+        GradientClipping.NORM,
+        limit,
+    )
     model(torch.ones(2, 3)).sum().backward()
     before = {name: p.detach().clone() for name, p in params.items()}
     grads = {name: p.grad.clone() for name, p in params.items()}
     norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
     optimizer.step()
     for name, p in params.items():
-        torch.testing.assert_close(before[name] - p, grads[name] * min(1.0, limit / norm), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            before[name] - p, grads[name] * min(1.0, limit / norm), rtol=1e-4, atol=1e-6
+        )
     assert float(optimizer.last_total_grad_norm) == pytest.approx(norm)
 
 
 def test_clipping_by_value_clamps_elements() -> None:
     model = dense_model()
     params = dict(model.named_parameters())
-    optimizer = GradientClippingOptimizer(KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0)), GradientClipping.VALUE, 0.25)
+    optimizer = GradientClippingOptimizer(
+        KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0)),
+        GradientClipping.VALUE,
+        0.25,
+    )
     model(torch.ones(2, 3)).sum().backward()
-    before, grads = [p.detach().clone() for p in params.values()], [p.grad.clone() for p in params.values()]
+    before, grads = (
+        [p.detach().clone() for p in params.values()],
+        [p.grad.clone() for p in params.values()],
+    )
     optimizer.step()
     for p, w, g in zip(params.values(), before, grads, strict=True):
         torch.testing.assert_close(w - p, g.clamp(-0.25, 0.25))
@@ -375,17 +448,27 @@ def test_clipping_by_value_clamps_elements() -> None:
 
 
 @pytest.mark.parametrize("norm_type", [1, 2.0, "inf"])
-def test_nothing_is_clipped_unless_told_and_the_norm_is_tracked_when_told(norm_type: float | str) -> None:
+def test_nothing_is_clipped_unless_told_and_the_norm_is_tracked_when_told(
+    norm_type: float | str,
+) -> None:
     model = dense_model()
     params = dict(model.named_parameters())
     sgd = KeyedOptimizerWrapper(params, lambda p: torch.optim.SGD(p, 1.0))
-    plain, tracked = GradientClippingOptimizer(sgd), GradientClippingOptimizer(sgd, norm_type=norm_type, track_grad_norm=True)
+    plain, tracked = (
+        GradientClippingOptimizer(sgd),
+        GradientClippingOptimizer(sgd, norm_type=norm_type, track_grad_norm=True),
+    )
     for optimizer in (plain, tracked):
         sgd.zero_grad()
         model(torch.full((2, 3), 9.0)).sum().backward()
-        before, grads = [p.detach().clone() for p in params.values()], [p.grad.clone() for p in params.values()]
+        before, grads = (
+            [p.detach().clone() for p in params.values()],
+            [p.grad.clone() for p in params.values()],
+        )
         optimizer.step()
-        assert all(torch.equal(p, w - g) for p, w, g in zip(params.values(), before, grads, strict=True))
+        assert all(
+            torch.equal(p, w - g) for p, w, g in zip(params.values(), before, grads, strict=True)
+        )
     assert plain.last_total_grad_norm is None
     norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]), float(norm_type))
     torch.testing.assert_close(tracked.last_total_grad_norm, norm)
@@ -400,7 +483,9 @@ def test_options_of_clipping_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="norm_type=0"):
         GradientClippingOptimizer(sgd, norm_type=0)
     with pytest.raises(ConfigError, match="enable_global_grad_clip=True"):
-        GradientClippingOptimizer(sgd, GradientClipping.NORM, param_to_pgs={params["0.weight"]: [object()]})
+        GradientClippingOptimizer(
+            sgd, GradientClipping.NORM, param_to_pgs={params["0.weight"]: [object()]}
+        )
 
 
 # values and marks
@@ -429,7 +514,9 @@ def test_an_optimizer_is_rebuilt_from_its_name_and_constants(name: str) -> None:
         lambda: WarmupStage(value=-1.0),
         lambda: WarmupStage(sgdr_period=0),
         lambda: WarmupStage(WarmupPolicy.INTERPOLATE, 4, end_value=1.0),
-        lambda: WarmupStage(WarmupPolicy.INTERPOLATE, 4, start_interpolating_iters=4, end_value=1.0),
+        lambda: WarmupStage(
+            WarmupPolicy.INTERPOLATE, 4, start_interpolating_iters=4, end_value=1.0
+        ),
     ],
 )
 def test_impossible_options_are_refused(make) -> None:
@@ -450,8 +537,16 @@ def collection() -> EmbeddingBagCollection:
         (torch.optim.SGD, {"lr": 0.2}, SGD(0.2)),
         (torch.optim.SGD, {"lr": 0.2, "weight_decay": 0.1}, SGD(0.2, weight_decay=0.1)),
         (torch.optim.Adagrad, {}, Adagrad(0.01, eps=1e-10)),
-        (torch.optim.Adam, {"weight_decay": 0.1}, Adam(1e-3, weight_decay=0.1, weight_decay_mode="l2")),
-        (torch.optim.AdamW, {"betas": (0.5, 0.6)}, Adam(1e-3, beta1=0.5, beta2=0.6, weight_decay=0.01)),
+        (
+            torch.optim.Adam,
+            {"weight_decay": 0.1},
+            Adam(1e-3, weight_decay=0.1, weight_decay_mode="l2"),
+        ),
+        (
+            torch.optim.AdamW,
+            {"betas": (0.5, 0.6)},
+            Adam(1e-3, beta1=0.5, beta2=0.6, weight_decay=0.01),
+        ),
         (torch.optim.SparseAdam, {"lr": 0.2}, Adam(0.2, weight_decay_mode="l2")),
         (DenseRowWiseAdagrad, {"lr": 0.2}, RowWiseAdagrad(0.2, eps=1e-10)),
     ],
@@ -493,23 +588,39 @@ def test_two_different_marks_on_one_table_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"weight_decay": 0.1, "lr_decay": 0.5}, {"maximize": True, "initial_accumulator_value": 0.3, "eps": 1e-3}]
+    "options",
+    [
+        {},
+        {"weight_decay": 0.1, "lr_decay": 0.5},
+        {"maximize": True, "initial_accumulator_value": 0.3, "eps": 1e-3},
+    ],
 )
 def test_dense_rowwise_adagrad_follows_its_formula(options: dict) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = nn.Parameter(torch.randn(4, 3, generator=generator))
-    want, sums = weight.detach().double(), torch.full((4, 1), options.get("initial_accumulator_value", 0.0), dtype=torch.float64)
+    want, sums = (
+        weight.detach().double(),
+        torch.full((4, 1), options.get("initial_accumulator_value", 0.0), dtype=torch.float64),
+    )
     optimizer = DenseRowWiseAdagrad([weight], lr=0.2, **options)
     for step in range(5):
         weight.grad = torch.randn(4, 3, generator=generator)
-        g = weight.grad.double() * (-1 if options.get("maximize") else 1) + options.get("weight_decay", 0.0) * want
+        g = (
+            weight.grad.double() * (-1 if options.get("maximize") else 1)
+            + options.get("weight_decay", 0.0) * want
+        )
         sums += (g**2).mean(1, keepdim=True)
-        want = want - 0.2 / (1 + step * options.get("lr_decay", 0.0)) * g / (sums.sqrt() + options.get("eps", 1e-10))
+        want = want - 0.2 / (1 + step * options.get("lr_decay", 0.0)) * g / (
+            sums.sqrt() + options.get("eps", 1e-10)
+        )
         optimizer.step()
-    torch.testing.assert_close(weight.detach().double(), want, rtol=1e-5, atol=1e-6)  # float32 against float64
+    # float32 against float64
+    torch.testing.assert_close(weight.detach().double(), want, rtol=1e-5, atol=1e-6)
     again = DenseRowWiseAdagrad([nn.Parameter(torch.zeros(4, 3))], lr=0.2)
     again.load_state_dict(optimizer.state_dict())
-    assert torch.equal(again.state[again.param_groups[0]["params"][0]]["sum"], optimizer.state[weight]["sum"])
+    assert torch.equal(
+        again.state[again.param_groups[0]["params"][0]]["sum"], optimizer.state[weight]["sum"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Constants that are fitted are those that made the measurements; a topology with rates survives JSON."""
+"""Constants that are fitted are those that made the measurements; a topology with rates survives
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,17 @@ def random_amounts(rng: random.Random, topology: Topology) -> list[StepAmounts]:
     costs, ranks = CostModel(topology), [StepAmounts()] * topology.world_size
     for _ in range(rng.randrange(1, 20)):
         rows, dim = round(10 ** rng.uniform(1, 6)), 4 * rng.randrange(1, 33)
-        work = TableWork(rows, dim, 4, rng.randrange(1, 3), 2 ** rng.randrange(6, 11), topology.world_size, rng.uniform(1, 20), False, True)
+        work = TableWork(
+            rows,
+            dim,
+            4,
+            rng.randrange(1, 3),
+            2 ** rng.randrange(6, 11),
+            topology.world_size,
+            rng.uniform(1, 20),
+            False,
+            True,
+        )
         layout = random_layout(rng, rows, dim, topology.world_size)
         home, owners = costs.layout_home_amounts(work, layout), costs.amounts(work, layout)
         ranks = [r.plus(home).plus(owners.get(i, StepAmounts())) for i, r in enumerate(ranks)]
@@ -47,9 +59,18 @@ def random_amounts(rng: random.Random, topology: Topology) -> list[StepAmounts]:
 
 @pytest.mark.seeds(range(8))
 def test_the_fit_predicts_what_made_its_samples(seed: int) -> None:
-    """Constants that always occur together may be told apart wrongly, so predictions of new plans are compared, with 1% of noise."""
+    """Constants that always occur together may be told apart wrongly, so predictions of new plans
+    are compared, with 1% of noise.
+    """
     rng = random.Random(seed)
-    true = Topology(hosts=((0, 1),), memory_bytes=(1, 1), memory_bw=5e9, intra_host_bw=1e12, latency_s=0.0, rates=random_rates(rng))
+    true = Topology(
+        hosts=((0, 1),),
+        memory_bytes=(1, 1),
+        memory_bw=5e9,
+        intra_host_bw=1e12,
+        latency_s=0.0,
+        rates=random_rates(rng),
+    )
     costs = CostModel(true)
     samples = []
     for _ in range(40):
@@ -59,9 +80,14 @@ def test_the_fit_predicts_what_made_its_samples(seed: int) -> None:
             parts = tuple(noise * getattr(cost, f"{part}_s") for part in PARTS)
             samples.append(Sample(amounts, parts, noise * cost.total_s))
     hidden = fit(Topology.local(2, memory_bytes=1, input_hidden=0.9), LINKS, samples)
-    assert hidden.input_hidden == 0.9  # an assumption about the trainer, which no step of a calibration shows
+    # an assumption about the trainer, which no step of a calibration shows
+    assert hidden.input_hidden == 0.9
     found = CostModel(replace(hidden, input_hidden=0.0))
-    assert found.topology.memory_bw == 5e9 and found.topology.latency_s == 3e-5 and found.topology.intra_host_bw == 1e12
+    assert (
+        found.topology.memory_bw == 5e9
+        and found.topology.latency_s == 3e-5
+        and found.topology.intra_host_bw == 1e12
+    )
     for _ in range(10):
         for amounts in random_amounts(rng, true):
             wanted = (costs.seconds(amounts) + costs.fixed_cost()).total_s
@@ -76,7 +102,10 @@ def test_least_squares_without_negative_parts_beat_every_neighbour(seed: int) ->
     wanted = [rng.uniform(-1, 5) for _ in rows]
 
     def error(x: list[float]) -> float:
-        return sum((sum(a * b for a, b in zip(row, x, strict=True)) - w) ** 2 for row, w in zip(rows, wanted, strict=True))
+        return sum(
+            (sum(a * b for a, b in zip(row, x, strict=True)) - w) ** 2
+            for row, w in zip(rows, wanted, strict=True)
+        )
 
     best = non_negative(rows, wanted)
     assert min(best) >= 0
@@ -91,7 +120,9 @@ def test_a_fit_without_samples_is_refused() -> None:
 
 
 def test_rates_survive_json_and_old_topologies_read_as_defaults() -> None:
-    topology = Topology(hosts=((0, 1),), memory_bytes=(5, 5), rates=random_rates(random.Random(1)), input_hidden=0.4)
+    topology = Topology(
+        hosts=((0, 1),), memory_bytes=(5, 5), rates=random_rates(random.Random(1)), input_hidden=0.4
+    )
     assert Topology.from_json(topology.to_json()) == topology
     text = topology.to_json()
     old = text[: text.index(', "rates"')] + "}"
@@ -100,9 +131,15 @@ def test_rates_survive_json_and_old_topologies_read_as_defaults() -> None:
 
 @pytest.mark.parametrize(
     "change, named",
-    [(('"item_s": ', '"item_s": -'), "item_s=-"), (('"step_s"', '"stop_s"'), "step_s"), (('"stream"', '"steam"'), "stream")],
+    [
+        (('"item_s": ', '"item_s": -'), "item_s=-"),
+        (('"step_s"', '"stop_s"'), "step_s"),
+        (('"stream"', '"steam"'), "stream"),
+    ],
 )
 def test_a_wrong_rate_is_named(change: tuple[str, str], named: str) -> None:
-    text = Topology(hosts=((0,),), memory_bytes=(1,), rates=random_rates(random.Random(2))).to_json()
+    text = Topology(
+        hosts=((0,),), memory_bytes=(1,), rates=random_rates(random.Random(2))
+    ).to_json()
     with pytest.raises(PlanError, match=named):
         Topology.from_json(text.replace(*change, 1))

@@ -64,18 +64,23 @@ def test_no_row_travels_and_every_rank_looks_up_its_own_bags(layout: Layout) -> 
     work = table_work(TABLE, ParameterConstraints(pooling_factor=3), 512, 4, share_tables=True)
     away = table_work(TABLE, ParameterConstraints(pooling_factor=3), 512, 4)
     home = model.layout_home_amounts(work, layout)
-    assert home.output.stream == 0 and home.lookup.items == 512 * 2 * 3 * (4 if layout is LAYOUTS[2] else 1)
+    assert home.output.stream == 0 and home.lookup.items == 512 * 2 * 3 * (
+        4 if layout is LAYOUTS[2] else 1
+    )
     assert home.gradient.stream == 2 * 4 * 512 * 2 * 64
     for rank, amounts in model.amounts(work, layout).items():
         assert amounts.lookup == amounts.output == amounts.gradient == type(amounts.lookup)()
         assert amounts.update == model.amounts(away, layout)[rank].update
-        assert amounts.input.near >= model.amounts(away, layout)[rank].input.near  # all bags, where compact ones left some out
+        # all bags, where compact ones left some out
+        assert amounts.input.near >= model.amounts(away, layout)[rank].input.near
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: type(layout).__name__)
 def test_buffers_of_rows_are_saved(layout: Layout) -> None:
     work = table_work(TABLE, ParameterConstraints(), 512, 4, share_tables=True)
-    shared, exchanged = (layout_memory(w, layout, "rowwise_adagrad") for w in (work, replace(work, in_place=False)))
+    shared, exchanged = (
+        layout_memory(w, layout, "rowwise_adagrad") for w in (work, replace(work, in_place=False))
+    )
     for a, b in zip(shared, exchanged, strict=True):
         assert (a.weight_bytes, a.optimizer_bytes) == (b.weight_bytes, b.optimizer_bytes)
     assert max(a.buffer_bytes for a in shared) < 0.85 * max(b.buffer_bytes for b in exchanged)
@@ -83,10 +88,18 @@ def test_buffers_of_rows_are_saved(layout: Layout) -> None:
 
 
 def test_the_planner_can_be_told_that_rows_travel() -> None:
-    tables = [EmbeddingBagConfig(50_000 * (i + 1), 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(6)]
-    shared, exchanged = (EmbeddingShardingPlanner(HOST, 2048, share_tables=share).plan(tables).estimates for share in (True, False))
+    tables = [
+        EmbeddingBagConfig(50_000 * (i + 1), 64, name=f"t{i}", feature_names=[f"f{i}"])
+        for i in range(6)
+    ]
+    shared, exchanged = (
+        EmbeddingShardingPlanner(HOST, 2048, share_tables=share).plan(tables).estimates
+        for share in (True, False)
+    )
     assert shared is not None and exchanged is not None and shared.step_s < exchanged.step_s
-    assert all(rank.output_s == 0 for rank in shared.ranks) and all(rank.output_s > 0 for rank in exchanged.ranks)
+    assert all(rank.output_s == 0 for rank in shared.ranks) and all(
+        rank.output_s > 0 for rank in exchanged.ranks
+    )
 
 
 def test_owners_of_sequences_cut_by_rows_are_sent_all_ids() -> None:
@@ -95,5 +108,9 @@ def test_owners_of_sequences_cut_by_rows_are_sent_all_ids() -> None:
     model, layout = CostModel(HOST), row_wise(table, range(4))
     whole = model.layout_home_amounts(work, table_wise(table, 0))
     cut = model.layout_home_amounts(work, layout)
-    assert cut.input.stream > 3.9 * whole.input.stream and cut.lookup == whole.lookup and cut.gradient == whole.gradient
+    assert (
+        cut.input.stream > 3.9 * whole.input.stream
+        and cut.lookup == whole.lookup
+        and cut.gradient == whole.gradient
+    )
     assert whole.gradient.stream == 2 * 4 * 512 * 5 * 64

@@ -32,7 +32,12 @@ def by_work(items: list[Item], world: int) -> list[Choice]:
 def test_seats_are_in_order_and_no_rank_gets_slower_or_too_full(seed: int) -> None:
     rng = random.Random(seed)
     world, count = rng.choice([2, 4, 8]), rng.randint(20, 60)
-    tables = [EmbeddingBagConfig(rng.choice([100, 10_000, 1_000_000]), 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(count)]
+    tables = [
+        EmbeddingBagConfig(
+            rng.choice([100, 10_000, 1_000_000]), 64, name=f"t{i}", feature_names=[f"f{i}"]
+        )
+        for i in range(count)
+    ]
     rows = sum(t.num_embeddings for t in tables)
     memory = int(rows * 64 * 4 / world * rng.choice([1.3, 3, 30])) + (900 << 20)
     topology = Topology.local(world, memory_bytes=memory)
@@ -59,6 +64,10 @@ def test_seats_are_in_order_and_no_rank_gets_slower_or_too_full(seed: int) -> No
 
 
 def test_equal_tables_lie_side_by_side() -> None:
-    tables = [EmbeddingBagConfig(1000, 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(24)]
-    plan = EmbeddingShardingPlanner(Topology.local(4, memory_bytes=8 << 30), 256, kinds=["table_wise"]).plan(tables)
+    tables = [
+        EmbeddingBagConfig(1000, 64, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(24)
+    ]
+    plan = EmbeddingShardingPlanner(
+        Topology.local(4, memory_bytes=8 << 30), 256, kinds=["table_wise"]
+    ).plan(tables)
     assert [plan.tables[t.name].layout.owners[0][0] for t in tables] == sorted([0, 1, 2, 3] * 6)

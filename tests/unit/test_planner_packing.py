@@ -1,4 +1,6 @@
-"""The search's parts: bytes of every rank's own batch count, exactness of put and take, and needless splits are undone."""
+"""The search's parts: bytes of every rank's own batch count, exactness of put and take, and
+needless splits are undone.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,28 @@ from rayrec.planner.search import _least_harm, _place_all, _tidy
 from rayrec.planner.work import table_work
 
 
-def priced(topology: Topology, rows: int, dim: int = 64, pooling_factor: float = 5.0) -> tuple[Option, ...]:
+def priced(
+    topology: Topology, rows: int, dim: int = 64, pooling_factor: float = 5.0
+) -> tuple[Option, ...]:
     table = EmbeddingBagConfig(rows, dim, "t", feature_names=["f"])
-    work = table_work(table, ParameterConstraints(pooling_factor=pooling_factor), 512, topology.world_size)
-    return price_options(work, enumerate_candidates(table, find_sites(topology), KINDS), CostModel(topology))
+    work = table_work(
+        table, ParameterConstraints(pooling_factor=pooling_factor), 512, topology.world_size
+    )
+    return price_options(
+        work, enumerate_candidates(table, find_sites(topology), KINDS), CostModel(topology)
+    )
 
 
 def test_a_rank_without_tables_still_needs_room_for_its_batch() -> None:
     table = EmbeddingBagConfig(10, 64, "t", feature_names=["f"])
     roomy = Topology(hosts=((0, 1),), memory_bytes=(10**9, 10**6))
-    tight = Topology(hosts=((0, 1),), memory_bytes=(10**9, 10**5))  # rows and gradients of 512 bags of 64 floats are 262 kB
+    # rows and gradients of 512 bags of 64 floats are 262 kB
+    tight = Topology(hosts=((0, 1),), memory_bytes=(10**9, 10**5))
     plan = EmbeddingShardingPlanner(roomy, 512, kinds=["table_wise"]).plan([table])
-    assert plan.estimates is not None and 2 * 512 * 64 * 4 <= plan.estimates.ranks[1].memory_bytes <= 10**6
+    assert (
+        plan.estimates is not None
+        and 2 * 512 * 64 * 4 <= plan.estimates.ranks[1].memory_bytes <= 10**6
+    )
     with pytest.raises(PlanError, match=r"the tightest rank 100 kB for buffers"):
         EmbeddingShardingPlanner(tight, 512, kinds=["table_wise"]).plan([table])
 
@@ -45,14 +57,25 @@ def test_taking_out_what_was_put_in_leaves_nothing(seed: int) -> None:
         packing.put(item, choice)
     for item in rng.sample(range(6), 6):
         packing.take(item)
-    assert packing.used == [0] * 4 and packing.home_bytes == 0 and not packing.choices and not any(packing.on_rank)
+    assert (
+        packing.used == [0] * 4
+        and packing.home_bytes == 0
+        and not packing.choices
+        and not any(packing.on_rank)
+    )
     assert [*packing.loads, packing.home_s] == pytest.approx([0.0] * 5, abs=1e-12)
 
 
 def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> None:
     topology = Topology.local(4, memory_bytes=10**10)
-    giant, small = priced(topology, 10**6, pooling_factor=100.0), priced(topology, 1000, pooling_factor=1.0)
-    items = [Item.of((0,), giant), *(Item((i,), tuple(sorted(small, key=lambda o: o.mean_s))) for i in (1, 2, 3))]
+    giant, small = (
+        priced(topology, 10**6, pooling_factor=100.0),
+        priced(topology, 1000, pooling_factor=1.0),
+    )
+    items = [
+        Item.of((0,), giant),
+        *(Item((i,), tuple(sorted(small, key=lambda o: o.mean_s))) for i in (1, 2, 3)),
+    ]
     packing = Packing(topology, items, topology.memory_bytes)
     whole = next(option for option in giant if option.kind == "table_wise")
     split = next(option for option in small if option.kind == "row_wise" and option.num_ranks == 4)
@@ -78,24 +101,37 @@ def test_an_option_takes_the_least_loaded_ranks_that_have_room() -> None:
 
 
 @pytest.mark.parametrize("hosts", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])
-def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(hosts: tuple[tuple[int, ...], ...]) -> None:
+def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(
+    hosts: tuple[tuple[int, ...], ...],
+) -> None:
     """A packing of one item is no slower for the options that were dropped."""
     topology = Topology(hosts=hosts, memory_bytes=(10**10,) * 4)
     for rows in (10, 10**4, 10**6):
         options = priced(topology, rows)
         item = Item.of((0,), options)
-        packings = [Packing(topology, [each], topology.memory_bytes) for each in (item, Item((0,), options))]
+        packings = [
+            Packing(topology, [each], topology.memory_bytes) for each in (item, Item((0,), options))
+        ]
         kept, every = (_least_harm(packing, 0) for packing in packings)
         assert kept is not None and every is not None and len(item.options) <= len(options)
         assert packings[0].lifted(kept) == packings[1].lifted(every)
 
 
 def test_a_table_that_fills_a_rank_leaves_room_for_the_buffers_of_those_that_follow() -> None:
-    """Every rank holds buffers of all tables, so the large one must be split although it alone would fit a rank."""
+    """Every rank holds buffers of all tables, so the large one must be split although it alone
+    would fit a rank.
+    """
     topology = Topology.local(4, memory_bytes=30_000_000)
-    items = [Item.of((i,), priced(topology, rows, pooling_factor=5.0)) for i, rows in enumerate([90_000, *[10] * 20])]
+    items = [
+        Item.of((i,), priced(topology, rows, pooling_factor=5.0))
+        for i, rows in enumerate([90_000, *[10] * 20])
+    ]
     packing = Packing(topology, items, topology.memory_bytes)
     alone = Packing(topology, items[:1], topology.memory_bytes)
     whole = next(option for option in items[0].options if option.num_ranks == 1)
     assert alone.find(0, whole) is not None and packing.find(0, whole) is None
-    assert _place_all(packing, range(21), 1.0) is None and min(packing.free_bytes()) >= 0 and packing.reserve == 0
+    assert (
+        _place_all(packing, range(21), 1.0) is None
+        and min(packing.free_bytes()) >= 0
+        and packing.reserve == 0
+    )

@@ -1,4 +1,6 @@
-"""The search over hundreds of random problems: near the lower bound, never slower with more memory, and pins and groups are obeyed."""
+"""The search over hundreds of random problems: near the lower bound, never slower with more memory,
+and pins and groups are obeyed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from dataclasses import replace
 import pytest
 
 from rayrec.errors import ConfigError, PlanError
-from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, Replicated, ShardingPlan, Topology
+from rayrec.layout import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    Replicated,
+    ShardingPlan,
+    Topology,
+)
 from rayrec.planner import EmbeddingShardingPlanner, NoPlan, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.planner import plan_request
@@ -28,7 +36,9 @@ def problem(seed: int, memory_bytes: int = 10**12) -> PlanRequest:
     tables = random_tables(rng, rng.randrange(2, 30))
     topology = random_topology(rng, memory_bytes)
     wire = random_wire(rng)
-    return EmbeddingShardingPlanner(topology, rng.choice([64, 1024]), random_constraints(rng, tables), **wire).request(tables)
+    return EmbeddingShardingPlanner(
+        topology, rng.choice([64, 1024]), random_constraints(rng, tables), **wire
+    ).request(tables)
 
 
 @pytest.mark.seeds(range(40))
@@ -36,17 +46,23 @@ def test_no_plan_beats_the_lower_bound(seed: int) -> None:
     request = problem(seed)
     plan = plan_request(request)
     fixed = EmbeddingShardingPlanner(request.topology, 1).costs.fixed_cost().total_s
-    assert seconds(plan) - fixed >= lower_bound(request.items(), request.topology.world_size) * (1 - 1e-9)
+    assert seconds(plan) - fixed >= lower_bound(request.items(), request.topology.world_size) * (
+        1 - 1e-9
+    )
 
 
 @pytest.mark.parametrize("problems", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_ample_tables_are_spread_to_within_a_tenth_of_the_lower_bound(problems: int) -> None:
-    """Many tables per rank, so that the bound is near what is possible; one problem may be further from it."""
+    """Many tables per rank, so that the bound is near what is possible; one problem may be further
+    from it.
+    """
     near = 0
     for seed in range(problems):
         rng = random.Random(seed)
         tables = random_tables(rng, 60)
-        request = EmbeddingShardingPlanner(Topology.uniform(2, 4, 10**12, "cuda"), 2048, random_constraints(rng, tables)).request(tables)
+        request = EmbeddingShardingPlanner(
+            Topology.uniform(2, 4, 10**12, "cuda"), 2048, random_constraints(rng, tables)
+        ).request(tables)
         bound = lower_bound(request.items(), 8) + 4 * request.topology.latency_s
         near += seconds(plan_request(request)) <= 1.1 * bound
     assert near >= problems - 1
@@ -62,11 +78,16 @@ def test_more_memory_makes_no_plan_slower(seed: int) -> None:
     open_storage = any(len({o.storages for o in item.options}) > 1 for item in request.items())
     last = float("inf")
     for percent in (40, 60, 80, 90, 100, 120, 200, 400, 10_000):
-        # in up to what the fastest plan needs, the last resort may have found a plan that no search finds
+        # in up to what the fastest plan needs, the last resort may have found a plan that no search
+        # finds
         slack = 0.1 if percent <= 120 else 0.01 if open_storage else 1e-9
         memory = tuple(int(peak * percent / 100 * part) for part in shape)
         try:
-            found = seconds(plan_request(replace(request, topology=replace(request.topology, memory_bytes=memory))))
+            found = seconds(
+                plan_request(
+                    replace(request, topology=replace(request.topology, memory_bytes=memory))
+                )
+            )
         except PlanError:
             assert last == float("inf"), f"fits in less, but not in {percent}%"
             continue
@@ -76,7 +97,9 @@ def test_more_memory_makes_no_plan_slower(seed: int) -> None:
 
 
 def bags(count: int, rows: int = 1000) -> list[BaseEmbeddingConfig]:
-    return [EmbeddingBagConfig(rows + i, 32, f"t{i}", feature_names=[f"f{i}"]) for i in range(count)]
+    return [
+        EmbeddingBagConfig(rows + i, 32, f"t{i}", feature_names=[f"f{i}"]) for i in range(count)
+    ]
 
 
 @pytest.mark.seeds(range(40))
@@ -86,7 +109,14 @@ def test_pins_groups_and_storage_are_obeyed(seed: int) -> None:
     tables = bags(14, rows=int(10 ** rng.uniform(2, 6)))
     limits: dict[str, ParameterConstraints] = {}
     for i, table in enumerate(tables):
-        pins = rng.choice([{}, {}, {"ranks": sorted(rng.sample(range(8), rng.randrange(1, 5)))}, {"hosts": [rng.randrange(2)]}])
+        pins = rng.choice(
+            [
+                {},
+                {},
+                {"ranks": sorted(rng.sample(range(8), rng.randrange(1, 5)))},
+                {"hosts": [rng.randrange(2)]},
+            ]
+        )
         group = {"apart": "x"} if 2 <= i < 5 else {"together": "y"} if 5 <= i < 8 else {}
         limits[table.name] = ParameterConstraints(
             pooling_factor=rng.choice([1.0, 10.0, 200.0]),
@@ -109,7 +139,9 @@ def test_pins_groups_and_storage_are_obeyed(seed: int) -> None:
         assert storage.load_factor == (0.3 if storage.kind == "cached" else None)
     for a, b in itertools.combinations(["t2", "t3", "t4"], 2):
         assert not held[a] & held[b]
-    assert held["t5"] == held["t6"] == held["t7"] and len({plan.kind(f"t{i}") for i in (5, 6, 7)}) == 1
+    assert (
+        held["t5"] == held["t6"] == held["t7"] and len({plan.kind(f"t{i}") for i in (5, 6, 7)}) == 1
+    )
 
 
 def test_rows_in_the_hosts_memory_take_none_of_the_gpu_and_are_slower() -> None:
@@ -117,33 +149,58 @@ def test_rows_in_the_hosts_memory_take_none_of_the_gpu_and_are_slower() -> None:
     topology = Topology.local(1, memory_bytes=50_000_000, device="cuda")
     with pytest.raises(NoPlan):
         EmbeddingShardingPlanner(topology, 64).plan([table])
-    plan = EmbeddingShardingPlanner(topology, 64, {"t0": ParameterConstraints(storage="host")}).plan([table])
-    roomy = EmbeddingShardingPlanner(Topology.local(1, memory_bytes=10**9, device="cuda"), 64).plan([table])
-    assert plan.estimates is not None and plan.estimates.ranks[0].weight_bytes == 0 and seconds(plan) > seconds(roomy)
+    plan = EmbeddingShardingPlanner(
+        topology, 64, {"t0": ParameterConstraints(storage="host")}
+    ).plan([table])
+    roomy = EmbeddingShardingPlanner(Topology.local(1, memory_bytes=10**9, device="cuda"), 64).plan(
+        [table]
+    )
+    assert (
+        plan.estimates is not None
+        and plan.estimates.ranks[0].weight_bytes == 0
+        and seconds(plan) > seconds(roomy)
+    )
     assert plan.estimates.ranks[0].optimizer_bytes == 4_000_000  # a value per row stays on the GPU
 
 
 def test_pins_to_what_does_not_exist_and_contradictions_are_refused() -> None:
     tables, topology = bags(2), Topology.local(2, memory_bytes=10**9)
     cases: list[tuple[dict[str, ParameterConstraints], str]] = [
-        ({"t0": ParameterConstraints(ranks=[2])}, r"'t0': ranks=\[2\] pin a table to rank 2, the topology has 2"),
+        (
+            {"t0": ParameterConstraints(ranks=[2])},
+            r"'t0': ranks=\[2\] pin a table to rank 2, the topology has 2",
+        ),
         ({"t0": ParameterConstraints(hosts=[1])}, "host 1, the topology has 1"),
-        ({t: ParameterConstraints(together="a", apart="b") for t in ("t0", "t1")}, "must lie together with a table of its apart group"),
+        (
+            {t: ParameterConstraints(together="a", apart="b") for t in ("t0", "t1")},
+            "must lie together with a table of its apart group",
+        ),
     ]
     for limits, message in cases:
         with pytest.raises(ConfigError, match=message):
             EmbeddingShardingPlanner(topology, 8, limits).plan(tables)
-    alone = {"t0": ParameterConstraints(together="a", ranks=[0]), "t1": ParameterConstraints(together="a", ranks=[1])}
+    alone = {
+        "t0": ParameterConstraints(together="a", ranks=[0]),
+        "t1": ParameterConstraints(together="a", ranks=[1]),
+    }
     with pytest.raises(PlanError, match="must lie together, but their constraints share no"):
         EmbeddingShardingPlanner(topology, 8, alone).plan(tables)
-    for make, message in ((lambda: ParameterConstraints(ranks=[]), "ranks="), (lambda: ParameterConstraints(storage="tape"), "tape")):
+    for make, message in (
+        (lambda: ParameterConstraints(ranks=[]), "ranks="),
+        (lambda: ParameterConstraints(storage="tape"), "tape"),
+    ):
         with pytest.raises(ConfigError, match=message):
             make()  # type: ignore[no-untyped-call]
 
 
 def test_constraints_are_read_from_json_and_typos_are_named() -> None:
-    found = constraints_from_json('{"t0": {"kinds": ["row_wise"], "pooling_factor": 3, "hosts": [0]}, "t1": {}}')
-    assert found == {"t0": ParameterConstraints(kinds=["row_wise"], pooling_factor=3, hosts=[0]), "t1": ParameterConstraints()}
+    found = constraints_from_json(
+        '{"t0": {"kinds": ["row_wise"], "pooling_factor": 3, "hosts": [0]}, "t1": {}}'
+    )
+    assert found == {
+        "t0": ParameterConstraints(kinds=["row_wise"], pooling_factor=3, hosts=[0]),
+        "t1": ParameterConstraints(),
+    }
     for text, message in (
         ("[]", "constraints holds a JSON array, expected an object"),
         ("{", "is not valid JSON"),
@@ -164,7 +221,9 @@ def test_constraints_are_read_from_json_and_typos_are_named() -> None:
 
 
 def hopeless(seed: int) -> tuple[PlanRequest, NoPlan] | None:
-    """A random problem with too little memory or too narrow constraints; None when it has a plan after all."""
+    """A random problem with too little memory or too narrow constraints; None when it has a plan
+    after all.
+    """
     rng = random.Random(seed)
     tables = random_tables(rng, rng.randrange(1, 12))
     topology = random_topology(rng, int(10 ** rng.uniform(4, 8.5)))
@@ -208,5 +267,7 @@ def test_a_replicated_table_is_on_all_ranks_or_refused() -> None:
     limits = {"t0": ParameterConstraints(kinds=["data_parallel"], ranks=[0])}
     with pytest.raises(PlanError, match="data_parallel all ranks"):
         EmbeddingShardingPlanner(Topology.local(2, memory_bytes=10**9), 8, limits).plan(bags(1))
-    plan = EmbeddingShardingPlanner(Topology.local(2, memory_bytes=10**9), 8, kinds=["data_parallel"]).plan(bags(1))
+    plan = EmbeddingShardingPlanner(
+        Topology.local(2, memory_bytes=10**9), 8, kinds=["data_parallel"]
+    ).plan(bags(1))
     assert isinstance(plan.tables["t0"].layout, Replicated)

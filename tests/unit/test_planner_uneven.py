@@ -1,4 +1,6 @@
-"""Uneven cuts: they level ranks, obey what even cuts obey, and make a plan where only unequal memory is left."""
+"""Uneven cuts: they level ranks, obey what even cuts obey, and make a plan where only unequal
+memory is left.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,36 @@ from rayrec.planner.uneven import Recutter
 
 
 def problem(seed: int) -> PlanRequest:
-    """A large table that is cut by rows or columns beside tables that stay whole, so that even cuts leave ranks uneven."""
+    """A large table that is cut by rows or columns beside tables that stay whole, so that even cuts
+    leave ranks uneven.
+    """
     rng = random.Random(seed)
     world = rng.choice([2, 3, 4])
     kinds = rng.choice([["row_wise"], ["column_wise"], None])
-    tables = [EmbeddingBagConfig(rng.randrange(10**5, 10**6), 61 if seed % 4 == 3 else 64, "large", feature_names=["large"])]
-    tables += [EmbeddingBagConfig(rng.randrange(10, 10**4), 32, f"t{i}", feature_names=[f"t{i}"]) for i in range(world - 1)]
-    limits = {"large": ParameterConstraints(kinds=kinds, pooling_factor=rng.uniform(20, 60), min_partition=rng.choice([None, 8]))}
-    limits |= {f"t{i}": ParameterConstraints(kinds=["table_wise"], pooling_factor=rng.uniform(1, 10)) for i in range(world - 1)}
-    return EmbeddingShardingPlanner(Topology.local(world, memory_bytes=1 << 36), 1024, limits).request(tables)
+    tables = [
+        EmbeddingBagConfig(
+            rng.randrange(10**5, 10**6),
+            61 if seed % 4 == 3 else 64,
+            "large",
+            feature_names=["large"],
+        )
+    ]
+    tables += [
+        EmbeddingBagConfig(rng.randrange(10, 10**4), 32, f"t{i}", feature_names=[f"t{i}"])
+        for i in range(world - 1)
+    ]
+    limits = {
+        "large": ParameterConstraints(
+            kinds=kinds, pooling_factor=rng.uniform(20, 60), min_partition=rng.choice([None, 8])
+        )
+    }
+    limits |= {
+        f"t{i}": ParameterConstraints(kinds=["table_wise"], pooling_factor=rng.uniform(1, 10))
+        for i in range(world - 1)
+    }
+    return EmbeddingShardingPlanner(
+        Topology.local(world, memory_bytes=1 << 36), 1024, limits
+    ).request(tables)
 
 
 def placed(layouts: dict[str, Layout]) -> dict[str, TablePlacement]:
@@ -38,29 +61,45 @@ def placed(layouts: dict[str, Layout]) -> dict[str, TablePlacement]:
 def test_uneven_cuts_never_make_the_slowest_rank_slower(seed: int) -> None:
     request = problem(seed)
     works = request.works()
-    recutter = Recutter(works, CostModel(request.topology), [request.constraints[t.name].min_partition for t in request.tables])
+    recutter = Recutter(
+        works,
+        CostModel(request.topology),
+        [request.constraints[t.name].min_partition for t in request.tables],
+    )
     found = []
     for each in (None, recutter):
         choices = pack(request.items(), request.topology, each)
-        layouts = {table.name: choice.layouts[0] for table, choice in zip(request.tables, choices, strict=True)}
+        layouts = {
+            table.name: choice.layouts[0]
+            for table, choice in zip(request.tables, choices, strict=True)
+        }
         found.append(max(rank.total_s for rank in estimate_ranks(request, placed(layouts))))
         large = layouts["large"]
-        assert isinstance(large, TableLayout) and large.shape == (request.tables[0].num_embeddings, request.tables[0].embedding_dim)
+        assert isinstance(large, TableLayout) and large.shape == (
+            request.tables[0].num_embeddings,
+            request.tables[0].embedding_dim,
+        )
         if large.num_col_blocks > 1:
-            assert min(b - a for a, b in pairwise(large.col_cuts)) >= (request.constraints["large"].min_partition or 4)
+            assert min(b - a for a, b in pairwise(large.col_cuts)) >= (
+                request.constraints["large"].min_partition or 4
+            )
     assert found[1] <= found[0] * (1 + 1e-9)
 
 
 def test_some_plans_are_a_good_deal_faster() -> None:
     gains = []
     for seed in range(40):
-        request = replace(problem(seed), share_tables=False)  # where rows travel, a rank's share of them counts most
+        # where rows travel, a rank's share of them counts most
+        request = replace(problem(seed), share_tables=False)
         works = request.works()
         recutter = Recutter(works, CostModel(request.topology), [None] * len(works))
         seconds = []
         for each in (None, recutter):
             choices = pack(request.items(), request.topology, each)
-            layouts = {table.name: choice.layouts[0] for table, choice in zip(request.tables, choices, strict=True)}
+            layouts = {
+                table.name: choice.layouts[0]
+                for table, choice in zip(request.tables, choices, strict=True)
+            }
             seconds.append(max(rank.total_s for rank in estimate_ranks(request, placed(layouts))))
         gains.append(seconds[0] / seconds[1])
     assert max(gains) > 1.1 and sum(gain > 1.02 for gain in gains) >= 10, gains
@@ -75,7 +114,10 @@ def test_rows_follow_the_memory_of_unequal_ranks() -> None:
     assert isinstance(layout, TableLayout) and plan.estimates is not None
     first, second = (b - a for a, b in pairwise(layout.row_cuts))
     assert first > 1.4 * second
-    assert all(rank.memory_bytes <= limit for rank, limit in zip(plan.estimates.ranks, topology.memory_bytes, strict=True))
+    assert all(
+        rank.memory_bytes <= limit
+        for rank, limit in zip(plan.estimates.ranks, topology.memory_bytes, strict=True)
+    )
 
 
 @pytest.mark.seeds(range(50))
@@ -85,4 +127,7 @@ def test_weighted_cuts_tile_and_follow_the_weights(seed: int) -> None:
     size = rng.randrange(len(weights), 1000)
     sizes = [b - a for a, b in pairwise(weighted_cuts(size, weights))]
     assert len(sizes) == len(weights) and sum(sizes) == size and min(sizes) >= 1
-    assert all(abs(got - size * weight / sum(weights)) <= len(weights) + 1 for got, weight in zip(sizes, weights, strict=True))
+    assert all(
+        abs(got - size * weight / sum(weights)) <= len(weights) + 1
+        for got, weight in zip(sizes, weights, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""Rows that travel coded: the bytes are those of the runtime's codecs, only what crosses the wire shrinks, and coding is paid for."""
+"""Rows that travel coded: the bytes are those of the runtime's codecs, only what crosses the wire
+shrinks, and coding is paid for.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ TABLE = EmbeddingBagConfig(50_000, 64, "t", feature_names=["f"])
 
 
 def work_of(forward: str, backward: str, world_size: int = 4) -> TableWork:
-    return table_work(TABLE, ParameterConstraints(pooling_factor=3), 512, world_size, wire=Wire.of(forward, backward))
+    return table_work(
+        TABLE,
+        ParameterConstraints(pooling_factor=3),
+        512,
+        world_size,
+        wire=Wire.of(forward, backward),
+    )
 
 
 def test_codings_are_those_of_the_runtimes_codecs() -> None:
     import fbgemm_gpu  # noqa: F401  # registers the operators of the int8 codec
     import torch
 
-    from rayrec.comm.codec import Codecs, CommType, QCommsConfig  # needs torch, which the planner does not
+    # needs torch, which the planner does not
+    from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 
     assert set(CODINGS) == {kind.value for kind in CommType}
     for kind in CommType:
@@ -48,23 +57,32 @@ def test_only_rows_on_the_wire_shrink_and_each_direction_by_its_own_type(seed: i
     summed = model.summed(plain, layout)
     before, after = model.amounts(plain, layout), model.amounts(coded, layout)
     for rank in layout.ranks:
-        assert (before[rank].input, before[rank].lookup, before[rank].update) == (after[rank].input, after[rank].lookup, after[rank].update)
+        assert (before[rank].input, before[rank].lookup, before[rank].update) == (
+            after[rank].input,
+            after[rank].lookup,
+            after[rank].update,
+        )
         for part, kind in (("output", forward), ("gradient", backward)):
             old, new = getattr(before[rank], part), getattr(after[rank], part)
             assert new.far == pytest.approx(old.far * CODINGS[kind].size)
-            assert new.near == pytest.approx(old.near * (CODINGS[kind].size if summed == 1 else 1))  # sums inside a host travel as they are
+            # sums inside a host travel as they are
+            assert new.near == pytest.approx(old.near * (CODINGS[kind].size if summed == 1 else 1))
             silent = isinstance(layout, Replicated) and part == "output"
             assert new.stream == old.stream if kind == "fp32" or silent else new.stream > old.stream
 
 
 def test_a_rank_encodes_and_decodes_every_value_once_each_way() -> None:
-    """fp16: 4 bytes are read and 2 written, or the reverse, by the owner of the rows and by their home."""
+    """fp16: 4 bytes are read and 2 written, or the reverse, by the owner of the rows and by their
+    home.
+    """
     model, layout = CostModel(Topology.local(4, memory_bytes=1)), table_wise(TABLE, 0)
     values = 4 * 512 * 64  # of the batches of all ranks
     for part, kinds in (("output", ("fp16", "fp32")), ("gradient", ("fp32", "fp16"))):
         plain, coded = work_of("fp32", "fp32"), work_of(*kinds)
         owners = [getattr(model.amounts(work, layout)[0], part).stream for work in (plain, coded)]
-        homes = [getattr(model.layout_home_amounts(work, layout), part).stream for work in (plain, coded)]
+        homes = [
+            getattr(model.layout_home_amounts(work, layout), part).stream for work in (plain, coded)
+        ]
         assert owners[1] - owners[0] == pytest.approx(6 * values)
         assert homes[1] - homes[0] == pytest.approx(6 * values / 4)
 
@@ -72,7 +90,9 @@ def test_a_rank_encodes_and_decodes_every_value_once_each_way() -> None:
 def test_one_rank_codes_nothing_and_coded_rows_need_room() -> None:
     assert work_of("int8", "int8", world_size=1) == work_of("fp32", "fp32", world_size=1)
     layout = row_wise(TABLE, range(4))
-    plain, coded = (layout_memory(work_of(kind, kind), layout, "sgd")[0] for kind in ("fp32", "fp16"))
+    plain, coded = (
+        layout_memory(work_of(kind, kind), layout, "sgd")[0] for kind in ("fp32", "fp16")
+    )
     assert coded.buffer_bytes > plain.buffer_bytes and coded.weight_bytes == plain.weight_bytes
 
 
@@ -80,13 +100,17 @@ def test_codecs_make_the_step_faster_where_the_wire_is_slow_and_slower_where_it_
     tables = [EmbeddingBagConfig(10_000, 128, f"t{i}", feature_names=[f"f{i}"]) for i in range(8)]
 
     def step_s(topology: Topology, kind: str) -> float:
-        plan = EmbeddingShardingPlanner(topology, 1024, qcomms_forward=kind, qcomms_backward=kind).plan(tables)
+        plan = EmbeddingShardingPlanner(
+            topology, 1024, qcomms_forward=kind, qcomms_backward=kind
+        ).plan(tables)
         assert plan.estimates is not None
         return plan.estimates.step_s
 
     slow = Topology.uniform(4, 1, 10**10, "cuda", inter_host_bw=1e9)
     free = Topology.uniform(1, 4, 10**10, "cpu", intra_host_bw=1e15)
-    assert step_s(slow, "int8") < 0.5 * step_s(slow, "fp32") and step_s(slow, "bf16") < 0.7 * step_s(slow, "fp32")
+    assert step_s(slow, "int8") < 0.5 * step_s(slow, "fp32") and step_s(
+        slow, "bf16"
+    ) < 0.7 * step_s(slow, "fp32")
     assert step_s(free, "bf16") > step_s(free, "fp32")
 
 
@@ -95,13 +119,22 @@ def test_a_driver_plans_for_the_types_of_its_run() -> None:
 
     topology = Topology.uniform(2, 1, 10**10, "cuda", inter_host_bw=1e9)
     given = {"qcomms_forward": "int8", "qcomms_backward": "bf16"}
-    found = resolve_plan("auto", [TABLE], topology, global_batch_size=1024, sparse_optimizer="sgd", **given)  # type: ignore[arg-type]
+    found = resolve_plan(
+        "auto", [TABLE], topology, global_batch_size=1024, sparse_optimizer="sgd", **given
+    )  # type: ignore[arg-type]
     wanted = EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd", **given).plan([TABLE])  # type: ignore[arg-type]
-    assert found.estimates == wanted.estimates != EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd").plan([TABLE]).estimates
+    assert (
+        found.estimates
+        == wanted.estimates
+        != EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd").plan([TABLE]).estimates
+    )
 
 
 def test_an_unknown_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="qcomms_backward='fp8' is unknown; the types on the wire are fp32, fp16, bf16, int8"):
+    with pytest.raises(
+        ConfigError,
+        match="qcomms_backward='fp8' is unknown; the types on the wire are fp32, fp16, bf16, int8",
+    ):
         EmbeddingShardingPlanner(Topology.local(1), 8, qcomms_backward="fp8")
 
 
@@ -109,6 +142,13 @@ def test_a_cut_over_rows_of_a_host_codes_its_sums_only() -> None:
     """Each rank codes a share of the sums of its host, not its own rows."""
     layout = TableLayout((0, 25_000, 50_000), (0, 64), ((0,), (1,)))
     plain, coded = work_of("fp32", "fp32"), work_of("fp16", "fp32")
-    flat, hops = (CostModel(Topology(hosts=hosts, memory_bytes=(1,) * 4)) for hosts in (((0, 1, 2, 3),), ((0, 1), (2, 3))))
-    more = [model.amounts(coded, layout)[0].output.stream - model.amounts(plain, layout)[0].output.stream for model in (flat, hops)]
+    flat, hops = (
+        CostModel(Topology(hosts=hosts, memory_bytes=(1,) * 4))
+        for hosts in (((0, 1, 2, 3),), ((0, 1), (2, 3)))
+    )
+    more = [
+        model.amounts(coded, layout)[0].output.stream
+        - model.amounts(plain, layout)[0].output.stream
+        for model in (flat, hops)
+    ]
     assert more[0] == pytest.approx(2 * more[1])

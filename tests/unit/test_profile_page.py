@@ -1,4 +1,6 @@
-"""The page of a profile: parts, wait and rest add up to the step, it fits a terminal, and what cannot be written is said early."""
+"""The page of a profile: parts, wait and rest add up to the step, it fits a terminal, and what
+cannot be written is said early.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,22 @@ MS = 1e-3
 
 def rank_times(extra_ms: float) -> RankTimes:
     """Each part takes 2 ms, half of it waiting, and rest `extra_ms`; data and input are also ahead."""
-    parts = dict.fromkeys(STEP_PARTS, PartTimes(2 * MS, MS)) | {p: PartTimes(2 * MS, MS, 7 * MS, 3 * MS) for p in ("data", "input")}
+    parts = dict.fromkeys(STEP_PARTS, PartTimes(2 * MS, MS)) | {
+        p: PartTimes(2 * MS, MS, 7 * MS, 3 * MS) for p in ("data", "input")
+    }
     step_s = (2 * len(STEP_PARTS) + extra_ms) * MS
     return RankTimes(parts=parts, step_s=step_s, waits=4, faults=12.4, cpu_s=step_s / 2)
 
 
 def profile(ranks: int) -> Profile:
-    operators = (Operator(name="aten::bmm", self_s=3 * MS, calls=2.0), Operator(name="x" * 200, self_s=MS, calls=0.1))
+    operators = (
+        Operator(name="aten::bmm", self_s=3 * MS, calls=2.0),
+        Operator(name="x" * 200, self_s=MS, calls=0.1),
+    )
     times = tuple(rank_times(2.0 + rank) for rank in range(ranks))
-    return Profile(folder="p", device="cpu", first_step=6, steps=10, ranks=times, operators=operators)
+    return Profile(
+        folder="p", device="cpu", first_step=6, steps=10, ranks=times, operators=operators
+    )
 
 
 def test_rows_of_the_page_add_up_to_the_step() -> None:
@@ -54,7 +63,9 @@ def test_the_page_fits_a_terminal(ranks: int) -> None:
     if ranks > 4:
         assert lines[1].split() == ["part", "share", "least", "mean", "most"]
         (step,) = (line.split() for line in lines if line.startswith("step"))
-        assert [float(cell) for cell in step[2:]] == pytest.approx([20.0, 20 + (ranks - 1) / 2, 19.0 + ranks], abs=0.05)
+        assert [float(cell) for cell in step[2:]] == pytest.approx(
+            [20.0, 20 + (ranks - 1) / 2, 19.0 + ranks], abs=0.05
+        )
 
 
 def test_a_step_without_dense_layers_has_no_rows_for_them() -> None:
@@ -66,11 +77,15 @@ def test_a_step_without_dense_layers_has_no_rows_for_them() -> None:
 
 def test_shares_are_of_the_step() -> None:
     (rank,) = profile(1).to_json()["ranks"]
-    assert sum(part["share"] for part in rank["parts"].values()) + rank["rest"] / rank["step"] == pytest.approx(1.0)
+    assert sum(part["share"] for part in rank["parts"].values()) + rank["rest"] / rank[
+        "step"
+    ] == pytest.approx(1.0)
     assert rank["cpu_share"] == 0.5
 
 
-def test_a_profile_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write a profile"):
         ready_profile(ProfileConfig(path=str(tmp_path / "file" / "below")), 100)

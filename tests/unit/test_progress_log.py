@@ -11,7 +11,12 @@ from rayrec.train.progress import ProgressLog
 LONG_S = 60.0
 
 
-def waited(log: ProgressLog, seen: int, timeout_s: float = LONG_S, meanwhile: Callable[[], None] | None = None) -> float:
+def waited(
+    log: ProgressLog,
+    seen: int,
+    timeout_s: float = LONG_S,
+    meanwhile: Callable[[], None] | None = None,
+) -> float:
     """Seconds that a wait took, while another thread does something a moment later."""
     timer = threading.Timer(0.05, meanwhile or (lambda: None))
     timer.start()
@@ -25,7 +30,10 @@ def waited(log: ProgressLog, seen: int, timeout_s: float = LONG_S, meanwhile: Ca
 def test_a_wait_ends_with_news() -> None:
     log = ProgressLog()
     log.add("first")
-    assert waited(log, 1, meanwhile=lambda: log.add("line")) < LONG_S / 2 and log.events == ["first", "line"]
+    assert waited(log, 1, meanwhile=lambda: log.add("line")) < LONG_S / 2 and log.events == [
+        "first",
+        "line",
+    ]
     assert waited(log, 1) < LONG_S / 2  # known already
 
 

@@ -58,7 +58,8 @@ def test_freed_buffers_stay_in_the_heap_and_are_used_again() -> None:
     """Six times 64 and 7 MB, in another thread and in the main one."""
     thread, grown, main, size = run(HEAP + BUFFERS, "tuned")
     assert thread == main == 6
-    # 256 MB are its first part, which huge pages are asked for; twelve buffers side by side would be 850 MB
+    # 256 MB are its first part, which huge pages are asked for; twelve buffers side by side would
+    # be 850 MB
     assert 256 << 20 <= grown <= size < 456 << 20, "the heap shrank, or grew with every buffer"
     inside, _, also_inside, _ = run(HEAP + BUFFERS, "shipped")
     assert inside == 0 and also_inside <= 3  # 64 MB are always mapped anew

@@ -1,4 +1,6 @@
-"""Ranking metrics against loops over lists, merging in any order, and queries that cannot be scored."""
+"""Ranking metrics against loops over lists, merging in any order, and queries that cannot be
+scored.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ def by_hand(scores: torch.Tensor, relevant: torch.Tensor, ks: list[int]) -> Rank
     for row, wanted in zip(scores.tolist(), relevant.tolist(), strict=True):
         if not any(wanted):
             continue
-        ranked = [wanted[i] for i in sorted(range(len(row)), key=lambda i: -row[i]) if row[i] > -math.inf]
+        ranked = [
+            wanted[i] for i in sorted(range(len(row)), key=lambda i: -row[i]) if row[i] > -math.inf
+        ]
         for k in ks:
             recall[k].append(sum(ranked[:k]) / sum(wanted))
             best = sum(1 / math.log2(place + 2) for place in range(min(k, sum(wanted))))
-            ndcg[k].append(sum(1 / math.log2(place + 2) for place, hit in enumerate(ranked[:k]) if hit) / best)
-        first.append(next((1 / (place + 1) for place, hit in enumerate(ranked[: max(ks)]) if hit), 0.0))
+            ndcg[k].append(
+                sum(1 / math.log2(place + 2) for place, hit in enumerate(ranked[:k]) if hit) / best
+            )
+        first.append(
+            next((1 / (place + 1) for place, hit in enumerate(ranked[: max(ks)]) if hit), 0.0)
+        )
     mean = lambda values: sum(values) / len(values) if values else math.nan  # noqa: E731
     means = {k: mean(v) for k, v in recall.items()}, {k: mean(v) for k, v in ndcg.items()}
     return RankingScores(queries=len(first), recall=means[0], ndcg=means[1], mrr=mean(first))
@@ -56,7 +64,10 @@ def test_scores_equal_those_of_a_loop_over_lists(seed: int) -> None:
 @pytest.mark.seeds(range(5))
 def test_ranks_merge_by_sums_to_the_same_bits(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    scores, relevant = torch.rand(50, 30, generator=generator), torch.rand(50, 30, generator=generator) < 0.1
+    scores, relevant = (
+        torch.rand(50, 30, generator=generator),
+        torch.rand(50, 30, generator=generator) < 0.1,
+    )
     whole, parts = RankingMetrics([5, 20]), []
     whole.update(scores, relevant)
     for rows in torch.randperm(50, generator=generator).split([7, 0, 20, 23]):
@@ -69,7 +80,9 @@ def test_ranks_merge_by_sums_to_the_same_bits(seed: int) -> None:
 
 def test_known_lists_give_known_scores() -> None:
     metrics = RankingMetrics([1, 3])
-    metrics.update_hits(torch.tensor([[False, True, True], [True, False, False]]), torch.tensor([2, 1]))
+    metrics.update_hits(
+        torch.tensor([[False, True, True], [True, False, False]]), torch.tensor([2, 1])
+    )
     scores = metrics.compute()
     assert scores.recall == pytest.approx({1: 0.5, 3: 1.0})
     assert scores.mrr == pytest.approx(0.75)

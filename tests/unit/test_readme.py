@@ -24,8 +24,17 @@ def test_planner_example_runs_without_torch_and_prints_a_plan(tmp_path):
     report = run(blocked + EXAMPLES["planner"], tmp_path)
     shown = README.split("```python")[3].split("```")[2]
     for text in (report, shown):
-        assert text.strip().startswith("Plan: 6 tables on 4 ranks (2 hosts x 2 cpu), 2048 rows per rank, rowwise_adagrad")
-        assert {line.split()[0] for line in text.splitlines()[-6:] if line} == {"user", "item", "query", "page", "city", "hour"}
+        assert text.strip().startswith(
+            "Plan: 6 tables on 4 ranks (2 hosts x 2 cpu), 2048 rows per rank, rowwise_adagrad"
+        )
+        assert {line.split()[0] for line in text.splitlines()[-6:] if line} == {
+            "user",
+            "item",
+            "query",
+            "page",
+            "city",
+            "hour",
+        }
 
 
 def test_every_job_is_in_the_table():
@@ -39,6 +48,8 @@ def test_links_between_documents_lead_somewhere():
             assert (page.parent / target).is_file(), f"{page.name} links to {target}"
 
 
-def test_the_table_of_figures_is_that_of_the_newest_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_figures_is_that_of_the_newest_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sys.argv", ["figures", "--check"])
     assert figures.main() == 0, "run python -m benchmarks.figures"

@@ -1,4 +1,6 @@
-"""One driver at a time in a run's folder: refused while the owner lives, taken over when it is gone, also after a SIGKILL."""
+"""One driver at a time in a run's folder: refused while the owner lives, taken over when it is
+gone, also after a SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,27 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) ->
     other = hold(folder, 60)
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=rf"in use by process {other.pid} on .*last heard of 0 s ago"), held(str(folder), print):
+        with (
+            pytest.raises(
+                ConfigError, match=rf"in use by process {other.pid} on .*last heard of 0 s ago"
+            ),
+            held(str(folder), print),
+        ):
             pass
         said: list[str] = []
         other.send_signal(signal.SIGKILL)
         other.wait(10)
         with held(str(folder), said.append) as mine:
             assert mine is not None
-            assert said == [f"took over {folder} from process {other.pid} on {os.uname().nodename}, which is gone"]
+            assert said == [
+                f"took over {folder} from process {other.pid} on {os.uname().nodename}, which is "
+                "gone"
+            ]
             assert not folder_trouble(str(folder), mine.token)
         left = [path.name for path in folder.iterdir()]
-        assert len(left) == 1 and left[0].startswith(".rayrec-token-"), "only the killed process could not clean up"
+        assert len(left) == 1 and left[0].startswith(".rayrec-token-"), (
+            "only the killed process could not clean up"
+        )
     finally:
         other.kill()
         other.wait(10)
@@ -61,16 +73,26 @@ def test_of_many_that_start_at_once_one_holds_the_folder(tmp_path: Path) -> None
     drivers = [hold(tmp_path / "run", 3) for _ in range(6)]
     said = [driver.communicate(timeout=60)[0] for driver in drivers]
     assert sorted(text.split()[0] for text in said) == ["held", *["refused"] * 5]
-    # the driver that made the folder may be one of the refused, which removes it only when it is empty
+    # the driver that made the folder may be one of the refused, which removes it only when it is
+    # empty
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
 def test_an_owner_elsewhere_holds_the_folder_until_its_beat_is_old(tmp_path: Path) -> None:
     owner = Owner("t", "elsewhere", "another machine", 1, 1, time.time() - 30)
-    (tmp_path / LOCK).write_text(json.dumps({name: getattr(owner, name) for name in Owner.__slots__}))
-    with pytest.raises(ConfigError, match=r"in use by process 1 on elsewhere, last heard of 3\d s ago"), held(str(tmp_path), print):
+    (tmp_path / LOCK).write_text(
+        json.dumps({name: getattr(owner, name) for name in Owner.__slots__})
+    )
+    with (
+        pytest.raises(
+            ConfigError, match=r"in use by process 1 on elsewhere, last heard of 3\d s ago"
+        ),
+        held(str(tmp_path), print),
+    ):
         pass
-    (tmp_path / LOCK).write_text((tmp_path / LOCK).read_text().replace(str(owner.beat), str(owner.beat - 60)))
+    (tmp_path / LOCK).write_text(
+        (tmp_path / LOCK).read_text().replace(str(owner.beat), str(owner.beat - 60))
+    )
     with held(str(tmp_path), print):
         pass
 
@@ -82,12 +104,21 @@ def test_a_damaged_lock_holds_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_driver_that_lost_its_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_lost_its_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_folder, "BEAT_S", 0.05)
     with held(str(tmp_path), print) as folder:
         assert folder is not None
         folder.check()
-        thief = {"token": "x", "host": "h", "machine": "m", "pid": 7, "started": 1, "beat": time.time()}
+        thief = {
+            "token": "x",
+            "host": "h",
+            "machine": "m",
+            "pid": 7,
+            "started": 1,
+            "beat": time.time(),
+        }
         (tmp_path / LOCK).write_text(json.dumps(thief))
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""Runs draw the seeds they should, and a world that failed is repeated by the command that is printed."""
+"""Runs draw the seeds they should, and a world that failed is repeated by the command that is
+printed.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,20 @@ def test_without_a_seed():
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """A session of its own over the worlds above."""
     (folder / "test_worlds.py").write_text(WORLDS)
-    words = [sys.executable, "-m", "pytest", "-v", "-p", "tests.seeds", "-o", "markers=seeds: worlds"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "tests.seeds",
+        "-o",
+        "markers=seeds: worlds",
+    ]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*words, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        [*words, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=100
+    )
 
 
 def seeds_of(done: subprocess.CompletedProcess[str], test: str) -> list[int]:
@@ -57,7 +70,9 @@ def test_a_run_takes_the_first_fifth_unless_told_otherwise(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_new_worlds_come_seed_by_seed_and_a_failure_says_how_to_repeat_it(tmp_path: Path, processes: int) -> None:
+def test_new_worlds_come_seed_by_seed_and_a_failure_says_how_to_repeat_it(
+    tmp_path: Path, processes: int
+) -> None:
     options = ("-n", str(processes), "--worlds", "some text", "--seconds", "100")
     done = run(tmp_path, *options)
     assert done.returncode == 1 and "without_a_seed" not in done.stdout
@@ -67,7 +82,9 @@ def test_new_worlds_come_seed_by_seed_and_a_failure_says_how_to_repeat_it(tmp_pa
     assert len(said) == len(cursed) > 1
     if not processes:
         assert seeds_of(done, "test_cursed") == list(wanted)
-        first = [line for line in done.stdout.splitlines() if " PASSED" in line or " FAILED" in line][:3]
+        first = [
+            line for line in done.stdout.splitlines() if " PASSED" in line or " FAILED" in line
+        ][:3]
         assert all(f"seed{wanted[0]}" in line for line in first)
     again = run(tmp_path, *shlex.split(said[-1])[3:])
     assert again.returncode == 1 and "1 failed" in again.stdout
@@ -83,7 +100,11 @@ def test_new_seeds_follow_from_the_text_and_are_new() -> None:
     one, other = new_seeds("one", 100), new_seeds("other", 100)
     assert one == new_seeds("one", 100) and not set(one) & set(other)
     assert one[0] >= FIRST_NEW and one[-1] < LAST_NEW + 100
-    assert list(fixed_part(range(5))) == [0] and list(fixed_part(range(100, 111))) == [100, 101, 102]
+    assert list(fixed_part(range(5))) == [0] and list(fixed_part(range(100, 111))) == [
+        100,
+        101,
+        102,
+    ]
 
 
 @pytest.mark.parametrize(

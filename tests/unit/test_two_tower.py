@@ -1,4 +1,6 @@
-"""Two-tower retrieval: the loss against a loop, accidental hits, logQ, one collection or two, and that it finds planted pairs."""
+"""Two-tower retrieval: the loss against a loop, accidental hits, logQ, one collection or two, and
+that it finds planted pairs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class Pairs:
 
 def ids(**columns: torch.Tensor) -> KeyedJaggedTensor:
     values = list(columns.values())
-    return KeyedJaggedTensor(list(columns), torch.cat(values), lengths=torch.ones(sum(map(len, values)), dtype=torch.int32))
+    return KeyedJaggedTensor(
+        list(columns),
+        torch.cat(values),
+        lengths=torch.ones(sum(map(len, values)), dtype=torch.int32),
+    )
 
 
 def pairs(rows: int, seed: int, positive: float = 1.0) -> Pairs:
@@ -39,7 +45,12 @@ def pairs(rows: int, seed: int, positive: float = 1.0) -> Pairs:
 def tables(*names: str) -> EmbeddingBagCollection:
     sizes = {"user": USERS, "item": ITEMS, "age": 3}
     return EmbeddingBagCollection(
-        [EmbeddingBagConfig(name=f"t_{n}", num_embeddings=sizes[n], embedding_dim=8, feature_names=[n]) for n in names]
+        [
+            EmbeddingBagConfig(
+                name=f"t_{n}", num_embeddings=sizes[n], embedding_dim=8, feature_names=[n]
+            )
+            for n in names
+        ]
     )
 
 
@@ -48,7 +59,11 @@ def two_tower(collections: int = 2, normalize: bool = True) -> TwoTower:
     if collections == 2:
         return TwoTower(tables("user", "age"), [16, 8], tables("item"), normalize=normalize)
     return TwoTower(
-        tables("item", "user", "age"), [16, 8], query_features=["user", "age"], candidate_features=["item"], normalize=normalize
+        tables("item", "user", "age"),
+        [16, 8],
+        query_features=["user", "age"],
+        candidate_features=["item"],
+        normalize=normalize,
     )
 
 
@@ -71,9 +86,17 @@ def loss_by_hand(model: TwoTowerTrain, batch: Pairs) -> tuple[float, list[float]
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("collections", [1, 2])
 @pytest.mark.parametrize("correction", ["none", "mask", "logq", "mask and logq"])
-def test_the_loss_equals_a_loop_over_pairs(correction: str, collections: int, normalize: bool) -> None:
+def test_the_loss_equals_a_loop_over_pairs(
+    correction: str, collections: int, normalize: bool
+) -> None:
     log_q = torch.rand(ITEMS).log() if "logq" in correction else None
-    model = TwoTowerTrain(two_tower(collections, normalize), 0.3, None if correction == "none" else "item", log_q, "mask" in correction)
+    model = TwoTowerTrain(
+        two_tower(collections, normalize),
+        0.3,
+        None if correction == "none" else "item",
+        log_q,
+        "mask" in correction,
+    )
     batch = pairs(20, 1, positive=0.7)
     loss, (same_loss, logits, labels) = model(batch)
     wanted, log_odds = loss_by_hand(model, batch)
@@ -95,7 +118,10 @@ def test_batches_without_negatives_give_zero_loss_and_gradients(rows: int) -> No
 
 
 def test_rows_with_the_same_candidate_are_no_negatives() -> None:
-    batch = Pairs(ids(user=torch.arange(4), item=torch.full((4,), 3), age=torch.zeros(4, dtype=torch.int64)), torch.ones(4))
+    batch = Pairs(
+        ids(user=torch.arange(4), item=torch.full((4,), 3), age=torch.zeros(4, dtype=torch.int64)),
+        torch.ones(4),
+    )
     assert TwoTowerTrain(two_tower(), 0.1, "item")(batch)[0].item() == 0
     assert TwoTowerTrain(two_tower(), 0.1)(batch)[0].item() == pytest.approx(math.log(4), rel=1e-5)
 
@@ -117,15 +143,22 @@ def test_planted_pairs_are_found() -> None:
     for step in range(200):
         users = torch.randint(0, USERS, (32,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        model(Pairs(ids(user=users, item=users % ITEMS, age=users % 3), torch.ones(32)))[0].backward()
+        model(Pairs(ids(user=users, item=users % ITEMS, age=users % 3), torch.ones(32)))[
+            0
+        ].backward()
         optimizer.step()
     users = torch.arange(USERS)
-    scores = model.two_tower.query(ids(user=users, age=users % 3)) @ model.two_tower.candidate(ids(item=torch.arange(ITEMS))).t()
+    scores = (
+        model.two_tower.query(ids(user=users, age=users % 3))
+        @ model.two_tower.candidate(ids(item=torch.arange(ITEMS))).t()
+    )
     assert torch.equal(scores.argmax(1), users % ITEMS)
 
 
 def test_logq_makes_scores_estimate_what_users_take() -> None:
-    """Everyone takes item 0 half of the time: corrected scores estimate log p(item), uncorrected ones log(p / share in batch) = 0."""
+    """Everyone takes item 0 half of the time: corrected scores estimate log p(item), uncorrected
+    ones log(p / share in batch) = 0.
+    """
     shares = torch.full((ITEMS,), 0.5 / (ITEMS - 1)).index_fill(0, torch.tensor(0), 0.5)
     lead = {}
     for log_q in (None, shares.log()):
@@ -138,9 +171,13 @@ def test_logq_makes_scores_estimate_what_users_take() -> None:
             optimizer.zero_grad()
             model(Pairs(ids(user=users, item=items, age=users % 3), torch.ones(64)))[0].backward()
             optimizer.step()
-        scores = model.two_tower.query(ids(user=users, age=users % 3)) @ model.two_tower.candidate(ids(item=torch.arange(ITEMS))).t()
+        scores = (
+            model.two_tower.query(ids(user=users, age=users % 3))
+            @ model.two_tower.candidate(ids(item=torch.arange(ITEMS))).t()
+        )
         lead[log_q is not None] = (scores[:, 0] - scores[:, 1:].mean(1)).mean().item()
-    assert lead[True] == pytest.approx(math.log(ITEMS - 1), abs=0.4)  # item 0 is 7 times as likely as each other one
+    # item 0 is 7 times as likely as each other one
+    assert lead[True] == pytest.approx(math.log(ITEMS - 1), abs=0.4)
     assert abs(lead[False]) < 0.4
 
 
@@ -157,6 +194,8 @@ def test_what_does_not_fit_is_refused() -> None:
         TwoTowerTrain(two_tower(), 0)
     with pytest.raises(ConfigError, match="candidate_id"):
         TwoTowerTrain(two_tower(), 1, log_q=torch.zeros(ITEMS))
-    kjt = KeyedJaggedTensor(["user", "age", "item"], torch.zeros(4, dtype=torch.int64), lengths=torch.tensor([1, 1, 2]))
+    kjt = KeyedJaggedTensor(
+        ["user", "age", "item"], torch.zeros(4, dtype=torch.int64), lengths=torch.tensor([1, 1, 2])
+    )
     with pytest.raises(InputError, match="2 ids in 1 rows"):
         TwoTowerTrain(two_tower(), 1, "item")(Pairs(kjt, torch.ones(1)))

@@ -1,4 +1,6 @@
-"""The checks find what is wrong with a batch and name it; sound batches pass; the version check names the remedy."""
+"""The checks find what is wrong with a batch and name it; sound batches pass; the version check
+names the remedy.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .jagged_reference import random_batch
 
 
 def batch(values, lengths, **more):
-    return KeyedJaggedTensor(["a", "b"], torch.tensor(values), lengths=torch.tensor(lengths), **more)
+    return KeyedJaggedTensor(
+        ["a", "b"], torch.tensor(values), lengths=torch.tensor(lengths), **more
+    )
 
 
 @pytest.mark.seeds(range(30))
@@ -32,9 +36,12 @@ def test_a_bad_id_is_named_with_its_key_and_row(seed, value):
         return
     key, row = places[seed % len(places)]
     plain.bags[key][row][-1] = value
-    with pytest.raises(InputError, match=rf"id {value} of key '{key}', row {row} in part-7 is not in \[0, 100\)"):
+    with pytest.raises(
+        InputError, match=rf"id {value} of key '{key}', row {row} in part-7 is not in \[0, 100\)"
+    ):
         check_ids(plain.kjt(), dict.fromkeys(plain.bags, 100), source="part-7")
-    check_ids(plain.kjt(), {k: 100 for k in plain.bags if k != key})  # a key without a limit is not looked at
+    # a key without a limit is not looked at
+    check_ids(plain.kjt(), {k: 100 for k in plain.bags if k != key})
 
 
 def test_ids_must_be_integers():
@@ -48,10 +55,21 @@ def test_ids_must_be_integers():
         (lambda: batch([1, 2, 3], [1, 1]), "sum to 2"),
         (lambda: batch([1, 2], [1, 1], weights=torch.rand(3)), "3 weights for 2 ids"),
         (lambda: batch([1, 2], [1, 1], stride=2), "for 4 bags"),
-        (lambda: KeyedJaggedTensor(["a"], torch.arange(2), offsets=torch.tensor([1, 2])), "go from 1 to 2"),
+        (
+            lambda: KeyedJaggedTensor(["a"], torch.arange(2), offsets=torch.tensor([1, 2])),
+            "go from 1 to 2",
+        ),
         (lambda: batch([1, 2], [1, 1], offsets=torch.tensor([0, 0, 2])), "sum to 2"),
         (lambda: batch([1, 2], [1, 1], stride_per_key_per_rank=[[2]]), "1 rows for 2 keys"),
-        (lambda: batch([1, 2], [1, 1], stride_per_key_per_rank=[[1], [1]], inverse_indices=(["a"], torch.zeros(1, 3))), "need one row"),
+        (
+            lambda: batch(
+                [1, 2],
+                [1, 1],
+                stride_per_key_per_rank=[[1], [1]],
+                inverse_indices=(["a"], torch.zeros(1, 3)),
+            ),
+            "need one row",
+        ),
     ],
 )
 def test_incoherent_batches_are_refused(broken, message):
@@ -61,7 +79,12 @@ def test_incoherent_batches_are_refused(broken, message):
 
 def test_a_repeated_key_is_named():
     with pytest.raises(InputError, match="key 'a' occurs 2 times in step 3"):
-        check_kjt(KeyedJaggedTensor(["a", "b", "a"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64)), source="step 3")
+        check_kjt(
+            KeyedJaggedTensor(
+                ["a", "b", "a"], torch.arange(3), lengths=torch.ones(3, dtype=torch.int64)
+            ),
+            source="step 3",
+        )
 
 
 def test_negative_lengths_and_wild_inverse_indices_are_named():
@@ -75,6 +98,12 @@ def test_negative_lengths_and_wild_inverse_indices_are_named():
 def test_version_pairs():
     _compat.check_pair("2.13.0+cpu", ("fbgemm-gpu-cpu", "1.8.0"))
     _compat.check_pair("2.11.1+cu128", ("fbgemm-gpu", "1.6.0"))
-    for torch_version, fbgemm in [("2.13.0", ("fbgemm-gpu", "1.6.0")), ("2.12.0", ("fbgemm-gpu", "1.8.0")), ("2.13.0", None)]:
-        with pytest.raises(VersionError, match=r"pip install torch==2\.13\.0 fbgemm-gpu-cpu==1\.8\.0"):
+    for torch_version, fbgemm in [
+        ("2.13.0", ("fbgemm-gpu", "1.6.0")),
+        ("2.12.0", ("fbgemm-gpu", "1.8.0")),
+        ("2.13.0", None),
+    ]:
+        with pytest.raises(
+            VersionError, match=r"pip install torch==2\.13\.0 fbgemm-gpu-cpu==1\.8\.0"
+        ):
             _compat.check_pair(torch_version, fbgemm)

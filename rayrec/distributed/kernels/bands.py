@@ -1,4 +1,6 @@
-"""Rows of equal width in one buffer, the bags that meet them in a step, and sums over bags: what `TorchLookup` computes with."""
+"""Rows of equal width in one buffer, the bags that meet them in a step, and sums over bags: what
+`TorchLookup` computes with.
+"""
 
 # B bags per slot, S slots of one width, N their ids, U touched rows, D width
 
@@ -65,7 +67,8 @@ class Bags:
         weights_N: weight of each id, or None.
         spans: where these ids lie among those of the group.
         slots: those of the band's S that are read here.
-        by_slot: whether gradients have the bags of a slot below each other, instead of the slots of a bag.
+        by_slot: whether gradients have the bags of a slot below each other, instead of the slots of
+            a bag.
     """
 
     rows_N: Tensor
@@ -83,28 +86,44 @@ class Bags:
 
     def grad_row_N(self) -> Tensor:
         """For each id the row of its bag's gradient."""
-        rows = torch.arange(self.all_slots * self.bags, device=self.offsets.device, dtype=self.rows_N.dtype)
-        by_slot = rows.view(self.all_slots, -1) if self.by_slot else rows.view(-1, self.all_slots).t()
+        rows = torch.arange(
+            self.all_slots * self.bags, device=self.offsets.device, dtype=self.rows_N.dtype
+        )
+        by_slot = (
+            rows.view(self.all_slots, -1) if self.by_slot else rows.view(-1, self.all_slots).t()
+        )
         rows = by_slot[self.slots.start : self.slots.stop].reshape(-1)
         return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
 
     def part(self, share: Share) -> Bags:
         """The bags of a share of the slots, with the ids of its rows."""
-        rows_N, offsets, weights_N = take_share(self.rows_N, self.offsets, self.weights_N, self.bags, share)
-        return replace(self, rows_N=rows_N, offsets=offsets, weights_N=weights_N, spans=(), slots=share.slots)
+        rows_N, offsets, weights_N = take_share(
+            self.rows_N, self.offsets, self.weights_N, self.bags, share
+        )
+        return replace(
+            self, rows_N=rows_N, offsets=offsets, weights_N=weights_N, spans=(), slots=share.slots
+        )
 
 
 def bands_of(
-    group: LookupGroup, optimizer: SparseOptimizer, device: torch.device, space: TableSpace | None = None
+    group: LookupGroup,
+    optimizer: SparseOptimizer,
+    device: torch.device,
+    space: TableSpace | None = None,
 ) -> tuple[Tensor, list[Band]]:
     """All rows in one flat buffer, and the bands that share it.
 
-    Of rows that lie in a `space`, a band has all of that width, and state for all: memory that nobody touches is none.
+    Of rows that lie in a `space`, a band has all of that width, and state for all: memory that
+    nobody touches is none.
     """
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
     dtype = DTYPES[group.key.data_type]
-    flat = space.rows if space is not None else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device)
+    flat = (
+        space.rows
+        if space is not None
+        else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device)
+    )
     bands: list[Band] = []
     used = 0
     for width in dict.fromkeys(widths):
@@ -117,14 +136,25 @@ def bands_of(
         slots = tuple(i for i, w in enumerate(widths) if w == width)
         first_rows = [shards[group.slots[i].shard] for i in slots]
         state = {
-            name: _zeros(rows * width, torch.float32, device).view(rows, width) if per == "element" else _zeros(rows, torch.float32, device)
+            name: _zeros(rows * width, torch.float32, device).view(rows, width)
+            if per == "element"
+            else _zeros(rows, torch.float32, device)
             for name, per in optimizer.state_widths.items()
         }
         if space is None:
             weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
         else:
             weight = space.as_table(width)
-        bands.append(Band(weight, state, shards, slots, tuple(columns[i] for i in slots), torch.tensor(first_rows, device=device)))
+        bands.append(
+            Band(
+                weight,
+                state,
+                shards,
+                slots,
+                tuple(columns[i] for i in slots),
+                torch.tensor(first_rows, device=device),
+            )
+        )
     return flat, bands
 
 
@@ -134,24 +164,48 @@ def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return private_memory(values * dtype.itemsize).view(dtype)
 
 
-def slot_rows(group: LookupGroup, rows: Tensor, bands: Sequence[Band], workers: Workers) -> SlotRows:
+def slot_rows(
+    group: LookupGroup, rows: Tensor, bands: Sequence[Band], workers: Workers
+) -> SlotRows:
     """Where FBGEMM's pooling finds the rows of each slot in the flat buffer."""
-    starts = {shard: int(band.weight.storage_offset()) + first * band.width for band in bands for shard, first in band.shards.items()}
+    starts = {
+        shard: int(band.weight.storage_offset()) + first * band.width
+        for band in bands
+        for shard, first in band.shards.items()
+    }
     before = offsets_of(slot.shard.shape[0] for slot in group.slots)
-    return SlotRows(rows, [starts[slot.shard] for slot in group.slots], before, [slot.width for slot in group.slots], workers)
+    return SlotRows(
+        rows,
+        [starts[slot.shard] for slot in group.slots],
+        before,
+        [slot.width for slot in group.slots],
+        workers,
+    )
 
 
 def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
-    """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin, and the end."""
+    """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin,
+    and the end.
+    """
     rows = ids.to(band.index_type)
     if not ids.numel() or (band.first_rows.numel() == 1 and not next(iter(band.shards.values()))):
         return rows
-    return rows + band.first_rows.to(band.index_type).repeat_interleave(bounds.diff(), output_size=ids.numel())
+    return rows + band.first_rows.to(band.index_type).repeat_interleave(
+        bounds.diff(), output_size=ids.numel()
+    )
 
 
 def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Write rows of a table: on CPU each as one piece by numpy, as torch's index_copy moves one element at a time."""
-    if table.device.type == "cpu" and table.dim() == 2 and table.numel() and table.is_contiguous() and values.is_contiguous():
+    """Write rows of a table: on CPU each as one piece by numpy, as torch's index_copy moves one
+    element at a time.
+    """
+    if (
+        table.device.type == "cpu"
+        and table.dim() == 2
+        and table.numel()
+        and table.is_contiguous()
+        and values.is_contiguous()
+    ):
         if table.dtype is torch.bfloat16:  # which numpy does not know
             table, values = table.detach().view(torch.int16), values.detach().view(torch.int16)
         row = np.dtype((np.void, table.shape[1] * table.element_size()))
@@ -164,8 +218,17 @@ def bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor |
     """(bags, D) float32: the (weighted) sum of each bag's rows."""
     if not rows_N.numel():
         return torch.zeros(offsets.numel() - 1, table.shape[1], device=table.device)
-    if table.dtype != torch.float32:  # widen the rows first: torch would sum a float16 table in float16
-        table, rows_N = table[rows_N].float(), torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype)
+    # widen the rows first: torch would sum a float16 table in float16
+    if table.dtype != torch.float32:
+        table, rows_N = (
+            table[rows_N].float(),
+            torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype),
+        )
     return functional.embedding_bag(
-        rows_N, table, offsets.to(rows_N.dtype), mode="sum", per_sample_weights=weights_N, include_last_offset=True
+        rows_N,
+        table,
+        offsets.to(rows_N.dtype),
+        mode="sum",
+        per_sample_weights=weights_N,
+        include_last_offset=True,
     )

@@ -1,8 +1,9 @@
 """Row-wise Adagrad on CPU by FBGEMM's operators alone, without the module around them.
 
-The module costs about as much time per step as a small lookup itself, and allocates its rows where it likes. Here they lie on huge pages
-where the kernel allows them, since looking up random rows is bound by the translation of addresses. float32 rows and no weight decay:
-this is the one update that FBGEMM's CPU kernels vectorize, for tables that one feature looks up.
+The module costs about as much time per step as a small lookup itself, and allocates its rows where
+it likes. Here they lie on huge pages where the kernel allows them, since looking up random rows is
+bound by the translation of addresses. float32 rows and no weight decay: this is the one update that
+FBGEMM's CPU kernels vectorize, for tables that one feature looks up.
 """
 
 # S slots, T shards, N ids, D columns of all slots
@@ -30,10 +31,12 @@ _SUM = 0  # FBGEMM's pooling mode
 
 
 class _Lanes:
-    """The slots of a group as the update's kernel sees them: columns between them are slots of a table of one row that nobody looks up.
+    """The slots of a group as the update's kernel sees them: columns between them are slots of a
+    table of one row that nobody looks up.
 
     Attributes:
-        shards: the shard of each lane, None of a gap. numbers: the same with numbers for gaps, ascending.
+        shards: the shard of each lane, None of a gap. numbers: the same with numbers for gaps,
+            ascending.
         bounds: rows before each lane's shard, and of all. widths: columns of each lane.
     """
 
@@ -75,20 +78,32 @@ class RowWiseAdagradLookup:
     iteration = 0  # row-wise Adagrad corrects no bias
 
     def __init__(
-        self, group: LookupGroup, optimizer: RowWiseAdagrad, workers: Workers | None = None, space: TableSpace | None = None
+        self,
+        group: LookupGroup,
+        optimizer: RowWiseAdagrad,
+        workers: Workers | None = None,
+        space: TableSpace | None = None,
     ) -> None:
         self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
         bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
-        self._starts = bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]
-        self.rows = private_memory(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
+        self._starts = (
+            bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]
+        )
+        self.rows = (
+            private_memory(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
+        )
         self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
         self.sums = private_memory(4 * self._row_bounds[-1]).view(torch.float32)
         lanes = _Lanes(group)
         self._shards = lanes.numbers
         starts = [0 if shard is None else self._starts[shard] for shard in lanes.shards]
-        self._slots = SlotRows(self.rows, starts, lanes.bounds, lanes.widths, self.workers, group.first_column)
+        self._slots = SlotRows(
+            self.rows, starts, lanes.bounds, lanes.widths, self.workers, group.first_column
+        )
         self._widest = max(lanes.widths)
-        self._sum_offsets = torch.tensor([0 if shard is None else self._row_bounds[shard] for shard in lanes.shards])
+        self._sum_offsets = torch.tensor(
+            [0 if shard is None else self._row_bounds[shard] for shard in lanes.shards]
+        )
         self._bits = max(1, lanes.bounds[-1].bit_length())
         self._places = torch.zeros(len(lanes.widths), dtype=torch.int32)
         self._lr = torch.tensor(optimizer.lr)
@@ -100,12 +115,15 @@ class RowWiseAdagradLookup:
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The kernel's forward pass."""
-        if self.group.key.sequence and self.workers.threads > 1:  # a gather can write in place, FBGEMM's kernel is quicker alone
+        # a gather can write in place, FBGEMM's kernel is quicker alone
+        if self.group.key.sequence and self.workers.threads > 1:
             return take_rows(self.rows.view(-1, self.group.width), ids, self.workers)
         return self._slots.look_up(ids, offsets, weights)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """See `GroupLookup.update_in_place`; `grad` has the group's columns alone where they are gathered."""
+        """See `GroupLookup.update_in_place`; `grad` has the group's columns alone where they are
+        gathered.
+        """
         with self.workers.alone():
             self.update(self._clipped(grad), routed.ids, routed.offsets, routed.weights)
 
@@ -115,10 +133,22 @@ class RowWiseAdagradLookup:
         bags = (offsets.numel() - 1) // slots
         if self.workers.threads == 1:
             return self._update(grad, ids, offsets, weights, bags, Share(range(slots)))
-        shares = cut_rows(ids_per_slot(offsets, slots), self._slots.widths, self._shards, self.workers.threads)
-        self.workers.run([partial(self._update, grad, ids, offsets, weights, bags, share) for share in shares])
+        shares = cut_rows(
+            ids_per_slot(offsets, slots), self._slots.widths, self._shards, self.workers.threads
+        )
+        self.workers.run(
+            [partial(self._update, grad, ids, offsets, weights, bags, share) for share in shares]
+        )
 
-    def _update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share) -> None:
+    def _update(
+        self,
+        grad: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        bags: int,
+        share: Share,
+    ) -> None:
         if len(share.slots) < len(self._shards) or share.parts > 1:
             ids, offsets, weights = take_share(ids, offsets, weights, bags, share)
         of, a, b = self._slots, share.slots.start, share.slots.stop
@@ -144,15 +174,33 @@ class RowWiseAdagradLookup:
         (name,) = self.optimizer.state_widths
         found = []
         for i, shard in enumerate(self.group.shards):
-            rows = self.rows[self._starts[i] : self._starts[i] + shard.shape[0] * shard.shape[1]].view(shard.shape)
-            found.append(ShardState(shard=shard, weight=rows, optimizer={name: self.sums[self._row_bounds[i] : self._row_bounds[i + 1]]}))
+            rows = self.rows[
+                self._starts[i] : self._starts[i] + shard.shape[0] * shard.shape[1]
+            ].view(shard.shape)
+            found.append(
+                ShardState(
+                    shard=shard,
+                    weight=rows,
+                    optimizer={name: self.sums[self._row_bounds[i] : self._row_bounds[i + 1]]},
+                )
+            )
         return found
 
 
 class _LookUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, lookup: RowWiseAdagradLookup, anchor: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        ctx.lookup, ctx.routed = lookup, (ids, offsets, None if weights is None else weights.detach())
+    def forward(
+        ctx: Any,
+        lookup: RowWiseAdagradLookup,
+        anchor: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:
+        ctx.lookup, ctx.routed = (
+            lookup,
+            (ids, offsets, None if weights is None else weights.detach()),
+        )
         with lookup.workers.alone():
             return lookup.look_up(*ctx.routed)
 
@@ -162,6 +210,8 @@ class _LookUp(torch.autograd.Function):
         ids, offsets, weights = ctx.routed
         with lookup.workers.alone():
             grad = lookup._clipped(grad)
-            weight_grad = lookup.weight_grad(grad, ids, offsets) if ctx.needs_input_grad[4] else None
+            weight_grad = (
+                lookup.weight_grad(grad, ids, offsets) if ctx.needs_input_grad[4] else None
+            )
             lookup.update(grad, ids, offsets, weights)
         return None, None, None, None, weight_grad

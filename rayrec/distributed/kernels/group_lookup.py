@@ -1,8 +1,9 @@
 """A lookup group's kernel, pooled or sequence.
 
-A sequence is pooled with unit lengths: all shards of a group have one width, so they are merged into one table, every id is a bag of its
-own, and the rows come out in the order in which the ids arrived, ready to be sent back. FBGEMM's unpooled CPU backward is about 20
-times slower on the same ids, and the merged table takes the kernel's fast path also where features share tables.
+A sequence is pooled with unit lengths: all shards of a group have one width, so they are merged
+into one table, every id is a bag of its own, and the rows come out in the order in which the ids
+arrived, ready to be sent back. FBGEMM's unpooled CPU backward is about 20 times slower on the same
+ids, and the merged table takes the kernel's fast path also where features share tables.
 """
 
 from __future__ import annotations
@@ -37,24 +38,42 @@ class GroupLookup:
         group, space: as given.
     """
 
-    def __init__(self, group: LookupGroup, device: torch.device, workers: Workers | None = None, space: TableSpace | None = None) -> None:
+    def __init__(
+        self,
+        group: LookupGroup,
+        device: torch.device,
+        workers: Workers | None = None,
+        space: TableSpace | None = None,
+    ) -> None:
         self.group, self.space = group, space
-        self._bases = group.bases or tuple(offsets_of(len(shard.rows) for shard in group.shards)[:-1])
+        self._bases = group.bases or tuple(
+            offsets_of(len(shard.rows) for shard in group.shards)[:-1]
+        )
         if group.key.sequence:
-            rows = sum(len(shard.rows) for shard in group.shards) if space is None else space.as_table(group.key.width).shape[0]
+            rows = (
+                sum(len(shard.rows) for shard in group.shards)
+                if space is None
+                else space.as_table(group.key.width).shape[0]
+            )
             group = _merged(group, rows)
             space = None if space is None else space.as_one(group.shards[0])
         self.kernel = make_lookup(group, group.key.optimizer, device, workers, space)
 
     def __call__(self, routed: GroupIds) -> Tensor:
-        """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width). float32; its backward updates the rows."""
+        """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
+        float32; its backward updates the rows.
+        """
         return self.kernel(routed)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """Update rows that every rank reads in place; `grad` is that of the collection's output, (rows of all ranks, D)."""
+        """Update rows that every rank reads in place; `grad` is that of the collection's output,
+        (rows of all ranks, D).
+        """
         assert not isinstance(self.kernel, FusedLookup), "a GPU's rows are read by no other rank"
         if self.group.key.chain == GATHERED:
-            grad = torch.cat([grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1)
+            grad = torch.cat(
+                [grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1
+            )
         self.kernel.update_in_place(grad, routed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
@@ -63,10 +82,13 @@ class GroupLookup:
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a pickle would tear apart tensors that share memory: what a lookup reads and what its update writes
+        # a pickle would tear apart tensors that share memory: what a lookup reads and what its
+        # update writes
         raise ConfigError(
-            "a lookup kernel cannot be pickled, and neither can a sharded model or its fused optimizer. "
-            "Save their state_dict(), or a checkpoint (rayrec.checkpoint.save_checkpoint); copy.deepcopy works."
+            "a lookup kernel cannot be pickled, and neither can a sharded model or its fused "
+            "optimizer. "
+            "Save their state_dict(), or a checkpoint (rayrec.checkpoint.save_checkpoint); "
+            "copy.deepcopy works."
         )
 
     @property
@@ -96,7 +118,13 @@ class GroupLookup:
         found = []
         for shard, base in zip(self.group.shards, self._bases, strict=True):
             rows = slice(base, base + len(shard.rows))
-            found.append(ShardState(shard, whole.weight[rows], {name: state[rows] for name, state in whole.optimizer.items()}))
+            found.append(
+                ShardState(
+                    shard,
+                    whole.weight[rows],
+                    {name: state[rows] for name, state in whole.optimizer.items()},
+                )
+            )
         return found
 
 

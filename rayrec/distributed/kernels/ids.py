@@ -18,10 +18,12 @@ WORD = torch.int32  # of messages
 class GroupIds:
     """What one lookup kernel reads.
 
-    Pooled: for each slot, the bags of all ranks in rank order. Sequence: for each rank, the ids of all slots, each a bag of its own.
+    Pooled: for each slot, the bags of all ranks in rank order. Sequence: for each rank, the ids of
+    all slots, each a bag of its own.
 
     Attributes:
-        ids: (N,) int64; in pooled groups local to the shard's first row, in sequence groups rows of all shards one after the other.
+        ids: (N,) int64; in pooled groups local to the shard's first row, in sequence groups rows of
+            all shards one after the other.
         offsets: (bags + 1,) int64.
         weights: (N,) float32, or None when the group is unweighted.
     """

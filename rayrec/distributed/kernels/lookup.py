@@ -1,4 +1,5 @@
-"""The lookup step: one kernel over one group of shards, which updates its rows in the backward pass.
+"""The lookup step: one kernel over one group of shards, which updates its rows in the backward
+pass.
 
 `FusedLookup` is FBGEMM's table-batched embedding with sum pooling; `TorchLookup` does the same with
 its update in torch. `make_lookup` takes FBGEMM's kernels where they train the optimizer as defined
@@ -9,8 +10,9 @@ rest is faster in torch (benchmarks/lookup.py). On CUDA they have all of them, w
 belongs to each; Adam's refuses float16 tables (fbgemm-gpu 1.8.0: it takes an optional state that
 nobody passes for a float16 one and wants float32).
 
-Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states` shows rows and optimizer state as live
-rectangles, which checkpoints, resharding and initial values write through.
+Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states`
+shows rows and optimizer state as live rectangles, which checkpoints, resharding and initial values
+write through.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from typing import Any, Protocol
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -36,7 +42,16 @@ from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, is_vectorized
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType
-from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    RowWiseAdagrad,
+    SparseOptimizer,
+)
 
 _KERNEL_OPTIMIZER = {
     SGD: EmbOptimType.EXACT_SGD,
@@ -62,7 +77,8 @@ class Lookup(Protocol):
     """One kernel over the shards of one `LookupGroup` of this rank.
 
     Attributes:
-        iteration: updates so far, where the optimizer corrects its bias by it; a checkpoint carries it.
+        iteration: updates so far, where the optimizer corrects its bias by it; a checkpoint carries
+            it.
     """
 
     iteration: int
@@ -73,7 +89,9 @@ class Lookup(Protocol):
         ...
 
     def __call__(self, routed: GroupIds) -> Tensor:
-        """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward updates the rows."""
+        """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward
+        updates the rows.
+        """
         ...
 
     def set_learning_rate(self, lr: float) -> None:
@@ -92,7 +110,8 @@ def make_lookup(
     workers: Workers | None = None,
     space: TableSpace | None = None,
 ) -> FusedLookup | RowWiseAdagradLookup | TorchLookup:
-    """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with its update in torch.
+    """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with
+    its update in torch.
 
     Args:
         group: what to look up.
@@ -101,20 +120,23 @@ def make_lookup(
         workers: share the work on CPU; the calling thread alone when None.
         space: where the rows of a group lie that is read in place, on CPU.
     Raises:
-        ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's memory.
+        ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's
+            memory.
     """
     if device.type == "cpu":
         if isinstance(optimizer, RowWiseAdagrad) and is_vectorized(optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, optimizer, workers, space)
         return TorchLookup(group, optimizer, device, workers, space)
-    fused = has_fused_kernel(optimizer, device.type, group.key.data_type) and not group.key.odd and group.key.data_type in _KERNEL_TYPE
+    fused = (
+        has_fused_kernel(optimizer, device.type, group.key.data_type)
+        and not group.key.odd
+        and group.key.data_type in _KERNEL_TYPE
+    )
     return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
 
 
 def has_fused_kernel(
-    optimizer: SparseOptimizer,
-    device_type: str,
-    data_type: DataType = DataType.FP32,
+    optimizer: SparseOptimizer, device_type: str, data_type: DataType = DataType.FP32
 ) -> bool:
     """Whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update.
 
@@ -138,8 +160,13 @@ def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:
     arguments: dict[str, Any] = {"optimizer": _KERNEL_OPTIMIZER[type(optimizer)], "eps": 1e-8}
     values = optimizer.hyperparameters
     arguments["learning_rate"] = values["lr"]
-    arguments |= {n: values[n] for n in ("eps", "beta1", "beta2", "momentum", "eta", "weight_decay") if n in values}
-    if isinstance(optimizer, RowWiseAdagrad) and optimizer.weight_decay:  # the others have one fixed mode, and NONE means it
+    arguments |= {
+        n: values[n]
+        for n in ("eps", "beta1", "beta2", "momentum", "eta", "weight_decay")
+        if n in values
+    }
+    # the others have one fixed mode, and NONE means it
+    if isinstance(optimizer, RowWiseAdagrad) and optimizer.weight_decay:
         arguments["weight_decay_mode"] = _DECAY_MODE[optimizer.weight_decay_mode]
     if optimizer.max_gradient is not None:
         arguments |= {"gradient_clipping": True, "max_gradient": optimizer.max_gradient}
@@ -147,7 +174,8 @@ def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:
 
 
 class FusedLookup:
-    """The shards of one `LookupGroup` of this rank, their optimizer state, and FBGEMM's kernel over them.
+    """The shards of one `LookupGroup` of this rank, their optimizer state, and FBGEMM's kernel over
+    them.
 
     Args:
         group: what to look up.
@@ -157,7 +185,9 @@ class FusedLookup:
         ConfigError: FBGEMM's kernel would not apply this update.
     """
 
-    def __init__(self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device) -> None:
+    def __init__(
+        self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device
+    ) -> None:
         if not has_fused_kernel(optimizer, device.type, group.key.data_type):
             raise ConfigError(
                 f"FBGEMM's {device.type} kernel does not train {group.key.data_type.value} tables "
@@ -176,7 +206,8 @@ class FusedLookup:
             stochastic_rounding=False,
             pooling_mode=PoolingMode.SUM,
             device=device,
-            bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked where they enter, with names that mean something
+            # ids are checked where they enter, with names that mean something
+            bounds_check_mode=BoundsCheckMode.NONE,
             cache_load_factor=storage.load_factor or 1.0,  # read only where there is a cache
             table_names=[f"{s.table}/r{s.rows.start}c{s.cols.start}" for s in group.shards],
             **kernel_arguments(optimizer),
@@ -212,8 +243,8 @@ class FusedLookup:
     def shard_states(self) -> list[ShardState]:
         """Live views of the rows and optimizer state of every shard.
 
-        Rows with a cache are written back and leave it, so that the views are whole and what is written through them counts. They are live
-        until the next lookup; ask again after that.
+        Rows with a cache are written back and leave it, so that the views are whole and what is
+        written through them counts. They are live until the next lookup; ask again after that.
         """
         self.kernel.flush()
         self.kernel.reset_cache_states()
@@ -222,6 +253,9 @@ class FusedLookup:
         states = self.kernel.split_optimizer_states() or [() for _ in tables]
         found = []
         for shard, table, state in zip(self.group.shards, tables, states, strict=True):
-            views = {name: t.view(-1) if widths[name] == "row" else t for name, t in zip(widths, state, strict=True)}
+            views = {
+                name: t.view(-1) if widths[name] == "row" else t
+                for name, t in zip(widths, state, strict=True)
+            }
             found.append(ShardState(shard=shard, weight=table, optimizer=views))
         return found

@@ -1,8 +1,10 @@
-"""How a kernel's work is cut into tasks for several threads, as pure functions. The sum of a bag or of a row's gradient is never cut.
+"""How a kernel's work is cut into tasks for several threads, as pure functions. The sum of a bag or
+of a row's gradient is never cut.
 
-The forward pass is cut into blocks of slots and bags, the update by shards; of a shard that has more than one thread's share of the work,
-every task takes the rows of some blocks of rows. A kernel that is given a part adds up the same numbers in the same order as for the
-whole, so results are equal bit for bit. Tasks come with the largest first, so that the threads end together.
+The forward pass is cut into blocks of slots and bags, the update by shards; of a shard that has
+more than one thread's share of the work, every task takes the rows of some blocks of rows. A kernel
+that is given a part adds up the same numbers in the same order as for the whole, so results are
+equal bit for bit. Tasks come with the largest first, so that the threads end together.
 """
 
 # S slots, N ids, T threads
@@ -20,7 +22,8 @@ from torch import Tensor
 from rayrec.sparse.ops import complete_cumsum
 
 LEAST_VALUES = 1 << 14  # read and written by the kernel; less is not worth waking a thread
-_CACHED_VALUES = 1 << 17  # of one task's output, which is still in the core's cache when it is copied to its columns
+# of one task's output, which is still in the core's cache when it is copied to its columns
+_CACHED_VALUES = 1 << 17
 _TASKS_PER_THREAD = 2
 _ROW_BITS = 4  # rows that go to one task together: their row-wise state shares a cache line
 
@@ -35,7 +38,8 @@ class Block(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Of neighbouring slots, with all slots of their shards, every `parts`-th block of rows from block `part` on.
+    """Of neighbouring slots, with all slots of their shards, every `parts`-th block of rows from
+    block `part` on.
 
     Attributes:
         parts: a power of two.
@@ -70,7 +74,10 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
         pieces = min(bags, max(math.ceil(cost / most), math.ceil(bags * width / _CACHED_VALUES)))
         if pieces > 1:
             cuts = [bags * i // pieces for i in range(pieces + 1)]
-            found += [(cost / pieces, Block(range(slot, slot + 1), range(a, b))) for a, b in pairwise(cuts)]
+            found += [
+                (cost / pieces, Block(range(slot, slot + 1), range(a, b)))
+                for a, b in pairwise(cuts)
+            ]
             values = _CACHED_VALUES
             continue
         values += bags * width
@@ -83,7 +90,9 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
     return _largest_first(found)
 
 
-def cut_rows(ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], threads: int) -> list[Share]:
+def cut_rows(
+    ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], threads: int
+) -> list[Share]:
     """Shares that touch every row of every shard once.
 
     Args:
@@ -103,7 +112,11 @@ def cut_rows(ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], t
         if cost > total / threads:
             parts = 1 << (threads - 1).bit_length()
             found += [(cost / parts, Share(range(first, last), i, parts)) for i in range(parts)]
-        elif found and found[-1][1].parts == 1 and found[-1][0] + cost <= total / (_TASKS_PER_THREAD * threads):
+        elif (
+            found
+            and found[-1][1].parts == 1
+            and found[-1][0] + cost <= total / (_TASKS_PER_THREAD * threads)
+        ):
             before, share = found[-1]
             found[-1] = before + cost, Share(range(share.slots.start, last))
         else:
@@ -115,7 +128,9 @@ def _largest_first(found: list[tuple[float, P]]) -> list[P]:
     return [part for _, part in sorted(found, key=lambda pair: -pair[0])]
 
 
-def take_share(ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share) -> tuple[Tensor, Tensor, Tensor | None]:
+def take_share(
+    ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The ids of a share, in the same bags and the same order.
 
     Args:
@@ -123,11 +138,16 @@ def take_share(ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, 
         offsets: (S * bags + 1,) of all slots.
         weights: (N,) or None.
     Returns:
-        The same for the share's slots; views of `ids` and `weights` where it has all rows of their shards.
+        The same for the share's slots; views of `ids` and `weights` where it has all rows of their
+        shards.
     """
     offsets = offsets[share.slots.start * bags : share.slots.stop * bags + 1]
     first, last = int(offsets[0]), int(offsets[-1])
-    ids, offsets, weights = ids[first:last], offsets - first, None if weights is None else weights[first:last]
+    ids, offsets, weights = (
+        ids[first:last],
+        offsets - first,
+        None if weights is None else weights[first:last],
+    )
     if share.parts == 1:
         return ids, offsets, weights
     mine = ids.bitwise_and((share.parts - 1) << _ROW_BITS) == share.part << _ROW_BITS
@@ -136,4 +156,5 @@ def take_share(ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, 
 
 
 def _compress(values: Tensor, mine: Tensor) -> Tensor:
-    return torch.from_numpy(values.numpy().compress(mine.numpy()))  # torch's masked_select takes five times as long
+    # torch's masked_select takes five times as long
+    return torch.from_numpy(values.numpy().compress(mine.numpy()))

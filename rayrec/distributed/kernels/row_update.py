@@ -1,8 +1,9 @@
 """The update of touched rows in vectorised torch: every sparse optimizer's formula, once.
 
-A formula gets copies of U rows with their summed gradients and state, as float32, and leaves the new values in them; it knows nothing of
-tables, ids or devices. `rayrec.optim.sparse` states each formula; where FBGEMM has a CUDA kernel for it, this is the same definition.
-Costs a few passes over (U, D) temporaries, so callers hand in blocks of rows that fit a cache.
+A formula gets copies of U rows with their summed gradients and state, as float32, and leaves the
+new values in them; it knows nothing of tables, ids or devices. `rayrec.optim.sparse` states each
+formula; where FBGEMM has a CUDA kernel for it, this is the same definition. Costs a few passes over
+(U, D) temporaries, so callers hand in blocks of rows that fit a cache.
 """
 
 # U touched rows, D width
@@ -15,12 +16,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rayrec.optim import LAMB, SGD, Adagrad, Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    RowWiseAdagrad,
+    SparseOptimizer,
+)
 
 State = dict[str, Tensor]
 
 
-def update_rows(optimizer: SparseOptimizer, lr: float, iteration: int, weight_UD: Tensor, grad_UD: Tensor, state: State) -> None:
+def update_rows(
+    optimizer: SparseOptimizer,
+    lr: float,
+    iteration: int,
+    weight_UD: Tensor,
+    grad_UD: Tensor,
+    state: State,
+) -> None:
     """Apply one update to rows, in place.
 
     Args:
@@ -33,9 +50,14 @@ def update_rows(optimizer: SparseOptimizer, lr: float, iteration: int, weight_UD
     """
     if optimizer.max_row_norm is not None:
         norm_U = grad_UD.norm(dim=1)
-        grad_UD.mul_(torch.where(norm_U > optimizer.max_row_norm, optimizer.max_row_norm / norm_U, 1.0).unsqueeze(1))
+        grad_UD.mul_(
+            torch.where(
+                norm_U > optimizer.max_row_norm, optimizer.max_row_norm / norm_U, 1.0
+            ).unsqueeze(1)
+        )
     decay = getattr(optimizer, "weight_decay", 0.0)
-    if decay and hasattr(optimizer, "weight_decay_mode"):  # LAMB and LARS have their own place for it
+    # LAMB and LARS have their own place for it
+    if decay and hasattr(optimizer, "weight_decay_mode"):
         if optimizer.weight_decay_mode == "l2":
             grad_UD.add_(weight_UD, alpha=decay)
         else:
@@ -52,7 +74,9 @@ def _adagrad(o: Adagrad, lr: float, t: int, weight: Tensor, grad: Tensor, state:
     weight.addcdiv_(grad, sum_UD.sqrt().add_(o.eps), value=-lr)
 
 
-def _rowwise_adagrad(o: RowWiseAdagrad, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
+def _rowwise_adagrad(
+    o: RowWiseAdagrad, lr: float, t: int, weight: Tensor, grad: Tensor, state: State
+) -> None:
     sum_U = state["momentum1"].add_(_mean_square(grad))
     weight.sub_(grad.mul_((lr / (sum_U.sqrt() + o.eps)).unsqueeze(1)))
 
@@ -62,7 +86,9 @@ def _adam(o: Adam, lr: float, t: int, weight: Tensor, grad: Tensor, state: State
     weight.addcdiv_(first_UD, root_UD, value=-lr * scale)
 
 
-def _partial_rowwise_adam(o: PartialRowWiseAdam, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
+def _partial_rowwise_adam(
+    o: PartialRowWiseAdam, lr: float, t: int, weight: Tensor, grad: Tensor, state: State
+) -> None:
     second_U = state["momentum2"].mul_(o.beta2).add_(_mean_square(grad), alpha=1 - o.beta2)
     first_UD = state["momentum1"].lerp_(grad, 1 - o.beta1)
     scale_U = lr / (1 - o.beta1**t) / ((second_U / (1 - o.beta2**t)).sqrt_() + o.eps)
@@ -86,12 +112,20 @@ def _lars_sgd(o: LarsSGD, lr: float, t: int, weight: Tensor, grad: Tensor, state
     weight.sub_(state["momentum1"].mul_(o.momentum).add_(grad.mul_(rate_U.unsqueeze(1))))
 
 
-def _adam_moments(o: Adam | LAMB, t: int, grad: Tensor, state: State) -> tuple[Tensor, Tensor, float]:
-    """m, r and c such that Adam's direction is c m / r: corrections of the bias are taken out of the rows, into c and eps."""
+def _adam_moments(
+    o: Adam | LAMB, t: int, grad: Tensor, state: State
+) -> tuple[Tensor, Tensor, float]:
+    """m, r and c such that Adam's direction is c m / r: corrections of the bias are taken out of
+    the rows, into c and eps.
+    """
     first_UD = state["momentum1"].lerp_(grad, 1 - o.beta1)
     second_UD = state["momentum2"].lerp_(grad.square_(), 1 - o.beta2)
     correction = math.sqrt(1 - o.beta2**t)
-    return first_UD, torch.sqrt(second_UD, out=grad).add_(o.eps * correction), correction / (1 - o.beta1**t)
+    return (
+        first_UD,
+        torch.sqrt(second_UD, out=grad).add_(o.eps * correction),
+        correction / (1 - o.beta1**t),
+    )
 
 
 def _mean_square(grad: Tensor) -> Tensor:

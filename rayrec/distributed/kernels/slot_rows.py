@@ -1,7 +1,7 @@
 """Where the rows of slots lie in one flat buffer, and what only reads them on CPU.
 
-FBGEMM's CPU operators do so, but they know no bfloat16. There the rows of some bags, a cacheful, are
-widened to float32 and summed by torch, which reads and writes them once more.
+FBGEMM's CPU operators do so, but they know no bfloat16. There the rows of some bags, a cacheful,
+are widened to float32 and summed by torch, which reads and writes them once more.
 """
 
 # S slots, N ids, D columns of all slots
@@ -25,7 +25,9 @@ _WIDENED = 1 << 17  # values that are widened at a time
 
 
 def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
-    """(N, D) float32 rows of a table: equal to sums over bags of one id, but that a negative zero keeps its sign."""
+    """(N, D) float32 rows of a table: equal to sums over bags of one id, but that a negative zero
+    keeps its sign.
+    """
     found = torch.empty(rows_N.numel(), table.shape[1])
     blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
 
@@ -43,8 +45,11 @@ def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
     return found
 
 
-def pool_widened(table: Tensor, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None, out: Tensor) -> None:
-    """Sum rows of any float type over bags, in torch: a cacheful is widened to float32, then summed.
+def pool_widened(
+    table: Tensor, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None, out: Tensor
+) -> None:
+    """Sum rows of any float type over bags, in torch: a cacheful is widened to float32, then
+    summed.
 
     Args:
         offsets: (bags + 1,) into `ids_N`.
@@ -124,7 +129,9 @@ class SlotRows:
                 (block.slots.stop - 1) * bags + block.bags.stop,
             )
             columns = slice(self.columns[block.slots.start], self.columns[block.slots.stop])
-            pooled[block.bags.start : block.bags.stop, columns] = self._sums(block, ids, offsets[first : last + 1], weights)
+            pooled[block.bags.start : block.bags.stop, columns] = self._sums(
+                block, ids, offsets[first : last + 1], weights
+            )
 
         self.workers.run([partial(fill, block) for block in blocks])
         return pooled
@@ -155,13 +162,17 @@ class SlotRows:
         count = (self.rows.numel() - start) // width
         return self.rows[start : start + count * width].view(count, width)
 
-    def _widened_sums(self, block: Block, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def _widened_sums(
+        self, block: Block, ids: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
         bags, first = len(block.bags), self.columns[block.slots.start]
         pooled = torch.empty(bags, self.columns[block.slots.stop] - first)
         for i, slot in enumerate(block.slots):
             column = self.columns[slot] - first
             out = pooled[:, column : column + self.widths[slot]]
-            pool_widened(self._table(slot), ids, offsets[i * bags : (i + 1) * bags + 1], weights, out)
+            pool_widened(
+                self._table(slot), ids, offsets[i * bags : (i + 1) * bags + 1], weights, out
+            )
         return pooled
 
     def _widened_weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
@@ -171,7 +182,9 @@ class SlotRows:
             cut = offsets[slot * bags : (slot + 1) * bags + 1]
             of_slot, column = slice(int(cut[0]), int(cut[-1])), self.columns[slot]
             of_bags = grad[:, column : column + width].repeat_interleave(cut.diff(), 0)
-            found[of_slot] = torch.einsum("nd,nd->n", self._table(slot).index_select(0, ids[of_slot]).float(), of_bags)
+            found[of_slot] = torch.einsum(
+                "nd,nd->n", self._table(slot).index_select(0, ids[of_slot]).float(), of_bags
+            )
         return found
 
     def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
@@ -181,7 +194,9 @@ class SlotRows:
         slots = len(self.widths)
         found = torch.empty(ids.numel())
         bags = (offsets.numel() - 1) // slots
-        shares = cut_rows(ids_per_slot(offsets, slots), self.widths, range(slots), self.workers.threads)
+        shares = cut_rows(
+            ids_per_slot(offsets, slots), self.widths, range(slots), self.workers.threads
+        )
 
         def fill(slots: range) -> None:
             a, b = slots.start, slots.stop
@@ -197,5 +212,7 @@ class SlotRows:
                 self._all_S[a:b],
             )
 
-        self.workers.run([partial(fill, slots) for slots in dict.fromkeys(share.slots for share in shares)])
+        self.workers.run(
+            [partial(fill, slots) for slots in dict.fromkeys(share.slots for share in shares)]
+        )
         return found

@@ -1,7 +1,8 @@
 """Tables in memory that all ranks share: where every rank finds the rows of every shard.
 
-A column block of a table lies there in one piece, whoever owns which of its row blocks, so that a lookup of any row is that of an uncut
-table. A replicated table is there once per rank. Only its owner writes a row, and is the first to touch its memory.
+A column block of a table lies there in one piece, whoever owns which of its row blocks, so that a
+lookup of any row is that of an uncut table. A replicated table is there once per rank. Only its
+owner writes a row, and is the first to touch its memory.
 """
 
 from __future__ import annotations
@@ -35,25 +36,35 @@ class TableSpace:
     starts: Mapping[Shard, int]
 
     @staticmethod
-    def of(tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange) -> TableSpace | None:
-        """Shared memory of zeros for tables of one type, or None where ranks have none; all ranks call it together."""
+    def of(
+        tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange
+    ) -> TableSpace | None:
+        """Shared memory of zeros for tables of one type, or None where ranks have none; all ranks
+        call it together.
+        """
         starts: dict[Shard, int] = {}
         used = 0
         for table in tables:
             layout = layouts[table.name]
             blocks: dict[tuple[int, int], int] = {}  # (replica, first column) -> first value
             for shard in layout.shards(table.name):
-                width, replica = len(shard.cols), -1 if isinstance(layout, TableLayout) else shard.rank
+                width, replica = (
+                    len(shard.cols),
+                    -1 if isinstance(layout, TableLayout) else shard.rank,
+                )
                 block = (replica, shard.cols.start)
                 if block not in blocks:
-                    blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))  # a row number tells where it is
+                    # a row number tells where it is
+                    blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))
                     used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width
         dtype = torch_dtype(tables[0])
         memory = exchange.share(dtype.itemsize * _round_up(used, _ALIGNMENT))
         if memory is None:
             return None
-        space = TableSpace({table.name: layouts[table.name] for table in tables}, memory.view(dtype), starts)
+        space = TableSpace(
+            {table.name: layouts[table.name] for table in tables}, memory.view(dtype), starts
+        )
         for shard in starts:
             if shard.rank == exchange.rank and exchange.world_size > 1:
                 make_huge(space.rows_of(shard))
@@ -75,7 +86,11 @@ class TableSpace:
     def column_blocks(self, table: str, rank: int) -> list[tuple[int, int]]:
         """First value and width of each column block of a table, in order, as `rank` reads them."""
         layout = self.layouts[table]
-        shards = [s for s in layout.shards(table) if s.rows.start == 0 and (isinstance(layout, TableLayout) or s.rank == rank)]
+        shards = [
+            s
+            for s in layout.shards(table)
+            if s.rows.start == 0 and (isinstance(layout, TableLayout) or s.rank == rank)
+        ]
         return [(self.starts[s], len(s.cols)) for s in sorted(shards, key=lambda s: s.cols.start)]
 
 

@@ -1,14 +1,17 @@
-"""A lookup kernel whose update is torch's: trains every sparse optimizer, on any device, with the interface of the FBGEMM one.
+"""A lookup kernel whose update is torch's: trains every sparse optimizer, on any device, with the
+interface of the FBGEMM one.
 
-Rows of equal width share one buffer. Forward is FBGEMM's pooling on CPU and one `embedding_bag` per width elsewhere. The transpose of an
-`embedding_bag` is one, too: after a stable sort of the ids, the gradient of a touched row is the (weighted) sum of the gradients of the
-bags that hold it. So the backward pass sums over equal ids without an (ids, width) temporary, walks the touched rows in blocks that fit
-a cache, and updates each block at once; no gradient of table size is ever made. The order of every sum is fixed, so replicas stay equal
-bit for bit.
+Rows of equal width share one buffer. Forward is FBGEMM's pooling on CPU and one `embedding_bag` per
+width elsewhere. The transpose of an `embedding_bag` is one, too: after a stable sort of the ids,
+the gradient of a touched row is the (weighted) sum of the gradients of the bags that hold it. So
+the backward pass sums over equal ids without an (ids, width) temporary, walks the touched rows in
+blocks that fit a cache, and updates each block at once; no gradient of table size is ever made. The
+order of every sum is fixed, so replicas stay equal bit for bit.
 
-Costs a sort of the ids and a read and a write of the touched rows and of their state: for as many ids 1.5 to 3 times FBGEMM's fused
-row-wise Adagrad on CPU, by the state of the optimizer (benchmarks/lookup.py); see `lookup.make_lookup` for when it is chosen. Leaves out:
-rows outside of device memory on CUDA.
+Costs a sort of the ids and a read and a write of the touched rows and of their state: for as many
+ids 1.5 to 3 times FBGEMM's fused row-wise Adagrad on CPU, by the state of the optimizer
+(benchmarks/lookup.py); see `lookup.make_lookup` for when it is chosen. Leaves out: rows outside of
+device memory on CUDA.
 """
 
 # B bags per slot, S slots of one width, N their ids, U touched rows, D width
@@ -23,7 +26,15 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.kernels.bands import Bags, Band, bag_sums, bands_of, put_rows, shift, slot_rows
+from rayrec.distributed.kernels.bands import (
+    Bags,
+    Band,
+    bag_sums,
+    bands_of,
+    put_rows,
+    shift,
+    slot_rows,
+)
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.parts import Share, cut_rows, ids_per_slot
 from rayrec.distributed.kernels.row_update import update_rows
@@ -35,11 +46,13 @@ from rayrec.errors import ConfigError
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import complete_cumsum, runs
 
-_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}  # of touched rows updated at once: 512 KiB per temporary, or few launches
+# of touched rows updated at once: 512 KiB per temporary, or few launches
+_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 
 
 class TorchLookup:
-    """The shards of one `LookupGroup` of this rank, their optimizer state, and the operators over them.
+    """The shards of one `LookupGroup` of this rank, their optimizer state, and the operators over
+    them.
 
     Args:
         group: what to look up.
@@ -50,7 +63,8 @@ class TorchLookup:
     Attributes:
         iteration: updates so far; Adam and its kin correct their bias by it.
     Raises:
-        ConfigError: the rows shall live outside of a GPU's memory, which only FBGEMM's kernels can do.
+        ConfigError: the rows shall live outside of a GPU's memory, which only FBGEMM's kernels can
+            do.
     """
 
     def __init__(
@@ -66,14 +80,23 @@ class TorchLookup:
             why = f"{optimizer} on {group.key.data_type.value} tables"
             why += " of widths that are no multiple of 4" if group.key.odd else ""
             raise ConfigError(
-                f"FBGEMM has no CUDA kernel for {why}, so the rows of {tables} cannot have storage {group.key.storage.label!r}. "
-                "Change storage, type or width, or train without max_row_norm, with a decay that FBGEMM knows, and Adam on FP32 "
+                f"FBGEMM has no CUDA kernel for {why}, so the rows of {tables} cannot have storage "
+                f"{group.key.storage.label!r}. "
+                "Change storage, type or width, or train without max_row_norm, with a decay that "
+                "FBGEMM knows, and Adam on FP32 "
                 "(docs/optimizers.md)."
             )
-        self.group, self.optimizer, self.device, self.workers = group, optimizer, device, workers or Workers()
+        self.group, self.optimizer, self.device, self.workers = (
+            group,
+            optimizer,
+            device,
+            workers or Workers(),
+        )
         self.learning_rate, self.iteration = optimizer.lr, 0
         rows, self._bands = bands_of(group, optimizer, device, space)
-        self._slots = slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
+        self._slots = (
+            slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
+        )
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
 
     def __call__(self, routed: GroupIds) -> Tensor:
@@ -94,19 +117,31 @@ class TorchLookup:
         for band in self._bands:
             for shard, first in band.shards.items():
                 rows = slice(first, first + len(shard.rows))
-                found[shard] = ShardState(shard, band.weight[rows], {name: state[rows] for name, state in band.state.items()})
+                found[shard] = ShardState(
+                    shard,
+                    band.weight[rows],
+                    {name: state[rows] for name, state in band.state.items()},
+                )
         return [found[shard] for shard in self.group.shards]
 
-    def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]) -> Tensor:
+    def _pool(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]
+    ) -> Tensor:
         if self.group.key.sequence:  # one slot, and every id a bag of its own
             table, rows_N = self._bands[0].weight, bags[0].rows_N
-            return table.index_select(0, rows_N).float() if self._slots is None else take_rows(table, rows_N, self.workers)
+            return (
+                table.index_select(0, rows_N).float()
+                if self._slots is None
+                else take_rows(table, rows_N, self.workers)
+            )
         if self._slots is not None:
             return self._slots.look_up(ids, offsets, weights)
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         pooled = torch.empty(num_bags, self.group.width, device=self.device)
         for band, b in zip(self._bands, bags, strict=True):
-            part = bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(len(band.slots), num_bags, band.width)
+            part = bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(
+                len(band.slots), num_bags, band.width
+            )
             for i, column in enumerate(band.columns):
                 pooled[:, column : column + band.width] = part[i]
         return pooled
@@ -115,13 +150,23 @@ class TorchLookup:
         """See `GroupLookup.update_in_place`; of pooled groups `grad` has the group's columns alone."""
         with self.workers.alone():
             if self.group.key.sequence:
-                grad = grad[:, self.group.first_column : self.group.first_column + self.group.width].contiguous()
-            self._update_all(self._split(routed.ids, routed.offsets, routed.weights), self._by_band(grad))
+                grad = grad[
+                    :, self.group.first_column : self.group.first_column + self.group.width
+                ].contiguous()
+            self._update_all(
+                self._split(routed.ids, routed.offsets, routed.weights), self._by_band(grad)
+            )
 
     def _update_all(self, bags: Sequence[Bags], by_band: Sequence[Tensor]) -> None:
         self.iteration += 1
         parts = zip(self._bands, bags, by_band, strict=True)
-        self.workers.run([task for band, b, grad_of_bags in parts for task in self._updates(band, b, grad_of_bags)])
+        self.workers.run(
+            [
+                task
+                for band, b, grad_of_bags in parts
+                for task in self._updates(band, b, grad_of_bags)
+            ]
+        )
 
     def _by_band(self, grad: Tensor) -> list[Tensor]:
         limit = self.optimizer.max_gradient
@@ -139,34 +184,67 @@ class TorchLookup:
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         bounds = offsets[:: max(num_bags, 1)]
         if len(self._bands) == 1:
-            return [self._bags(self._bands[0], shift(ids, self._bands[0], bounds), offsets, weights, (slice(None),))]
-        cuts, lengths, found = bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1), offsets.diff(), []
+            return [
+                self._bags(
+                    self._bands[0],
+                    shift(ids, self._bands[0], bounds),
+                    offsets,
+                    weights,
+                    (slice(None),),
+                )
+            ]
+        cuts, lengths, found = (
+            bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1),
+            offsets.diff(),
+            [],
+        )
         for band in self._bands:
             slots = runs(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
-            own = complete_cumsum(torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots]))
+            own = complete_cumsum(
+                torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots])
+            )
             rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
             found.append(self._bags(band, rows_N, own, weights_N, spans))
         return found
 
-    def _bags(self, band: Band, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None, spans: tuple[slice, ...]) -> Bags:
+    def _bags(
+        self,
+        band: Band,
+        rows_N: Tensor,
+        offsets: Tensor,
+        weights_N: Tensor | None,
+        spans: tuple[slice, ...],
+    ) -> Bags:
         slots = len(band.slots)
-        return Bags(rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1)
+        return Bags(
+            rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1
+        )
 
-    def _grad_of_weights(self, bags: Sequence[Bags], grads: Sequence[Tensor], weights: Tensor) -> Tensor:
+    def _grad_of_weights(
+        self, bags: Sequence[Bags], grads: Sequence[Tensor], weights: Tensor
+    ) -> Tensor:
         """(N,): what each id's weight scales, its row, times the gradient of its bag."""
         found = torch.empty_like(weights)
         for band, b, grad in zip(self._bands, bags, grads, strict=True):
             step = max(1, self._block_elements() // band.width)
             dots = weights.new_empty(b.rows_N.numel())
 
-            def fill(dots: Tensor, rows: Tensor, bag: Tensor, band: Band = band, grad: Tensor = grad) -> None:
+            def fill(
+                dots: Tensor, rows: Tensor, bag: Tensor, band: Band = band, grad: Tensor = grad
+            ) -> None:
                 dots.copy_(torch.einsum("nd,nd->n", band.weight[rows].float(), grad[bag]))
 
-            parts = zip(dots.split(step), b.rows_N.split(step), b.grad_row_N().split(step), strict=True)
+            parts = zip(
+                dots.split(step), b.rows_N.split(step), b.grad_row_N().split(step), strict=True
+            )
             self.workers.run([partial(fill, *part) for part in parts])
-            for span, part in zip(b.spans, dots.split([len(range(*s.indices(weights.numel()))) for s in b.spans]), strict=True):
+            for span, part in zip(
+                b.spans,
+                dots.split([len(range(*s.indices(weights.numel()))) for s in b.spans]),
+                strict=True,
+            ):
                 found[span] = part
         return found
 
@@ -178,7 +256,12 @@ class TorchLookup:
         if self.workers.threads == 1:
             return [partial(self._update, band, bags, grad)]
         shards = [self.group.slot_shards[slot] for slot in band.slots]
-        shares = cut_rows(ids_per_slot(bags.offsets, len(shards)), [band.width] * len(shards), shards, self.workers.threads)
+        shares = cut_rows(
+            ids_per_slot(bags.offsets, len(shards)),
+            [band.width] * len(shards),
+            shards,
+            self.workers.threads,
+        )
         return [partial(self._update_share, band, bags, grad, share) for share in shares]
 
     def _update_share(self, band: Band, bags: Bags, grad: Tensor, share: Share) -> None:
@@ -199,7 +282,12 @@ class TorchLookup:
         for i, first in enumerate(cuts):
             rows = touched_U[first : first + step]
             ids = slice(heads[i], heads[i + 1])
-            sums = bag_sums(grad, bag_N[ids], starts[first : first + step + 1] - heads[i], None if weights_N is None else weights_N[ids])
+            sums = bag_sums(
+                grad,
+                bag_N[ids],
+                starts[first : first + step + 1] - heads[i],
+                None if weights_N is None else weights_N[ids],
+            )
             weight = band.weight.index_select(0, rows).float()
             state = {name: tensor.index_select(0, rows) for name, tensor in band.state.items()}
             update_rows(self.optimizer, self.learning_rate, self.iteration, weight, sums, state)
@@ -212,7 +300,14 @@ class _Pool(torch.autograd.Function):
     """The pooled lookup as a differentiable function whose backward updates the rows."""
 
     @staticmethod
-    def forward(ctx: Any, lookup: TorchLookup, anchor: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        lookup: TorchLookup,
+        anchor: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:
         with lookup.workers.alone():
             bags = lookup._split(ids, offsets, weights)
             ctx.lookup, ctx.bags, ctx.weights = lookup, bags, weights
@@ -223,6 +318,10 @@ class _Pool(torch.autograd.Function):
         lookup: TorchLookup = ctx.lookup
         with lookup.workers.alone():
             by_band = lookup._by_band(grads[0].contiguous())
-            grad_of_weights = lookup._grad_of_weights(ctx.bags, by_band, ctx.weights) if ctx.needs_input_grad[4] else None
+            grad_of_weights = (
+                lookup._grad_of_weights(ctx.bags, by_band, ctx.weights)
+                if ctx.needs_input_grad[4]
+                else None
+            )
             lookup._update_all(ctx.bags, by_band)
         return None, None, None, None, grad_of_weights

@@ -1,9 +1,10 @@
 """The threads that share a rank's embedding work on CPU.
 
-The kernels of a lookup run on one thread, whatever torch is told, except where they stop at barriers for sorts of a few thousand ids. So
-a rank that has several threads cuts its work into tasks, and each thread works them off with one torch thread; the operators release the
-GIL. Which thread takes a task changes no result. Dense layers outside of `run` keep all of torch's threads: torch counts threads for each
-thread that calls it. Waking the others costs some 50 microseconds.
+The kernels of a lookup run on one thread, whatever torch is told, except where they stop at
+barriers for sorts of a few thousand ids. So a rank that has several threads cuts its work into
+tasks, and each thread works them off with one torch thread; the operators release the GIL. Which
+thread takes a task changes no result. Dense layers outside of `run` keep all of torch's threads:
+torch counts threads for each thread that calls it. Waking the others costs some 50 microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Task = Callable[[], object]
 
 
 class Workers:
-    """The calling thread and `threads - 1` more, which start with the first work for them and end with this object.
+    """The calling thread and `threads - 1` more, which start with the first work for them and end
+    with this object.
 
     Args:
         threads: that work at once.
@@ -38,7 +40,8 @@ class Workers:
         return Workers(torch.get_num_threads() if device.type == "cpu" else 1)
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Run all tasks, the first ones first, and wait for them. They must not need each other, nor autograd.
+        """Run all tasks, the first ones first, and wait for them. They must not need each other,
+        nor autograd.
 
         Raises:
             The error of a task, when all threads have stopped.
@@ -48,8 +51,13 @@ class Workers:
             others = []
             if min(self.threads, len(tasks)) > 1:
                 if self._others is None:
-                    self._others = ThreadPoolExecutor(self.threads - 1, "rayrec-lookup", torch.set_num_threads, (1,))
-                others = [self._others.submit(_work_off, left) for _ in range(min(self.threads, len(tasks)) - 1)]
+                    self._others = ThreadPoolExecutor(
+                        self.threads - 1, "rayrec-lookup", torch.set_num_threads, (1,)
+                    )
+                others = [
+                    self._others.submit(_work_off, left)
+                    for _ in range(min(self.threads, len(tasks)) - 1)
+                ]
             try:
                 _work_off(left)
             finally:
@@ -72,6 +80,7 @@ class Workers:
 
 
 def _work_off(tasks: Iterator[Task]) -> None:
-    with torch.inference_mode():  # a thread has its own mode, and the outputs of an evaluation may be inference tensors
+    # a thread has its own mode, and the outputs of an evaluation may be inference tensors
+    with torch.inference_mode():
         for task in tasks:
             task()

@@ -1,7 +1,8 @@
 """Many narrow column spans moved row by row, as one index_select over blocks of equal width.
 
-`torch.cat` of column slices walks each slice down all rows, a cache miss or more per row and slice once matrices outgrow the caches; a
-block gather reads and writes every row once from left to right. It needs one source and blocks of at least 16 columns to be worth it.
+`torch.cat` of column slices walks each slice down all rows, a cache miss or more per row and slice
+once matrices outgrow the caches; a block gather reads and writes every row once from left to right.
+It needs one source and blocks of at least 16 columns to be worth it.
 """
 
 # B rows, w columns of a block
@@ -27,8 +28,11 @@ class BlockGather:
     columns: int  # of the source
 
     @staticmethod
-    def of(pieces: Sequence[tuple[int, int]], columns: int, least: int, device: torch.device) -> BlockGather | None:
-        """The gather of spans that are neighbours in the output, or None where `torch.cat` is as good.
+    def of(
+        pieces: Sequence[tuple[int, int]], columns: int, least: int, device: torch.device
+    ) -> BlockGather | None:
+        """The gather of spans that are neighbours in the output, or None where `torch.cat` is as
+        good.
 
         Args:
             pieces: per span its first source column and its width, in output order.
@@ -46,4 +50,6 @@ class BlockGather:
         rows = source.shape[0]
         blocks = source.contiguous().view(rows, self.columns // self.width, self.width)
         into = None if out is None else out.view(rows, self.index.numel(), self.width)
-        return torch.index_select(blocks, 1, self.index, out=into).view(rows, self.index.numel() * self.width)
+        return torch.index_select(blocks, 1, self.index, out=into).view(
+            rows, self.index.numel() * self.width
+        )

@@ -1,15 +1,19 @@
-"""What every rank looks up and what travels: the vocabulary of the slot table, which `compile` makes once per plan.
+"""What every rank looks up and what travels: the vocabulary of the slot table, which `compile`
+makes once per plan.
 
-A *use* is one feature looked up in one table of one collection. A *slot* is one use looked up in one shard. A *piece* is what travels:
-one feature's bags restricted to one row block; slots of the same feature and row cuts share it, so ids cross the wire once per
-destination rank however many column blocks or tables read them there. Slots are grouped by what one kernel can serve (`GroupKey`);
-inside a pooled group they are ordered by (row block, output column), so that neighbours merge into few wide copies. Pooled rows travel as
-matrices: those of row blocks apart, since bags without ids may be left out of them (`compact`). Where all ranks share the memory of a
+A *use* is one feature looked up in one table of one collection. A *slot* is one use looked up in
+one shard. A *piece* is what travels: one feature's bags restricted to one row block; slots of the
+same feature and row cuts share it, so ids cross the wire once per destination rank however many
+column blocks or tables read them there. Slots are grouped by what one kernel can serve
+(`GroupKey`); inside a pooled group they are ordered by (row block, output column), so that
+neighbours merge into few wide copies. Pooled rows travel as matrices: those of row blocks apart,
+since bags without ids may be left out of them (`compact`). Where all ranks share the memory of a
 collection's tables, no row travels at all (`in_place`).
 
-A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the same updates, while its rows go only
-home, so that only its gradient crosses the wire. A sequence (unpooled) use is a lookup whose every id is a bag of its own: its pieces
-carry no lengths, and its slots have as many rows as ids.
+A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the
+same updates, while its rows go only home, so that only its gradient crosses the wire. A sequence
+(unpooled) use is a lookup whose every id is a bag of its own: its pieces carry no lengths, and its
+slots have as many rows as ids.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ class CollectionSpec:
 
 @dataclass(frozen=True)
 class Use:
-    """One feature looked up in one table: `width` columns of the output of `collection`, from `column` on."""
+    """One feature looked up in one table: `width` columns of the output of `collection`, from
+    `column` on.
+    """
 
     index: int  # within its collection
     collection: int
@@ -55,7 +61,9 @@ class Use:
 
 @dataclass(frozen=True)
 class Piece:
-    """The ids of one feature that lie in one row block; `cuts` is None when there is only one block."""
+    """The ids of one feature that lie in one row block; `cuts` is None when there is only one
+    block.
+    """
 
     feature: str
     cuts: tuple[int, ...] | None
@@ -70,11 +78,13 @@ class GroupKey:
     """What the slots of one kernel have in common.
 
     Attributes:
-        width: that of every slot of a sequence group, or of one with a cache, whose rows are all of one width; 0 in others.
+        width: that of every slot of a sequence group, or of one with a cache, whose rows are all of
+            one width; 0 in others.
         two_hop: rows are summed inside the host before they go home; see `two_hop`.
         compact: row blocks, whose bags without ids may stay at home; see `compact`.
-        chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns ascend have one chain, so that a kernel
-            reads their gradients where they lie; GATHERED where these must be gathered first. Of sequences the first column. None for other
+        chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns
+            ascend have one chain, so that a kernel reads their gradients where they lie; GATHERED
+            where these must be gathered first. Of sequences the first column. None for other
             tables.
         odd: widths are no multiple of 4, which FBGEMM's kernels for GPUs need.
     """
@@ -132,7 +142,8 @@ class LookupGroup:
     """The slots of one rank that one kernel serves.
 
     Attributes:
-        bases: of a sequence group that is read in place: the row of the shared memory where each shard begins.
+        bases: of a sequence group that is read in place: the row of the shared memory where each
+            shard begins.
     """
 
     key: GroupKey
@@ -160,7 +171,9 @@ class LookupGroup:
 
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Per slot, output columns between the one before and it, where gradients are read in place; else 0."""
+        """Per slot, output columns between the one before and it, where gradients are read in
+        place; else 0.
+        """
         if self.key.chain in (None, GATHERED) or self.key.sequence:
             return (0,) * len(self.slots)
         return 0, *(b.column - a.column - a.width for a, b in pairwise(self.slots))

@@ -1,4 +1,6 @@
-"""What every rank looks up and what travels, in the vocabulary of `groups`: the slot table, which `compile` makes once per plan."""
+"""What every rank looks up and what travels, in the vocabulary of `groups`: the slot table, which
+`compile` makes once per plan.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGr
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one rank sends to another in one step: ids and bags per piece, in the receiver's piece order; sequences have no bags.
+    """What one rank sends to another in one step: ids and bags per piece, in the receiver's piece
+    order; sequences have no bags.
 
     Attributes:
-        extents: of the sender's outputs that are read in place, collection by collection: rows of a pooled one, which are the most bags
-            of any key; ids of every use of a sequence.
+        extents: of the sender's outputs that are read in place, collection by collection: rows of a
+            pooled one, which are the most bags of any key; ids of every use of a sequence.
     """
 
     extents: tuple[int, ...]
@@ -41,7 +44,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Pooled groups whose rows lie side by side in a message; pieces with fewer bags than the fullest are padded by empty ones."""
+    """Pooled groups whose rows lie side by side in a message; pieces with fewer bags than the
+    fullest are padded by empty ones.
+    """
 
     groups: tuple[LookupGroup, ...]
 
@@ -71,28 +76,47 @@ class Matrix:
 
 @dataclass(frozen=True)
 class RankSlots:
-    """All that one rank looks up: its pieces as they arrive, and its groups, pooled before sequence, sharded before replicated."""
+    """All that one rank looks up: its pieces as they arrive, and its groups, pooled before
+    sequence, sharded before replicated.
+    """
 
     pieces: tuple[Piece, ...]
     groups: tuple[LookupGroup, ...]
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
-        """What leaves for other ranks in the forward pass: sharded pooled groups, and apart those of row blocks, by collection."""
+        """What leaves for other ranks in the forward pass: sharded pooled groups, and apart those
+        of row blocks, by collection.
+        """
         found: dict[int | None, list[LookupGroup]] = {}
         for group in self.groups:
-            if not (group.key.sequence or group.key.replicated or group.key.two_hop or group.key.in_place):
-                found.setdefault(group.key.collection if group.key.compact else None, []).append(group)
+            if not (
+                group.key.sequence
+                or group.key.replicated
+                or group.key.two_hop
+                or group.key.in_place
+            ):
+                found.setdefault(group.key.collection if group.key.compact else None, []).append(
+                    group
+                )
         return tuple(Matrix(tuple(groups)) for groups in found.values())
 
     @cached_property
     def replicas(self) -> Matrix:
         """Replicated pooled groups."""
-        return Matrix(tuple(g for g in self.groups if g.key.replicated and not (g.key.sequence or g.key.in_place)))
+        return Matrix(
+            tuple(
+                g
+                for g in self.groups
+                if g.key.replicated and not (g.key.sequence or g.key.in_place)
+            )
+        )
 
     @cached_property
     def hop(self) -> Matrix:
-        """Pooled groups of the two-hop route; the same columns and rows on every rank of a host, since all read the same features."""
+        """Pooled groups of the two-hop route; the same columns and rows on every rank of a host,
+        since all read the same features.
+        """
         return Matrix(tuple(g for g in self.groups if g.key.two_hop))
 
     @cached_property
@@ -103,7 +127,11 @@ class RankSlots:
     @cached_property
     def matrix_of(self) -> dict[GroupKey, Matrix]:
         """Pooled group -> the matrix that it is a part of."""
-        return {group.key: matrix for matrix in (*self.matrices, self.replicas, self.hop) for group in matrix.groups}
+        return {
+            group.key: matrix
+            for matrix in (*self.matrices, self.replicas, self.hop)
+            for group in matrix.groups
+        }
 
     @cached_property
     def exchanged(self) -> tuple[LookupGroup, ...]:
@@ -118,7 +146,9 @@ class RankSlots:
     @cached_property
     def weighted_pieces(self) -> frozenset[int]:
         """Pieces with weights that groups read whose rows travel."""
-        return frozenset(slot.piece for group in self.exchanged if group.key.weighted for slot in group.slots)
+        return frozenset(
+            slot.piece for group in self.exchanged if group.key.weighted for slot in group.slots
+        )
 
     @cached_property
     def sequences(self) -> tuple[LookupGroup, ...]:
@@ -127,15 +157,22 @@ class RankSlots:
 
     def rows_out(self, sizes: Sizes) -> int:
         """Values that leave for the sender of a message in the forward pass."""
-        return sum(matrix.values(sizes) for matrix in self.matrices) + self._sequence_values(sizes, replicated=False)
+        return sum(matrix.values(sizes) for matrix in self.matrices) + self._sequence_values(
+            sizes, replicated=False
+        )
 
     def grads_in(self, sizes: Sizes) -> tuple[int, int, int, int]:
-        """Values that arrive from the sender of a message in the backward pass: pooled sharded, pooled replicated, then sequences alike.
+        """Values that arrive from the sender of a message in the backward pass: pooled sharded,
+        pooled replicated, then sequences alike.
 
         Sections apart, so that a codec with blocks gives every replica the same values.
         """
         pooled = sum(matrix.values(sizes) for matrix in self.matrices), self.replicas.values(sizes)
-        return *pooled, self._sequence_values(sizes, replicated=False), self._sequence_values(sizes, replicated=True)
+        return (
+            *pooled,
+            self._sequence_values(sizes, replicated=False),
+            self._sequence_values(sizes, replicated=True),
+        )
 
     def _sequence_values(self, sizes: Sizes, replicated: bool) -> int:
         groups = (g for g in self.sequences if g.key.replicated == replicated)
@@ -169,7 +206,11 @@ class SlotTable:
     @cached_property
     def extents(self) -> dict[int, slice]:
         """Collection that is read in place -> where its extents are; see `Sizes`."""
-        counts = {c: len(self.uses[c]) if self.collections[c].sequence else 1 for c in self.collections if c in self.in_place}
+        counts = {
+            c: len(self.uses[c]) if self.collections[c].sequence else 1
+            for c in self.collections
+            if c in self.in_place
+        }
         bounds = [0, *accumulate(counts.values())]
         return {c: slice(a, b) for c, a, b in zip(counts, bounds, bounds[1:], strict=False)}
 
@@ -179,8 +220,13 @@ class SlotTable:
         return tuple(c for c in self.collections if c not in self.in_place)
 
     def outputs(self, collections: Iterable[int], varying: bool) -> dict[int, int]:
-        """Tensors that each collection gives: one per use of sequences and where keys have different numbers of bags, else one matrix."""
-        return {c: len(self.uses[c]) if varying or self.collections[c].sequence else 1 for c in collections}
+        """Tensors that each collection gives: one per use of sequences and where keys have
+        different numbers of bags, else one matrix.
+        """
+        return {
+            c: len(self.uses[c]) if varying or self.collections[c].sequence else 1
+            for c in collections
+        }
 
     @property
     def two_hop(self) -> bool:
@@ -190,7 +236,11 @@ class SlotTable:
     @cached_property
     def widths(self) -> dict[int, int]:
         """Pooled collection whose rows travel -> columns of its output."""
-        return {c: sum(u.width for u in self.uses[c]) for c in self.exchanged if not self.collections[c].sequence}
+        return {
+            c: sum(u.width for u in self.uses[c])
+            for c in self.exchanged
+            if not self.collections[c].sequence
+        }
 
     @property
     def weighted(self) -> bool:
@@ -198,7 +248,9 @@ class SlotTable:
         return any(spec.weighted for spec in self.collections.values())
 
 
-def by_collection(outputs: Iterable[Tensor], counts: Mapping[int, int]) -> dict[int, tuple[Tensor, ...]]:
+def by_collection(
+    outputs: Iterable[Tensor], counts: Mapping[int, int]
+) -> dict[int, tuple[Tensor, ...]]:
     """Outputs one after the other, so many of each collection, sorted by it."""
     flow = iter(outputs)
     return {c: tuple(next(flow) for _ in range(count)) for c, count in counts.items()}

@@ -1,7 +1,9 @@
-"""Where every pooled column comes from and goes to, compiled once from the slot table for one home rank.
+"""Where every pooled column comes from and goes to, compiled once from the slot table for one home
+rank.
 
-A span is a run of columns that are neighbours both in a buffer that came home and in a collection's output, so that it moves as one copy.
-Row block 0 is written and later blocks are added, in block order; the partial sums of hosts come in host order.
+A span is a run of columns that are neighbours both in a buffer that came home and in a collection's
+output, so that it moves as one copy. Row block 0 is written and later blocks are added, in block
+order; the partial sums of hosts come in host order.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from rayrec.sparse.ops import offsets_of
 
 @dataclass(frozen=True)
 class Span:
-    """`width` columns of one buffer that came home that are neighbours in one collection's output, too."""
+    """`width` columns of one buffer that came home that are neighbours in one collection's output,
+    too.
+    """
 
     owner: int  # rank, or host of a two-hop buffer
     source: int  # first column in the owner's matrix
@@ -36,12 +40,16 @@ class CombinePlan:
     """Where every pooled column goes, compiled once from the slot table for one home rank.
 
     Attributes:
-        writes: per pooled collection, spans that tile its output columns in order (row block 0 and replicated tables).
+        writes: per pooled collection, spans that tile its output columns in order (row block 0 and
+            replicated tables).
         adds: spans of later row blocks, in block order.
-        sends_back: per owner, the spans of its gradient matrices in column order; those of replicated tables last.
+        sends_back: per owner, the spans of its gradient matrices in column order; those of
+            replicated tables last.
         hops_back: the same per host, for the two-hop route.
-        joins: pooled collection -> how its output is gathered from all that came home, side by side, where that is quicker.
-        cuts: per owner and matrix, how its gradient is gathered from the only collection's, where that is quicker.
+        joins: pooled collection -> how its output is gathered from all that came home, side by
+            side, where that is quicker.
+        cuts: per owner and matrix, how its gradient is gathered from the only collection's, where
+            that is quicker.
     """
 
     slots: SlotTable
@@ -70,27 +78,46 @@ def plan_combine(slots: SlotTable, rank: int, device: torch.device) -> CombinePl
     hops_back: list[tuple[Span, ...]] = []
     tiled = {(s.collection, s.column) for spans in writes.values() for s in spans}
     for host, ranks in enumerate(slots.hosts):  # all ranks of a host have the same two-hop columns
-        spans = [(0, replace(span, hop=True)) for _, span in _spans(host, slots.ranks[ranks[0]].hop.groups, 0)]
+        spans = [
+            (0, replace(span, hop=True))
+            for _, span in _spans(host, slots.ranks[ranks[0]].hop.groups, 0)
+        ]
         hops_back.append(_merge([span for _, span in spans]))
         for _, span in spans:
             first = (span.collection, span.column) not in tiled
             tiled.add((span.collection, span.column))
             (writes[span.collection] if first else adds.setdefault(host, [])).append(span)
     ordered = {c: _merge(sorted(spans, key=lambda s: s.column)) for c, spans in writes.items()}
-    assert {c: sum(s.width for s in spans) for c, spans in ordered.items()} == slots.widths, "row blocks 0 must tile the output"
+    assert {c: sum(s.width for s in spans) for c, spans in ordered.items()} == slots.widths, (
+        "row blocks 0 must tile the output"
+    )
     added = [span for block in sorted(adds) for span in _merge(adds[block])]
     joins = _joins(slots, ordered, {span.collection for span in added}, device)
     columns = next(iter(slots.widths.values())) if len(slots.widths) == 1 else 0
     cuts = tuple(
-        tuple(BlockGather.of([(s.column, s.width) for s in spans], columns, 3, device) if columns else None for spans in parts[:-1])
+        tuple(
+            BlockGather.of([(s.column, s.width) for s in spans], columns, 3, device)
+            if columns
+            else None
+            for spans in parts[:-1]
+        )
         for parts in back
     )
-    return CombinePlan(slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back), joins, cuts)
+    return CombinePlan(
+        slots, rank, ordered, tuple(added), tuple(back), tuple(hops_back), joins, cuts
+    )
 
 
-def _joins(slots: SlotTable, writes: dict[int, tuple[Span, ...]], with_adds: set[int], device: torch.device) -> dict[int, BlockGather]:
-    """Where all of a collection comes from the owners' first matrices, side by side, in many pieces."""
-    widths = [mine.matrices[0].width if mine.matrices and not mine.matrices[0].compact else 0 for mine in slots.ranks]
+def _joins(
+    slots: SlotTable, writes: dict[int, tuple[Span, ...]], with_adds: set[int], device: torch.device
+) -> dict[int, BlockGather]:
+    """Where all of a collection comes from the owners' first matrices, side by side, in many
+    pieces.
+    """
+    widths = [
+        mine.matrices[0].width if mine.matrices and not mine.matrices[0].compact else 0
+        for mine in slots.ranks
+    ]
     firsts = offsets_of(widths)
     found = {}
     for collection, spans in writes.items():
@@ -98,7 +125,11 @@ def _joins(slots: SlotTable, writes: dict[int, tuple[Span, ...]], with_adds: set
             continue
         pieces = [(firsts[s.owner] + s.source, s.width) for s in spans]
         least = 3 * sum(width > 0 for width in widths)
-        gather = BlockGather.of(pieces, firsts[-1], least, device) if sum(widths) == slots.widths[collection] else None
+        gather = (
+            BlockGather.of(pieces, firsts[-1], least, device)
+            if sum(widths) == slots.widths[collection]
+            else None
+        )
         if gather is not None:
             found[collection] = gather
     return found
@@ -109,7 +140,20 @@ def _spans(owner: int, groups: Sequence[LookupGroup], matrix: int) -> list[tuple
     at = 0
     for group in groups:
         for slot in group.slots:
-            found.append((slot.block, Span(owner, at, slot.use.collection, slot.column, slot.width, matrix, group.key.replicated)))
+            found.append(
+                (
+                    slot.block,
+                    Span(
+                        owner,
+                        at,
+                        slot.use.collection,
+                        slot.column,
+                        slot.width,
+                        matrix,
+                        group.key.replicated,
+                    ),
+                )
+            )
             at += slot.width
     return found
 
@@ -120,7 +164,8 @@ def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
         last = merged[-1] if merged else None
         if (
             last is not None
-            and (last.owner, last.matrix, last.collection, last.hop) == (s.owner, s.matrix, s.collection, s.hop)
+            and (last.owner, last.matrix, last.collection, last.hop)
+            == (s.owner, s.matrix, s.collection, s.hop)
             and last.source + last.width == s.source
             and last.column + last.width == s.column
         ):
@@ -136,5 +181,7 @@ def cut_spans(spans: Sequence[Span], use: Use) -> list[Span]:
     for s in spans:
         start, stop = max(s.column, use.column), min(s.column + s.width, use.column + use.width)
         if start < stop:
-            found.append(replace(s, source=s.source + start - s.column, column=start, width=stop - start))
+            found.append(
+                replace(s, source=s.source + start - s.column, column=start, width=stop - start)
+            )
     return found

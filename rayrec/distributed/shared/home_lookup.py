@@ -49,10 +49,14 @@ class Home(Protocol):
         ...
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
-        """Gradients of the outputs as parts of one matrix of D columns: first row, first column and values."""
+        """Gradients of the outputs as parts of one matrix of D columns: first row, first column and
+        values.
+        """
         ...
 
-    def grad_of_weights(self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor) -> None:
+    def grad_of_weights(
+        self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
+    ) -> None:
         """Add the gradient of the KJT's weights."""
         ...
 
@@ -81,30 +85,63 @@ class HomeLookup:
         workers: share the work.
     """
 
-    def __init__(self, spec: CollectionSpec, uses: Sequence[Use], space: TableSpace, rank: int, workers: Workers) -> None:
-        self.weighted, self.uses, self.width = spec.weighted, tuple(uses), sum(use.width for use in uses)
+    def __init__(
+        self,
+        spec: CollectionSpec,
+        uses: Sequence[Use],
+        space: TableSpace,
+        rank: int,
+        workers: Workers,
+    ) -> None:
+        self.weighted, self.uses, self.width = (
+            spec.weighted,
+            tuple(uses),
+            sum(use.width for use in uses),
+        )
         blocks = [(use, *block) for use in uses for block in space.column_blocks(use.table, rank)]
         rows = {table.name: table.num_embeddings for table in spec.tables}
         bounds = offsets_of(rows[use.table] for use, _, _ in blocks)
-        self._slots = SlotRows(space.rows, [start for _, start, _ in blocks], bounds, [width for _, _, width in blocks], workers)
+        self._slots = SlotRows(
+            space.rows,
+            [start for _, start, _ in blocks],
+            bounds,
+            [width for _, _, width in blocks],
+            workers,
+        )
         self._features = _Features([use.feature for use, _, _ in blocks])
 
     def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
-        """The bags of every slot one after the other, those of keys with fewer bags than others padded by empty ones."""
+        """The bags of every slot one after the other, those of keys with fewer bags than others
+        padded by empty ones.
+        """
         order, part, most = self._features.order(keys), rows.parts[0], rows.most_bags
         if len(set(part.bags)) > 1:
             none = part.lengths.new_zeros(most)
             bags = part.lengths.split(part.bags)
-            lengths = torch.cat([piece for key in order for piece in (bags[key], none[part.bags[key] :])])
+            lengths = torch.cat(
+                [piece for key in order for piece in (bags[key], none[part.bags[key] :])]
+            )
         elif order == tuple(range(len(keys))):
-            return Wanted(GroupIds(part.ids, rows.bag_offsets.to(torch.int64), part.weights if self.weighted else None), [])
+            return Wanted(
+                GroupIds(
+                    part.ids,
+                    rows.bag_offsets.to(torch.int64),
+                    part.weights if self.weighted else None,
+                ),
+                [],
+            )
         else:
             lengths = gather_segments(part.lengths, offsets_of(part.bags), order)
         weights = None
         if self.weighted:
             assert part.weights is not None
             weights = gather_segments(part.weights, rows.kjt_offsets, order)
-        return Wanted(GroupIds(gather_segments(part.ids, rows.kjt_offsets, order), bag_offsets(lengths), weights), [])
+        return Wanted(
+            GroupIds(
+                gather_segments(part.ids, rows.kjt_offsets, order), bag_offsets(lengths), weights
+            ),
+            [],
+        )
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
         """(B, D), or per use (bags, width) where keys have different numbers of bags."""
@@ -112,7 +149,10 @@ class HomeLookup:
             output = self._slots.look_up(wanted.ids.ids, wanted.ids.offsets, wanted.ids.weights)
         if not bags:
             return [output]
-        return [output[: bags[use.feature], use.column : use.column + use.width].clone() for use in self.uses]
+        return [
+            output[: bags[use.feature], use.column : use.column + use.width].clone()
+            for use in self.uses
+        ]
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
         """See `Home.joined`; the gradient of padded bags is 0."""
@@ -122,12 +162,23 @@ class HomeLookup:
         for use, grad in zip(self.uses, grads, strict=True):
             parts.append((0, use.column, grad))
             if grad.shape[0] < most_bags:
-                parts.append((grad.shape[0], use.column, grad.new_zeros(most_bags - grad.shape[0], use.width)))
+                parts.append(
+                    (
+                        grad.shape[0],
+                        use.column,
+                        grad.new_zeros(most_bags - grad.shape[0], use.width),
+                    )
+                )
         return parts
 
-    def grad_of_weights(self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor) -> None:
+    def grad_of_weights(
+        self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
+    ) -> None:
         """See `Home.grad_of_weights`."""
-        grad, bounds = total.new_empty(rows.most_bags, self.width, dtype=torch.float32), rows.kjt_offsets
+        grad, bounds = (
+            total.new_empty(rows.most_bags, self.width, dtype=torch.float32),
+            rows.kjt_offsets,
+        )
         fill(grad, self.joined(grads, rows.most_bags), 1.0)
         part, at = self._slots.weight_grad(grad, wanted.ids.ids, wanted.ids.offsets), 0
         for key in self._features.order(keys):
@@ -141,7 +192,14 @@ class HomeSequence:
 
     weighted = False
 
-    def __init__(self, spec: CollectionSpec, uses: Sequence[Use], space: TableSpace, rank: int, workers: Workers) -> None:
+    def __init__(
+        self,
+        spec: CollectionSpec,
+        uses: Sequence[Use],
+        space: TableSpace,
+        rank: int,
+        workers: Workers,
+    ) -> None:
         self.uses, self.width, self._workers = tuple(uses), uses[0].width, workers
         self._features = _Features([use.feature for use in uses])
         self._blocks = [space.column_blocks(use.table, rank) for use in uses]
@@ -152,11 +210,18 @@ class HomeSequence:
         self._whole = SlotRows(table.view(-1), [0], [0, table.shape[0]], [self.width], workers)
 
     def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
-        """The ids of every use one after the other, as rows of the memory where no table is cut by columns."""
+        """The ids of every use one after the other, as rows of the memory where no table is cut by
+        columns.
+        """
         order, part = self._features.order(keys), rows.parts[0]
-        ids, counts = gather_segments(part.ids, rows.kjt_offsets, order), [part.counts[key] for key in order]
+        ids, counts = (
+            gather_segments(part.ids, rows.kjt_offsets, order),
+            [part.counts[key] for key in order],
+        )
         if self._uncut:
-            ids = ids + self._firsts.repeat_interleave(torch.tensor(counts), output_size=ids.numel())
+            ids = ids + self._firsts.repeat_interleave(
+                torch.tensor(counts), output_size=ids.numel()
+            )
         return Wanted(GroupIds(ids, torch.arange(ids.numel() + 1), None), counts)
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
@@ -164,8 +229,12 @@ class HomeSequence:
         ids, counts = wanted.ids, wanted.counts
         with self._workers.alone():
             if not self._uncut:
-                return [self._columns(blocks, part) for blocks, part in zip(self._blocks, ids.ids.split(counts), strict=True)]
-            if self._workers.threads > 1:  # a gather can write in place, FBGEMM's kernel is quicker alone
+                return [
+                    self._columns(blocks, part)
+                    for blocks, part in zip(self._blocks, ids.ids.split(counts), strict=True)
+                ]
+            # a gather can write in place, FBGEMM's kernel is quicker alone
+            if self._workers.threads > 1:
                 found = take_rows(self._space.as_table(self.width), ids.ids, self._workers)
             else:
                 found = self._whole.look_up(ids.ids, ids.offsets, None)
@@ -173,14 +242,18 @@ class HomeSequence:
 
     def _columns(self, blocks: Sequence[tuple[int, int]], ids: Tensor) -> Tensor:
         tables = [(self._space.as_table(width), start // width) for start, width in blocks]
-        return torch.cat([take_rows(table, ids + first, self._workers) for table, first in tables], 1)
+        return torch.cat(
+            [take_rows(table, ids + first, self._workers) for table, first in tables], 1
+        )
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
         """See `Home.joined`: below each other."""
         firsts = offsets_of(grad.shape[0] for grad in grads)
         return [(first, 0, grad) for first, grad in zip(firsts, grads, strict=False)]
 
-    def grad_of_weights(self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor) -> None:
+    def grad_of_weights(
+        self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
+    ) -> None:
         """There are none."""
 
 
@@ -191,9 +264,13 @@ def fill(matrix: Tensor, parts: Sequence[tuple[int, int, Any]], scale: float) ->
 
 
 def _put_scaled(values: Tensor, scale: float, out: Tensor) -> None:
-    """out = values * scale; a product that repeats one number, as the gradient of a sum does, would not be vectorized."""
+    """out = values * scale; a product that repeats one number, as the gradient of a sum does, would
+    not be vectorized.
+    """
     if 0 in values.stride() and values.numel():
-        once = values[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in values.stride())]
+        once = values[
+            tuple(slice(0, 1) if stride == 0 else slice(None) for stride in values.stride())
+        ]
         out.copy_((once * scale).expand_as(out))
     else:
         torch.mul(values, scale, out=out)

@@ -1,10 +1,12 @@
-"""Tables in memory that all ranks share are read in place: rows do not travel, gradients travel once.
+"""Tables in memory that all ranks share are read in place: rows do not travel, gradients travel
+once.
 
-Every rank looks up its own batch in all tables of a collection by one kernel, whoever owns them, straight into the output. In the backward
-pass it writes the gradient of that output, scaled, into memory that all ranks read, once; after one wait every owner updates its rows from
-there, with the ids that it was sent in the input exchange. So all plans cost the same at home, a bag's sum is that of the unsharded
-table whatever cuts its rows, and a step waits twice: for ids, when all have updated the rows of the step before, and for gradients, when
-all have read those of this one.
+Every rank looks up its own batch in all tables of a collection by one kernel, whoever owns them,
+straight into the output. In the backward pass it writes the gradient of that output, scaled, into
+memory that all ranks read, once; after one wait every owner updates its rows from there, with the
+ids that it was sent in the input exchange. So all plans cost the same at home, a bag's sum is that
+of the unsharded table whatever cuts its rows, and a step waits twice: for ids, when all have
+updated the rows of the step before, and for gradients, when all have read those of this one.
 
 For CPU ranks of one host; see `EngineOptions.share_tables`.
 """
@@ -63,7 +65,8 @@ class InPlaceStep:
 
 
 class SharedGradients:
-    """Memory for the gradients of one step of all ranks, which grows to the largest and is used again.
+    """Memory for the gradients of one step of all ranks, which grows to the largest and is used
+    again.
 
     Attributes:
         free: whether every rank has read those of the last step.
@@ -74,7 +77,9 @@ class SharedGradients:
         self._memory = torch.empty(0)
 
     def matrices(self, shapes: Sequence[tuple[int, int]], exchange: Exchange) -> list[Tensor]:
-        """One of each shape, for all ranks; contents are those of a former step. All ranks call it together."""
+        """One of each shape, for all ranks; contents are those of a former step. All ranks call it
+        together.
+        """
         sizes = [rows * width for rows, width in shapes]
         if self._memory.numel() < sum(sizes):
             memory = exchange.share(max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length()))
@@ -82,15 +87,22 @@ class SharedGradients:
             if exchange.rank == 0:
                 make_huge(memory)
             self._memory = memory.view(torch.float32)
-        return [part.view(shape) for part, shape in zip(self._memory[: sum(sizes)].split(sizes), shapes, strict=True)]
+        return [
+            part.view(shape)
+            for part, shape in zip(self._memory[: sum(sizes)].split(sizes), shapes, strict=True)
+        ]
 
 
 class ReadInPlace(torch.autograd.Function):
-    """Rows of all collections that are read in place. Per pooled collection one (B, D) matrix, or where keys have different numbers of
-    bags one (bags, width) per use; per sequence (ids, D) per use. `weights` are those of the KJT, for their gradient."""
+    """Rows of all collections that are read in place. Per pooled collection one (B, D) matrix, or
+    where keys have different numbers of bags one (bags, width) per use; per sequence (ids, D) per
+    use. `weights` are those of the KJT, for their gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, step: InPlaceStep, anchor: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, step: InPlaceStep, anchor: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Look up the batch of this rank."""
         ctx.step, ctx.found, ctx.like = step, {}, weights
         outputs: list[Tensor] = []
@@ -103,7 +115,9 @@ class ReadInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand over the gradients of this rank's outputs and update its rows with those of all ranks."""
+        """Hand over the gradients of this rank's outputs and update its rows with those of all
+        ranks.
+        """
         step: InPlaceStep = ctx.step
         mine, of_weights = by_collection(grads, step.counts), None
         with span(step.timer, "gradient"):
@@ -111,22 +125,35 @@ class ReadInPlace(torch.autograd.Function):
                 of_weights = torch.zeros_like(ctx.like)
                 for collection, home in step.homes.items():
                     if home.weighted:
-                        home.grad_of_weights(mine[collection], ctx.found[collection], step.routed.source, step.keys, of_weights)
+                        home.grad_of_weights(
+                            mine[collection],
+                            ctx.found[collection],
+                            step.routed.source,
+                            step.keys,
+                            of_weights,
+                        )
             whole = _hand_over(step, mine)
         with span(step.timer, "update"):
             for lookup in step.updates:
-                lookup.update_in_place(whole[lookup.group.key.collection], step.routed.groups[lookup.group.key])
+                lookup.update_in_place(
+                    whole[lookup.group.key.collection], step.routed.groups[lookup.group.key]
+                )
         step.gradients.free = False
         return None, grads[0].new_empty(0), of_weights
 
 
 def _hand_over(step: InPlaceStep, mine: Mapping[int, Sequence[Tensor]]) -> dict[int, Tensor]:
-    """Per collection the gradients of all ranks, divided by their number; the one wait of the backward pass."""
+    """Per collection the gradients of all ranks, divided by their number; the one wait of the
+    backward pass.
+    """
     exchange, most_bags = step.exchange, step.routed.source.most_bags
     rows = {c: [step.rows_of(c, sizes) for sizes in step.routed.got] for c in step.homes}
     shapes = [(sum(rows[c]), home.width) for c, home in step.homes.items()]
     if exchange.world_size == 1:
-        return {c: _alone(home, mine[c], shape, most_bags) for (c, home), shape in zip(step.homes.items(), shapes, strict=True)}
+        return {
+            c: _alone(home, mine[c], shape, most_bags)
+            for (c, home), shape in zip(step.homes.items(), shapes, strict=True)
+        }
     if not step.gradients.free:
         exchange.meet()
     whole = dict(zip(step.homes, step.gradients.matrices(shapes, exchange), strict=True))

@@ -20,7 +20,9 @@ from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
 
 
-def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, optimizers: Mapping[str, SparseOptimizer]) -> bool:
+def can_read_in_place(
+    spec: CollectionSpec, plan: ShardingPlan, optimizers: Mapping[str, SparseOptimizer]
+) -> bool:
     """Whether ranks that share memory read the tables of a collection where they lie.
 
     Their rows have one type, no sequence's gradient is clipped, and the plan is for one host.
@@ -29,7 +31,9 @@ def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, optimizers: Mapp
         return False
     if spec.sequence:
         return all(optimizers[table.name].max_gradient is None for table in spec.tables)
-    return not any(takes_two_hops(plan.tables[table.name].layout, plan.hosts) for table in spec.tables)
+    return not any(
+        takes_two_hops(plan.tables[table.name].layout, plan.hosts) for table in spec.tables
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class SharedTables:
         exchange: Exchange,
         workers: Workers,
     ) -> SharedTables:
-        """The same for another plan, with new memory for collections whose layouts change; all ranks call it together."""
+        """The same for another plan, with new memory for collections whose layouts change; all
+        ranks call it together.
+        """
         spaces: dict[int, TableSpace] = {}
         homes: dict[int, Home] = {}
         for c, spec in enumerate(specs):
@@ -65,7 +71,10 @@ class SharedTables:
                 space = TableSpace.of(spec.tables, layouts, exchange)
             if space is not None:
                 home = HomeSequence if spec.sequence else HomeLookup
-                spaces[c], homes[c] = space, home(spec, uses_of(c, spec.tables), space, exchange.rank, workers)
+                spaces[c], homes[c] = (
+                    space,
+                    home(spec, uses_of(c, spec.tables), space, exchange.rank, workers),
+                )
         return SharedTables(spaces, homes, self.gradients)
 
     def space_of(self, group: LookupGroup) -> TableSpace | None:
@@ -82,8 +91,12 @@ class SharedTables:
         exchange: Exchange,
         timer: StepTimer | None,
     ) -> InPlaceStep:
-        """A step whose ids have been routed: all ranks have updated the rows of the one before, and read its gradients."""
+        """A step whose ids have been routed: all ranks have updated the rows of the one before, and
+        read its gradients.
+        """
         self.gradients.free = True
         homes = {c: self.homes[c] for c in slots.collections if c in slots.in_place}
         updates = [lookups[group.key] for group in slots.ranks[exchange.rank].in_place]
-        return InPlaceStep(slots, homes, updates, keys, routed, bags, exchange, self.gradients, timer)
+        return InPlaceStep(
+            slots, homes, updates, keys, routed, bags, exchange, self.gradients, timer
+        )

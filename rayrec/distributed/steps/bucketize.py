@@ -1,10 +1,13 @@
-"""Cutting ids by row blocks, on the rank where they were read: a KJT becomes rows of bags that can be sent.
+"""Cutting ids by row blocks, on the rank where they were read: a KJT becomes rows of bags that can
+be sent.
 
-Features with equally many blocks are cut by one FBGEMM call; one call for all of them with the largest block count would make a
-lengths matrix of blocks x features x bags (128 x 500 x 4096 is 1 GiB). Features with one block are taken as they are. Sequence features
-are cut as one long bag each, and remember where every id came from (its home), since their rows come back in the order sent.
+Features with equally many blocks are cut by one FBGEMM call; one call for all of them with the
+largest block count would make a lengths matrix of blocks x features x bags (128 x 500 x 4096 is 1
+GiB). Features with one block are taken as they are. Sequence features are cut as one long bag each,
+and remember where every id came from (its home), since their rows come back in the order sent.
 
-Of a bag with few ids most row blocks get none. Where that leaves enough bags empty they stay at home; see `compact`.
+Of a bag with few ids most row blocks get none. Where that leaves enough bags empty they stay at
+home; see `compact`.
 """
 
 # B bags of a feature, F features, N ids, n row blocks, E bags with ids
@@ -29,7 +32,9 @@ from rayrec.sparse.ops import offsets_of, to_device
 
 @dataclass(frozen=True)
 class Bucketing:
-    """Features of a KJT that are cut into the same number of row blocks, so that one kernel call cuts them all."""
+    """Features of a KJT that are cut into the same number of row blocks, so that one kernel call
+    cuts them all.
+    """
 
     blocks: int
     features: tuple[int, ...]  # rows of the KJT
@@ -65,7 +70,8 @@ class FilledBags:
     """Which bags of cut features have ids, where the others stay at home.
 
     Attributes:
-        bags: (source rows of compact bucketings, most bags of any) int64 numbers within their feature; behind the last one B.
+        bags: (source rows of compact bucketings, most bags of any) int64 numbers within their
+            feature; behind the last one B.
         once: no bag has ids in two blocks. every: all bags have ids.
     """
 
@@ -76,7 +82,8 @@ class FilledBags:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x features, block by block.
+    """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x
+    features, block by block.
 
     Attributes:
         kjt_offsets: of the KJT's keys. bag_offsets: of its bags.
@@ -112,15 +119,21 @@ class SourceRows:
     def _bounds(self) -> list[tuple[list[int], list[int]]]:
         return [(offsets_of(part.counts), offsets_of(part.bags)) for part in self.parts]
 
-    def runs_of(self, what: Literal["ids", "lengths", "weights"], wanted: Sequence[range]) -> Iterator[tuple[Tensor, list[int]]]:
-        """Runs of rows, cut where a part ends: the values of each, one row after the other, and how many every row has."""
+    def runs_of(
+        self, what: Literal["ids", "lengths", "weights"], wanted: Sequence[range]
+    ) -> Iterator[tuple[Tensor, list[int]]]:
+        """Runs of rows, cut where a part ends: the values of each, one row after the other, and how
+        many every row has.
+        """
         for run in wanted:
             first = 0
             for part, (id_bounds, bag_bounds) in zip(self.parts, self._bounds, strict=True):
                 start, stop = max(run.start - first, 0), min(run.stop - first, len(part.counts))
                 first += len(part.counts)
                 if start < stop:
-                    sizes, bounds = (part.bags, bag_bounds) if what == "lengths" else (part.counts, id_bounds)
+                    sizes, bounds = (
+                        (part.bags, bag_bounds) if what == "lengths" else (part.counts, id_bounds)
+                    )
                     yield getattr(part, what)[bounds[start] : bounds[stop]], sizes[start:stop]
 
 
@@ -142,15 +155,17 @@ def block_bucketize(
         bags: bags per feature when they differ.
         where: whether to return where each id came from.
     Returns:
-        lengths (n * sum of bags,), block-major; ids (N,); weights (N,) or None; origin (N,) or None: ids_out[i] was cut from
-        ids[origin[i]]. The order inside a bag is kept.
+        lengths (n * sum of bags,), block-major; ids (N,); weights (N,) or None; origin (N,) or
+        None: ids_out[i] was cut from ids[origin[i]]. The order inside a bag is kept.
     """
     blocks = cuts[0].numel() - 1
     # block_sizes of zero would make the operator hash by modulo even though cuts are given
     sizes = torch.ones(len(cuts), dtype=torch.int64, device=ids.device)
     varying = None if bags is None else to_device(bags, lengths.device, lengths.dtype)
     most = -1 if bags is None else max(bags)
-    out = torch.ops.fbgemm.block_bucketize_sparse_features(lengths, ids, False, where, sizes, blocks, weights, varying, most, list(cuts))
+    out = torch.ops.fbgemm.block_bucketize_sparse_features(
+        lengths, ids, False, where, sizes, blocks, weights, varying, most, list(cuts)
+    )
     origin = None
     if where:
         origin = torch.empty_like(ids)
@@ -159,7 +174,11 @@ def block_bucketize(
 
 
 def block_bucketize_reference(
-    lengths: Tensor, ids: Tensor, weights: Tensor | None, cuts: Sequence[Tensor], bags: Sequence[int]
+    lengths: Tensor,
+    ids: Tensor,
+    weights: Tensor | None,
+    cuts: Sequence[Tensor],
+    bags: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """`block_bucketize` in plain torch, for tests."""
     blocks = cuts[0].numel() - 1
@@ -170,17 +189,26 @@ def block_bucketize_reference(
     picked = [positions[:0]]
     local = [ids[:0]]
     for block in range(blocks):
-        for feature, bag, where in zip(feature_of, ids.split(per_bag), positions.split(per_bag), strict=True):
+        for feature, bag, where in zip(
+            feature_of, ids.split(per_bag), positions.split(per_bag), strict=True
+        ):
             low, high = cuts[feature][block : block + 2].tolist()
             inside = (bag >= low) & (bag < high)
             out_lengths.append(int(inside.sum()))
             picked.append(where[inside])
             local.append(bag[inside] - low)
     origin = torch.cat(picked)
-    return torch.tensor(out_lengths, dtype=lengths.dtype), torch.cat(local), None if weights is None else weights[origin], origin
+    return (
+        torch.tensor(out_lengths, dtype=lengths.dtype),
+        torch.cat(local),
+        None if weights is None else weights[origin],
+        origin,
+    )
 
 
-def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted: bool, track: bool) -> SourceRows:
+def bucketize(
+    kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted: bool, track: bool
+) -> SourceRows:
     """All source rows of a KJT.
 
     Args:
@@ -192,9 +220,15 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
     """
     weights = kjt.weights_or_none() if weighted else None
     if weighted and weights is None:
-        raise InputError("a weighted EmbeddingBagCollection got a KeyedJaggedTensor without weights; pass weights=, one per id.")
+        raise InputError(
+            "a weighted EmbeddingBagCollection got a KeyedJaggedTensor without "
+            "weights; pass weights=, one per id."
+        )
     weights = weights.detach().to(torch.float32) if weights is not None else None
-    lengths, ids = _viewable(kjt.lengths().reshape(-1).to(torch.int32)), _viewable(kjt.values().to(torch.int64))
+    lengths, ids = (
+        _viewable(kjt.lengths().reshape(-1).to(torch.int32)),
+        _viewable(kjt.values().to(torch.int64)),
+    )
     weights = _viewable(weights) if weights is not None else None
     bags, bounds = kjt.stride_per_key(), kjt.offset_per_key()
     parts = [SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)]
@@ -210,15 +244,23 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
             c_lengths = to_device(sizes, ids.device, torch.int32)
         else:
             c_bags = [bags[f] for f in cut.features]
-            c_lengths = lengths if in_place else torch.cat([lengths[bag_bounds[f] : bag_bounds[f + 1]] for f in cut.features])
+            c_lengths = (
+                lengths
+                if in_place
+                else torch.cat([lengths[bag_bounds[f] : bag_bounds[f + 1]] for f in cut.features])
+            )
         c_weights = None
         if weights is not None and cut.weighted:
             c_weights = weights if in_place else torch.cat([weights[span] for span in spans])
         varying = None if len(set(c_bags)) == 1 else c_bags
         where = cut.sequence or (track and cut.weighted)
-        b_lengths, b_ids, b_weights, origin = block_bucketize(c_lengths, c_ids, c_weights, cut.cuts, varying, where)
+        b_lengths, b_ids, b_weights, origin = block_bucketize(
+            c_lengths, c_ids, c_weights, cut.cuts, varying, where
+        )
         if origin is not None and not in_place:
-            home = torch.cat([torch.arange(span.start, span.stop, device=ids.device) for span in spans])
+            home = torch.cat(
+                [torch.arange(span.start, span.stop, device=ids.device) for span in spans]
+            )
             origin = home[origin]
         rows = len(c_bags) * cut.blocks
         out_bags = [0] * rows if cut.sequence else c_bags * cut.blocks
@@ -238,7 +280,9 @@ def bucketize(kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted:
             counted[len(parts)] = _Filled(done.mask, found[rows:-1], found[-1], done.all_bags)
         parts.append(replace(done.part, counts=found[:rows]))
     filled = None
-    if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(parts[i].lengths.numel() for i in counted):
+    if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(
+        parts[i].lengths.numel() for i in counted
+    ):
         filled = _leave_out(parts, counted)
     return SourceRows(tuple(parts), bounds, kjt.offsets(), filled)
 
@@ -297,18 +341,24 @@ def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBa
     bags = []
     for i, found in counted.items():
         places = _places(found)
-        parts[i] = replace(parts[i], bags=found.rows, lengths=parts[i].lengths.index_select(0, places))
+        parts[i] = replace(
+            parts[i], bags=found.rows, lengths=parts[i].lengths.index_select(0, places)
+        )
         bags.append(places.remainder_(found.mask.shape[1]))
     counts = [count for found in counted.values() for count in found.rows]
     device, num_bags = bags[0].device, next(iter(counted.values())).mask.shape[1]
     filled = torch.arange(max(counts), device=device) < to_device(counts, device)[:, None]
     return FilledBags(
-        bags=torch.full(filled.shape, num_bags, device=device).masked_scatter_(filled, torch.cat(bags)),
+        bags=torch.full(filled.shape, num_bags, device=device).masked_scatter_(
+            filled, torch.cat(bags)
+        ),
         once=all(found.total == found.bags for found in counted.values()),
         every=all(found.bags == found.all_bags for found in counted.values()),
     )
 
 
 def _viewable(tensor: Tensor) -> Tensor:
-    """The tensor; where it is empty a new one, since an empty numpy array has a stride that no view of other words takes."""
+    """The tensor; where it is empty a new one, since an empty numpy array has a stride that no view
+    of other words takes.
+    """
     return tensor if tensor.numel() else tensor.new_empty(0)

@@ -1,15 +1,18 @@
 """Bags that have no id in a row block stay at home.
 
-A table cut by rows sees every bag once per block, most of them empty where bags have few ids: with one id a bag and W blocks, W - 1 of W.
-Their home, which cut the ids, sends the others alone. An owner pools what it is sent, as it does with keys of different batch sizes, and
-its rows come back in that order; the home knows which bags they are. So rows and gradients travel only where there is something to say.
-Every home decides by itself in every step: where most bags have ids it sends all, which needs no index.
+A table cut by rows sees every bag once per block, most of them empty where bags have few ids: with
+one id a bag and W blocks, W - 1 of W. Their home, which cut the ids, sends the others alone. An
+owner pools what it is sent, as it does with keys of different batch sizes, and its rows come back
+in that order; the home knows which bags they are. So rows and gradients travel only where there is
+something to say. Every home decides by itself in every step: where most bags have ids it sends all,
+which needs no index.
 
-Rows are put in place by blocks of equal width, of which all columns concerned consist. Sums are taken in block order, so they are those of
-full matrices bit for bit.
+Rows are put in place by blocks of equal width, of which all columns concerned consist. Sums are
+taken in block order, so they are those of full matrices bit for bit.
 """
 
-# B bags of the home batch, D columns of a collection, n rows of an owner's matrix, C blocks of g columns side by side in it
+# B bags of the home batch, D columns of a collection, n rows of an owner's matrix, C blocks of g
+# columns side by side in it
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ class Places:
     """Where the rows of one owner's matrix belong at home.
 
     Attributes:
-        index: (n, C) block of the output, (bag, column) flat; bag B, which does not exist, for padding.
+        index: (n, C) block of the output, (bag, column) flat; bag B, which does not exist, for
+            padding.
     """
 
     columns: _Columns
@@ -59,8 +63,14 @@ class Places:
         return self.columns.collection
 
     def put(self, matrix: Tensor, output: Tensor) -> None:
-        """Write the rows into (B + 1, D), where no other owner has a row for the same bag and columns."""
-        put_rows(output.view(-1, self.columns.granule), self.index.view(-1), matrix.reshape(-1, self.columns.granule))
+        """Write the rows into (B + 1, D), where no other owner has a row for the same bag and
+        columns.
+        """
+        put_rows(
+            output.view(-1, self.columns.granule),
+            self.index.view(-1),
+            matrix.reshape(-1, self.columns.granule),
+        )
 
     def add(self, matrix: Tensor, output: Tensor, block: int) -> None:
         """Add the rows of one row block to (B + 1, D)."""
@@ -73,13 +83,17 @@ class Places:
         put_rows(blocks, index, blocks.index_select(0, index).add_(rows))
 
     def take(self, grad: Tensor, out: Tensor, scale: float) -> None:
-        """Fill (n, columns) with the gradient of the rows, from (B, D), times `scale`; padding gets that of any bag, which nobody reads."""
+        """Fill (n, columns) with the gradient of the rows, from (B, D), times `scale`; padding gets
+        that of any bag, which nobody reads.
+        """
         g = self.columns.granule
         blocks, index, into = grad.view(-1, g), self.index.view(-1), out.view(-1, g)
         index = index.clamp(max=blocks.shape[0] - 1)
         step = max(1, _CACHED_VALUES // g if grad.device.type == "cpu" else index.numel())
         for first in range(0, index.numel(), step):
-            part = torch.index_select(blocks, 0, index[first : first + step], out=into[first : first + step])
+            part = torch.index_select(
+                blocks, 0, index[first : first + step], out=into[first : first + step]
+            )
             if scale != 1.0:
                 part.mul_(scale)
 
@@ -94,8 +108,14 @@ class CompactPlan:
     @staticmethod
     def of(slots: SlotTable, send: SendPlan, device: torch.device) -> CompactPlan:
         """Compile it."""
-        firsts = offsets_of([len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)])[1:]
-        cut_rows = [range(a, b) for a, b, cut in zip(firsts, firsts[1:], send.bucketings, strict=False) if cut.compact]
+        firsts = offsets_of(
+            [len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)]
+        )[1:]
+        cut_rows = [
+            range(a, b)
+            for a, b, cut in zip(firsts, firsts[1:], send.bucketings, strict=False)
+            if cut.compact
+        ]
         row_of = {row: i for i, row in enumerate(row for rows in cut_rows for row in rows)}
         found = {}
         for owner, mine in enumerate(slots.ranks):
@@ -103,7 +123,10 @@ class CompactPlan:
                 if matrix.compact:
                     these = [slot for group in matrix.groups for slot in group.slots]
                     rows = [row_of[send.messages[owner].rows[slot.piece]] for slot in these]
-                    found[owner, number] = matrix, _columns(these, rows, slots.granules[these[0].use.collection], device)
+                    found[owner, number] = (
+                        matrix,
+                        _columns(these, rows, slots.granules[these[0].use.collection], device),
+                    )
         return CompactPlan(found, slots.widths)
 
     def places(self, routed: RoutedIds) -> dict[tuple[int, int], Places]:
@@ -113,12 +136,16 @@ class CompactPlan:
             return {}
         found = {}
         for key, (matrix, columns) in self.matrices.items():
-            index = _index(columns, filled, matrix.rows(routed.sent[key[0]]), self.widths[columns.collection])
+            index = _index(
+                columns, filled, matrix.rows(routed.sent[key[0]]), self.widths[columns.collection]
+            )
             found[key] = Places(columns, index)
         return found
 
 
-def _columns(slots: Sequence[Slot], rows: Sequence[int], granule: int, device: torch.device) -> _Columns:
+def _columns(
+    slots: Sequence[Slot], rows: Sequence[int], granule: int, device: torch.device
+) -> _Columns:
     slot_of = [i for i, slot in enumerate(slots) for _ in range(slot.width // granule)]
     columns = [slot.column // granule + j for slot in slots for j in range(slot.width // granule)]
     blocks: dict[int, list[int]] = {}
@@ -129,7 +156,10 @@ def _columns(slots: Sequence[Slot], rows: Sequence[int], granule: int, device: t
         granule=granule,
         rows_C=torch.tensor([rows[i] for i in slot_of], device=device),
         column_C=torch.tensor(columns, device=device),
-        blocks={block: slice(None) if len(blocks) == 1 else torch.tensor(cs, device=device) for block, cs in blocks.items()},
+        blocks={
+            block: slice(None) if len(blocks) == 1 else torch.tensor(cs, device=device)
+            for block, cs in blocks.items()
+        },
     )
 
 
@@ -140,7 +170,11 @@ def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tens
 
 
 def join_compact(
-    plan: CombinePlan, arrived: Arrived, collection: int, places: Mapping[tuple[int, int], Places], routed: RoutedIds
+    plan: CombinePlan,
+    arrived: Arrived,
+    collection: int,
+    places: Mapping[tuple[int, int], Places],
+    routed: RoutedIds,
 ) -> Tensor:
     """(B, D): `combine.join_pooled` where bags without ids stayed at home."""
     filled = routed.source.filled

@@ -1,4 +1,6 @@
-"""What a rank has worked out once for a set of collections: who owns what, how outputs are put together, what a key list sends."""
+"""What a rank has worked out once for a set of collections: who owns what, how outputs are put
+together, what a key list sends.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Sending every id of a sequence feature once per batch: a switch for data with many repeats.
 
-The distinct ids of each feature make a KJT of their own, which is routed, looked up and returned; at home an index spreads the rows over
-all places of their ids, and its backward sums their gradients before they travel. Costs one sort of the ids; pays where rows are wide and
-ids repeat. Pooled features have nothing to gain: their rows are pooled where they lie.
+The distinct ids of each feature make a KJT of their own, which is routed, looked up and returned;
+at home an index spreads the rows over all places of their ids, and its backward sums their
+gradients before they travel. Costs one sort of the ids; pays where rows are wide and ids repeat.
+Pooled features have nothing to gain: their rows are pooled where they lie.
 """
 
 from __future__ import annotations
@@ -41,5 +42,7 @@ def distinct_ids(kjt: KeyedJaggedTensor) -> Distinct:
     lengths = torch.searchsorted(found, numbers * span).diff()  # `found` ascends
     firsts = lengths.cumsum(0) - lengths
     local = inverse - firsts[keys]
-    unique = KeyedJaggedTensor(kjt.keys(), found - owner * span, lengths=lengths.to(torch.int32), stride=1)
+    unique = KeyedJaggedTensor(
+        kjt.keys(), found - owner * span, lengths=lengths.to(torch.int32), stride=1
+    )
     return Distinct(unique, dict(zip(kjt.keys(), local.split(counts), strict=True)))

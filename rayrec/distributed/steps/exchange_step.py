@@ -1,12 +1,13 @@
 """The two collectives of a step that gradients flow through, as autograd functions.
 
-`Combine` sends looked-up rows home and gradients back to the owners; `RouteWeights` sends the gradients of per-id weights, where a
-model learns them, back to the rank that read the ids. Gradients arrive summed over ranks, while dense gradients are averaged by DDP:
-the one division by the number of ranks is in `Combine.backward`, and `RouteWeights` takes it back, since the weights belong to the dense
-part.
+`Combine` sends looked-up rows home and gradients back to the owners; `RouteWeights` sends the
+gradients of per-id weights, where a model learns them, back to the rank that read the ids.
+Gradients arrive summed over ranks, while dense gradients are averaged by DDP: the one division by
+the number of ranks is in `Combine.backward`, and `RouteWeights` takes it back, since the weights
+belong to the dense part.
 
-Every rank calls both in every step, also one without slots: all must enter the collectives of the backward pass, so an anchor tensor
-keeps them in the graph.
+Every rank calls both in every step, also one without slots: all must enter the collectives of the
+backward pass, so an anchor tensor keeps them in the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from rayrec.comm.codec import Codec, Codecs, Sections, coded_all_to_all
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.program.slots import RankSlots, Sizes
 from rayrec.distributed.program.spans import CombinePlan
-from rayrec.distributed.steps.combine import arrive, join_pooled, join_sequence, join_varying, pack_rows
+from rayrec.distributed.steps.combine import (
+    arrive,
+    join_pooled,
+    join_sequence,
+    join_varying,
+    pack_rows,
+)
 from rayrec.distributed.steps.compact import Places, join_compact
 from rayrec.distributed.steps.gradients import HomeGrads, pack_grads, pack_hop_grads, split_grads
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
@@ -56,7 +63,9 @@ class Step:
         return self.plan.slots.ranks[self.plan.rank]
 
     def apart(self, codec: Codec | None) -> int | None:
-        """This rank, where its message to itself stays out of the exchange; a codec must see it, so that replicas get equal values."""
+        """This rank, where its message to itself stays out of the exchange; a codec must see it, so
+        that replicas get equal values.
+        """
         return self.plan.rank if codec is None and self.exchange.keeps_own else None
 
     def by_use(self, collection: int) -> bool:
@@ -64,19 +73,31 @@ class Step:
         return bool(self.bags) or self.plan.slots.collections[collection].sequence
 
 
-def _swap(step: Step, codec: Codec | None, send: Tensor, kept: Tensor | None, out: Sections, into: Sections) -> list[Tensor]:
+def _swap(
+    step: Step,
+    codec: Codec | None,
+    send: Tensor,
+    kept: Tensor | None,
+    out: Sections,
+    into: Sections,
+) -> list[Tensor]:
     """What arrived from every rank, with the message that this rank kept in its place."""
     if kept is None:
         return coded_all_to_all(step.exchange, codec, send, out, into)
     rank = step.plan.rank
-    splits_out, splits_in = ([0 if r == rank else sum(part) for r, part in enumerate(sections)] for sections in (out, into))
+    splits_out, splits_in = (
+        [0 if r == rank else sum(part) for r, part in enumerate(sections)]
+        for sections in (out, into)
+    )
     received = step.exchange.views(send, splits_out, splits_in).wait()
     received[rank] = kept
     return received
 
 
 class Combine(torch.autograd.Function):
-    """The output exchange. Inputs are the kernels' outputs, outputs per collection one (B, D) matrix, or one tensor per use."""
+    """The output exchange. Inputs are the kernels' outputs, outputs per collection one (B, D)
+    matrix, or one tensor per use.
+    """
 
     @staticmethod
     def forward(ctx: Any, step: Step, anchor: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
@@ -84,13 +105,17 @@ class Combine(torch.autograd.Function):
         ctx.step = step
         plan, routed, ranks = step.plan, step.routed, step.plan.slots.ranks
         out_sizes = [[step.mine.rows_out(sizes)] for sizes in routed.got]
-        in_sizes = [[owner.rows_out(sizes)] for owner, sizes in zip(ranks, routed.sent, strict=True)]
+        in_sizes = [
+            [owner.rows_out(sizes)] for owner, sizes in zip(ranks, routed.sent, strict=True)
+        ]
         own = step.apart(step.codecs.forward)
         send, kept = pack_rows(step.mine, rows, routed.got, step.exchange, own, anchor.device)
         received = _swap(step, step.codecs.forward, send, kept, out_sizes, in_sizes)
         hops: list[Tensor] = []
         if step.hops is not None:
-            summed = [r for group, r in zip(step.mine.exchanged, rows, strict=True) if group.key.two_hop]
+            summed = [
+                r for group, r in zip(step.mine.exchanged, rows, strict=True) if group.key.two_hop
+            ]
             sizes = HopSizes.of(plan.slots, plan.rank, routed)
             hops = send_home(step.hops, sizes, summed, step.codecs.forward, anchor.device)
         arrived = arrive(plan, routed, received, rows, hops)
@@ -118,12 +143,29 @@ class Combine(torch.autograd.Function):
             if step.by_use(collection):
                 uses.update({(collection, use.index): next(flow) for use in slots.uses[collection]})
             else:
-                pooled[collection] = next(flow).contiguous() if any(map(any, step.plan.cuts)) or step.places else next(flow)
+                pooled[collection] = (
+                    next(flow).contiguous()
+                    if any(map(any, step.plan.cuts)) or step.places
+                    else next(flow)
+                )
         home = HomeGrads(pooled, uses, step.bags)
-        codec, scale = step.codecs.backward, 1.0 / len(routed.got)  # the one division by the number of ranks
+        # the one division by the number of ranks
+        codec, scale = step.codecs.backward, 1.0 / len(routed.got)
         early = scale if codec is None else 1.0  # before the wire, unless it would lose bits there
-        packed = pack_grads(step.plan, routed, step.send, home, grads[0], step.exchange, step.apart(codec), early, step.places)
-        out_sizes = [owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)]
+        packed = pack_grads(
+            step.plan,
+            routed,
+            step.send,
+            home,
+            grads[0],
+            step.exchange,
+            step.apart(codec),
+            early,
+            step.places,
+        )
+        out_sizes = [
+            owner.grads_in(sizes) for owner, sizes in zip(slots.ranks, routed.sent, strict=True)
+        ]
         in_sizes = [step.mine.grads_in(sizes) for sizes in routed.got]
         received = _swap(step, codec, packed.flat, packed.kept, out_sizes, in_sizes)
         found = split_grads(step.mine, received, routed.got, scale / early, packed.matrix)
@@ -138,7 +180,9 @@ class Combine(torch.autograd.Function):
 
 
 class RouteWeights(torch.autograd.Function):
-    """Per-id weights as the owners see them, differentiable. Outputs: an anchor, then one tensor per weighted group of this rank."""
+    """Per-id weights as the owners see them, differentiable. Outputs: an anchor, then one tensor
+    per weighted group of this rank.
+    """
 
     @staticmethod
     def forward(ctx: Any, step: Step, weights: Tensor) -> tuple[Tensor, ...]:
@@ -154,14 +198,17 @@ class RouteWeights(torch.autograd.Function):
         step: Step = ctx.step
         ranks, routed = step.plan.slots.ranks, step.routed
         sums: list[dict[int, Tensor]] = [{} for _ in routed.got]  # [source][piece]
-        for group, grad in zip((g for g in step.mine.exchanged if g.key.weighted), grads, strict=True):
+        for group, grad in zip(
+            (g for g in step.mine.exchanged if g.key.weighted), grads, strict=True
+        ):
             counts = [sizes.ids[slot.piece] for slot in group.slots for sizes in routed.got]
             parts = iter(grad.split(counts))
             for slot in group.slots:
                 for source, found in enumerate(sums):
                     part = next(parts)
                     if group.key.replicated and source != step.plan.rank:
-                        part = torch.zeros_like(part)  # every replica computes it; that of the source's own rank counts
+                        # every replica computes it; that of the source's own rank counts
+                        part = torch.zeros_like(part)
                     found[slot.piece] = found[slot.piece] + part if slot.piece in found else part
         back = [found[i] for found in sums for i in sorted(found)]
         send = torch.cat(back) if back else ctx.like.new_empty(0)

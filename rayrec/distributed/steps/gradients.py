@@ -1,6 +1,8 @@
-"""The output step backwards as pure functions: gradients of outputs sorted by the owners of their columns, and what arrived by kernel.
+"""The output step backwards as pure functions: gradients of outputs sorted by the owners of their
+columns, and what arrived by kernel.
 
-The reverse of `combine`, along the same compiled spans. Gradients are scaled in the pass that moves them.
+The reverse of `combine`, along the same compiled spans. Gradients are scaled in the pass that moves
+them.
 """
 
 # B rows of the home batch, D columns of a collection
@@ -30,7 +32,8 @@ class HomeGrads:
 
     Attributes:
         pooled: collection -> (B, D).
-        uses: (collection, use index) -> (bags or ids of its feature, width), of varying and sequence collections.
+        uses: (collection, use index) -> (bags or ids of its feature, width), of varying and
+            sequence collections.
         bags: feature -> bags, where keys vary.
     """
 
@@ -44,9 +47,11 @@ class SentGrads:
     """What leaves in the backward pass.
 
     Attributes:
-        flat: per owner one message: the gradient of all columns it pooled, then of its sequence rows.
+        flat: per owner one message: the gradient of all columns it pooled, then of its sequence
+            rows.
         kept: this rank's message to itself, where that is kept apart.
-        matrix: (bags or ids of all ranks, width), where all messages are rows of it; `kept` is already in its place.
+        matrix: (bags or ids of all ranks, width), where all messages are rows of it; `kept` is
+            already in its place.
     """
 
     flat: Tensor
@@ -81,7 +86,9 @@ def pack_grads(
         mine = ranks[own]
         rows = _rows_of_one_group(mine, routed.got)
         if rows is not None:
-            matrix = like.new_empty(sum(rows), mine.matrices[0].width if mine.matrices else mine.sequences[0].key.width)
+            matrix = like.new_empty(
+                sum(rows), mine.matrices[0].width if mine.matrices else mine.sequences[0].key.width
+            )
             before = sum(rows[:own])
             kept = matrix[before : before + rows[own]].view(-1)
         else:
@@ -102,7 +109,9 @@ def pack_grads(
         for group in mine.sequences:
             for slot in group.slots:
                 count = sent.ids[slot.piece] * slot.width
-                grad = grads.uses[slot.use.collection, slot.use.index][:, slot.shard.cols.start : slot.shard.cols.stop]
+                grad = grads.uses[slot.use.collection, slot.use.index][
+                    :, slot.shard.cols.start : slot.shard.cols.stop
+                ]
                 home = sequence_home(routed, send, owner, slot)
                 if home is not None:
                     grad = grad[home - routed.source.kjt_offsets[send.keys.index(slot.use.feature)]]
@@ -112,7 +121,9 @@ def pack_grads(
 
 
 def _rows_of_one_group(mine: RankSlots, got: Sequence[Sizes]) -> list[int] | None:
-    """From every rank the rows of its message, where all messages are rows of one matrix; else None."""
+    """From every rank the rows of its message, where all messages are rows of one matrix; else
+    None.
+    """
     if len(mine.matrices) == 1 and not mine.replicas.groups and not mine.sequences:
         return [mine.matrices[0].rows(sizes) for sizes in got]
     if not mine.pooled and len(mine.sequences) == 1:
@@ -120,7 +131,9 @@ def _rows_of_one_group(mine: RankSlots, got: Sequence[Sizes]) -> list[int] | Non
     return None
 
 
-def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: HomeGrads, like: Tensor) -> list[Tensor]:
+def pack_hop_grads(
+    plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: HomeGrads, like: Tensor
+) -> list[Tensor]:
     """Per host (rows, two-hop width): the gradient of the columns it summed."""
     found = [like.new_empty(shape) for shape in shapes]
     for spans, matrix in zip(plan.hops_back, found, strict=True):
@@ -130,13 +143,19 @@ def pack_hop_grads(plan: CombinePlan, shapes: Sequence[tuple[int, int]], grads: 
 
 
 def _write_grads(
-    plan: CombinePlan, spans: Sequence[Span], grads: HomeGrads, matrix: Tensor, scale: float, gather: BlockGather | None = None
+    plan: CombinePlan,
+    spans: Sequence[Span],
+    grads: HomeGrads,
+    matrix: Tensor,
+    scale: float,
+    gather: BlockGather | None = None,
 ) -> None:
     """Fill the (rows, columns of all spans) matrix with the gradient of its columns, times `scale`."""
     if len(grads.pooled) == len(plan.slots.widths):
         parts = [grads.pooled[s.collection][:, s.column : s.column + s.width] for s in spans]
         if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
-            for span, part in zip(spans, parts, strict=True):  # one pass, where rows are long enough for it
+            # one pass, where rows are long enough for it
+            for span, part in zip(spans, parts, strict=True):
                 torch.mul(part, scale, out=matrix[:, span.source : span.source + span.width])
             return
         if gather is not None:
@@ -152,13 +171,22 @@ def _write_grads(
             for cut in cut_spans([span], use):
                 grad = grads.uses[span.collection, use.index]
                 at = cut.column - use.column
-                torch.mul(grad[:, at : at + cut.width], scale, out=matrix[: grad.shape[0], cut.source : cut.source + cut.width])
+                torch.mul(
+                    grad[:, at : at + cut.width],
+                    scale,
+                    out=matrix[: grad.shape[0], cut.source : cut.source + cut.width],
+                )
 
 
 def split_grads(
-    mine: RankSlots, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, matrix: Tensor | None = None
+    mine: RankSlots,
+    messages: Sequence[Tensor],
+    got: Sequence[Sizes],
+    scale: float,
+    matrix: Tensor | None = None,
 ) -> list[Tensor]:
-    """Per group of this rank, the gradient of its kernel's output times `scale`, from what each rank sent in the backward pass.
+    """Per group of this rank, the gradient of its kernel's output times `scale`, from what each
+    rank sent in the backward pass.
 
     Args:
         matrix: see `SentGrads`.
@@ -172,7 +200,9 @@ def split_grads(
         for i, (message, sizes) in enumerate(zip(messages, got, strict=True)):
             parts.append(message[ats[i] : ats[i] + of.values(sizes)])
             ats[i] += of.values(sizes)
-        grads.extend(_stack(parts, of.width, scale, matrix).split([group.width for group in of.groups], 1))
+        grads.extend(
+            _stack(parts, of.width, scale, matrix).split([group.width for group in of.groups], 1)
+        )
     for group in mine.sequences:
         parts = []
         for i, (message, s) in enumerate(zip(messages, got, strict=True)):

@@ -1,8 +1,9 @@
 """Who shares an exchange: learned from which collections a model gives the same KJT object to.
 
-The first of several collections to be called with a KJT runs the exchange for all that shared one before; the others find their result
-here. Every rank runs the same model code, so every rank learns the same, without talking. A collection that stops claiming its share
-goes back to exchanges of its own.
+The first of several collections to be called with a KJT runs the exchange for all that shared one
+before; the others find their result here. Every rank runs the same model code, so every rank learns
+the same, without talking. A collection that stops claiming its share goes back to exchanges of its
+own.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ class Inbox:
         self._first: dict[tuple[str, ...], frozenset[int]] = {}
 
     def take(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs | None:
-        """The result of a collection for this very KJT, once; None when its exchange is still to be run."""
+        """The result of a collection for this very KJT, once; None when its exchange is still to be
+        run.
+        """
         if kjt is not self._seen or collection not in self._waiting:
             return None
         self._callers.add(collection)
         return self._waiting.pop(collection)
 
     def together(self, collection: int, kjt: KeyedJaggedTensor) -> frozenset[int]:
-        """The collections whose exchange to run now that `collection` is called with a KJT and finds no result."""
+        """The collections whose exchange to run now that `collection` is called with a KJT and
+        finds no result.
+        """
         self._learn(collection, kjt)
         chosen = self._partners[collection] - self._callers | {collection}
         if not self._callers:
@@ -49,7 +54,9 @@ class Inbox:
         self._waiting = results
 
     def first_call(self, kjt: KeyedJaggedTensor) -> frozenset[int] | None:
-        """The collections that the first call with a KJT of these keys will run; None before any such call."""
+        """The collections that the first call with a KJT of these keys will run; None before any
+        such call.
+        """
         return self._first.get(tuple(kjt.keys()))
 
     def clear(self) -> None:
@@ -57,14 +64,19 @@ class Inbox:
         self._seen, self._waiting = None, {}
 
     def _learn(self, collection: int, kjt: KeyedJaggedTensor) -> None:
-        for unclaimed in self._waiting:  # a result that nobody fetched: that collection no longer shares this KJT
+        # a result that nobody fetched: that collection no longer shares this KJT
+        for unclaimed in self._waiting:
             former = self._partners[unclaimed]
             for member in former:
-                self._partners[member] = former - {unclaimed} if member != unclaimed else frozenset([unclaimed])
+                self._partners[member] = (
+                    former - {unclaimed} if member != unclaimed else frozenset([unclaimed])
+                )
         self._waiting = {}
         if kjt is not self._seen:
             self._seen, self._callers = kjt, set()
-        elif collection not in self._callers:  # a second collection on the same object: share from the next step on
+        elif (
+            collection not in self._callers
+        ):  # a second collection on the same object: share from the next step on
             joined = self._partners[collection].union(*(self._partners[c] for c in self._callers))
             for member in joined:
                 self._partners[member] = joined

@@ -1,9 +1,12 @@
-"""Exact replicas: equal shards in several sharding groups make the same updates, because each sees the ids and gradients of all.
+"""Exact replicas: equal shards in several sharding groups make the same updates, because each sees
+the ids and gradients of all.
 
-Before the lookup, the ranks that hold replicas of the same shards hand each other the ids they were sent; the kernel then reads the bags
-of all groups, and only the rows of this group's bags go on. In the backward pass they hand each other the gradients, so every replica's
-update is that of one world, with any optimizer, and replicas stay equal bit for bit. Costs a lookup of all groups' bags and, per kernel,
-two collectives more in the forward pass and one in the backward pass. Evaluation hands nothing over.
+Before the lookup, the ranks that hold replicas of the same shards hand each other the ids they were
+sent; the kernel then reads the bags of all groups, and only the rows of this group's bags go on. In
+the backward pass they hand each other the gradients, so every replica's update is that of one
+world, with any optimizer, and replicas stay equal bit for bit. Costs a lookup of all groups' bags
+and, per kernel, two collectives more in the forward pass and one in the backward pass. Evaluation
+hands nothing over.
 """
 
 # R replicas, S slots of a group, N ids, D columns
@@ -23,10 +26,16 @@ from rayrec.sparse.ops import offsets_of
 
 
 def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> Tensor:
-    """The rows of this group's bags, from a kernel that has read, and in the backward pass updates with, the bags of all groups."""
+    """The rows of this group's bags, from a kernel that has read, and in the backward pass updates
+    with, the bags of all groups.
+    """
     slots = 1 if lookup.group.key.sequence else len(lookup.group.slots)
     lengths = own.offsets.diff()
-    sizes = _gather(torch.tensor([own.ids.numel(), lengths.numel()], device=own.ids.device), peers, [2] * peers.world_size)
+    sizes = _gather(
+        torch.tensor([own.ids.numel(), lengths.numel()], device=own.ids.device),
+        peers,
+        [2] * peers.world_size,
+    )
     counts = [pair.tolist() for pair in sizes]
     ids = _gather(own.ids, peers, [n for n, _ in counts])
     bags = _gather(lengths, peers, [n for _, n in counts])
@@ -36,7 +45,11 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
         weights[peers.rank] = own.weights  # in the graph, where they are learned
     per_slot = [part.view(slots, -1) for part in bags]  # [replica] (S, bags)
     cuts = [offsets_of(part.sum(1).tolist()) for part in per_slot]
-    order = [(s, r, slice(cuts[r][s], cuts[r][s + 1])) for s in range(slots) for r in range(peers.world_size)]
+    order = [
+        (s, r, slice(cuts[r][s], cuts[r][s + 1]))
+        for s in range(slots)
+        for r in range(peers.world_size)
+    ]
     merged_lengths = torch.cat([per_slot[r][s] for s, r, _ in order])
     offsets = merged_lengths.new_zeros(merged_lengths.numel() + 1)
     torch.cumsum(merged_lengths, 0, out=offsets[1:])
@@ -54,7 +67,9 @@ def _gather(values: Tensor, peers: Exchange, sizes: Sequence[int]) -> list[Tenso
 
 
 class _OwnRows(torch.autograd.Function):
-    """This group's rows of the rows of all groups; its backward hands every replica the gradients of all."""
+    """This group's rows of the rows of all groups; its backward hands every replica the gradients
+    of all.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, peers: Exchange, bags: list[int]) -> Tensor:
@@ -65,7 +80,9 @@ class _OwnRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """(bags of this group, D) -> (bags of all groups, D), divided once more: by the number of groups that are summed."""
+        """(bags of this group, D) -> (bags of all groups, D), divided once more: by the number of
+        groups that are summed.
+        """
         width = grad.shape[1]
         parts = _gather(grad.contiguous().view(-1), ctx.peers, [n * width for n in ctx.bags])
         return torch.cat(parts).view(-1, width) / ctx.peers.world_size, None, None

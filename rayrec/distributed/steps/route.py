@@ -1,15 +1,19 @@
 """The input step: every id travels to the ranks that own its row.
 
-    KJT -> bucketize by row block -> header -> all_to_all -> payload -> all_to_all -> ids per lookup group
+    KJT -> bucketize by row block -> header -> all_to_all -> payload -> all_to_all -> ids per lookup
+    group
 
-`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot table. The header has a static size:
-extents of what is read in place, and per piece its number of ids and of bags; so sizes may differ from rank to rank, key to key and step
-to step, and one host sync per step reads them all. The payload carries ids, lengths and weights of one destination side by side, in words
-of 32 bits, so that one collective moves them. What a rank looks up itself takes part in neither. Costs one copy of the ids on either
-side; a feature with one row block is not even bucketized.
+`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot
+table. The header has a static size: extents of what is read in place, and per piece its number of
+ids and of bags; so sizes may differ from rank to rank, key to key and step to step, and one host
+sync per step reads them all. The payload carries ids, lengths and weights of one destination side
+by side, in words of 32 bits, so that one collective moves them. What a rank looks up itself takes
+part in neither. Costs one copy of the ids on either side; a feature with one row block is not even
+bucketized.
 
-Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags without ids stayed at home), those
-with fewer are padded by empty bags on arrival; nothing but their pooled rows is sent back for the padding.
+Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags
+without ids stayed at home), those with fewer are padded by empty bags on arrival; nothing but their
+pooled rows is sent back for the padding.
 """
 
 # P pieces, N ids
@@ -53,7 +57,9 @@ class RoutedIds:
 
 @dataclass(frozen=True)
 class Message:
-    """What one destination is sent, as runs of source rows: of ids, of lengths (pooled pieces) and of weights (weighted pieces)."""
+    """What one destination is sent, as runs of source rows: of ids, of lengths (pooled pieces) and
+    of weights (weighted pieces).
+    """
 
     rows: tuple[int, ...]  # per piece
     ids: tuple[range, ...]
@@ -65,13 +71,15 @@ class Message:
 class SendPlan:
     """How a KJT with given keys becomes send buffers: compiled once per key list.
 
-    Source rows are numbered: the KJT's own F rows first, then per bucketing blocks * features rows, block by block.
+    Source rows are numbered: the KJT's own F rows first, then per bucketing blocks * features rows,
+    block by block.
     """
 
     bucketings: tuple[Bucketing, ...]
     messages: tuple[Message, ...]  # per destination rank
     keys: tuple[str, ...]
-    extents: tuple[int | None, ...]  # see `Sizes`: the key whose ids are counted, or None for the most bags
+    # see `Sizes`: the key whose ids are counted, or None for the most bags
+    extents: tuple[int | None, ...]
 
 
 def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> SendPlan:
@@ -84,7 +92,8 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
     missing = [f for f in slots.features if f not in where]
     if missing:
         raise InputError(
-            f"the KeyedJaggedTensor lacks feature {missing[0]!r}, which its tables look up; its keys are {list(keys)[:20]}. "
+            f"the KeyedJaggedTensor lacks feature {missing[0]!r}, which its tables look up; its "
+            f"keys are {list(keys)[:20]}. "
             "Add the key (with empty bags if need be)."
         )
     alike: dict[tuple[int, bool, bool, bool], dict[Piece, None]] = {}
@@ -100,46 +109,79 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
             for i, piece in enumerate(found):
                 row_of[replace(piece, block=block)] = base + block * len(found) + i
         cuts = tuple(torch.tensor(piece.cuts, dtype=torch.int64, device=device) for piece in found)
-        bucketings.append(Bucketing(blocks, tuple(where[piece.feature] for piece in found), cuts, sequence, weighted, compact))
+        bucketings.append(
+            Bucketing(
+                blocks,
+                tuple(where[piece.feature] for piece in found),
+                cuts,
+                sequence,
+                weighted,
+                compact,
+            )
+        )
         base += blocks * len(found)
     messages = []
     for rank in slots.ranks:
-        rows = [where[piece.feature] if piece.cuts is None else row_of[piece] for piece in rank.pieces]
+        rows = [
+            where[piece.feature] if piece.cuts is None else row_of[piece] for piece in rank.pieces
+        ]
         pooled = [row for row, piece in zip(rows, rank.pieces, strict=True) if not piece.sequence]
         weights = [row for row, piece in zip(rows, rank.pieces, strict=True) if piece.weighted]
-        messages.append(Message(tuple(rows), tuple(runs(rows)), tuple(runs(pooled)), tuple(runs(weights))))
+        messages.append(
+            Message(tuple(rows), tuple(runs(rows)), tuple(runs(pooled)), tuple(runs(weights)))
+        )
     extents: list[int | None] = []
     for collection in slots.extents:
-        extents.extend([where[use.feature] for use in slots.uses[collection]] if slots.collections[collection].sequence else [None])
+        extents.extend(
+            [where[use.feature] for use in slots.uses[collection]]
+            if slots.collections[collection].sequence
+            else [None]
+        )
     return SendPlan(tuple(bucketings), tuple(messages), tuple(keys), tuple(extents))
 
 
 def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
-    """Per destination rank: extents (see `Sizes`), ids of each of its pieces, then bags of each (0 in sequences)."""
+    """Per destination rank: extents (see `Sizes`), ids of each of its pieces, then bags of each (0
+    in sequences).
+    """
     counts, bags = rows.counts, rows.bags
     extents = [rows.most_bags if key is None else counts[key] for key in send.extents]
     headers = []
     for message, rank in zip(send.messages, slots.ranks, strict=True):
         ids = [counts[row] for row in message.rows]
         headers.append(
-            [*extents, *ids] + [0 if piece.sequence else bags[row] for row, piece in zip(message.rows, rank.pieces, strict=True)]
+            [*extents, *ids]
+            + [
+                0 if piece.sequence else bags[row]
+                for row, piece in zip(message.rows, rank.pieces, strict=True)
+            ]
         )
     return headers
 
 
 def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
-    """32-bit words of one message: ids (two words each), lengths and weights, padded so that the next message's ids are aligned."""
+    """32-bit words of one message: ids (two words each), lengths and weights, padded so that the
+    next message's ids are aligned.
+    """
     weights = sum(ids for piece, ids in zip(pieces, sizes.ids, strict=True) if piece.weighted)
     words = 2 * sum(sizes.ids) + sum(sizes.bags) + weights
     return words + words % 2
 
 
 def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Tensor:
-    """Fill `out`, (words,) int32, with ids, lengths, weights and padding of each destination but this rank, in one copy."""
+    """Fill `out`, (words,) int32, with ids, lengths, weights and padding of each destination but
+    this rank, in one copy.
+    """
     pad = torch.zeros(1, dtype=WORD, device=rows.parts[0].ids.device)
     buffer: list[Tensor] = []
-    for message in (message for destination, message in enumerate(send.messages) if destination != rank):
-        found = chain(rows.runs_of("ids", message.ids), rows.runs_of("lengths", message.lengths), rows.runs_of("weights", message.weights))
+    for message in (
+        message for destination, message in enumerate(send.messages) if destination != rank
+    ):
+        found = chain(
+            rows.runs_of("ids", message.ids),
+            rows.runs_of("lengths", message.lengths),
+            rows.runs_of("weights", message.weights),
+        )
         parts = [values.view(WORD) for values, _ in found]
         if sum(part.numel() for part in parts) % 2:
             parts.append(pad)
@@ -150,8 +192,16 @@ def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Te
 def own_pieces(rows: SourceRows, message: Message, pieces: Sequence[Piece]) -> Arrived:
     """What this rank would send itself, where it lies."""
     ids = [one for values, sizes in rows.runs_of("ids", message.ids) for one in values.split(sizes)]
-    lengths = (one for values, sizes in rows.runs_of("lengths", message.lengths) for one in values.split(sizes))
-    weights = (one for values, sizes in rows.runs_of("weights", message.weights) for one in values.split(sizes))
+    lengths = (
+        one
+        for values, sizes in rows.runs_of("lengths", message.lengths)
+        for one in values.split(sizes)
+    )
+    weights = (
+        one
+        for values, sizes in rows.runs_of("weights", message.weights)
+        for one in values.split(sizes)
+    )
     none = rows.parts[0].lengths[:0]
     return Arrived(
         ids,
@@ -188,20 +238,31 @@ def route(
     headers = pack_header(rows, slots, send)
     extents = len(send.extents)
     sent = tuple(Sizes.of(h, extents) for h in headers)
-    words_out = [0 if rank == me else payload_words(pieces[rank], sizes) for rank, sizes in enumerate(sent)]
+    words_out = [
+        0 if rank == me else payload_words(pieces[rank], sizes) for rank, sizes in enumerate(sent)
+    ]
 
     def words_in(received: list[list[int]]) -> list[int]:
         if checked is not None and not send.bucketings:
             checked()
         if any(value < 0 for h in received for value in h):
-            raise ShapeError(f"rank {me} received a negative count in a header: the ranks do not share one plan.")
-        return [0 if rank == me else payload_words(mine, Sizes.of(h, extents)) for rank, h in enumerate(received)]
+            raise ShapeError(
+                f"rank {me} received a negative count in a header: the ranks do not share one plan."
+            )
+        return [
+            0 if rank == me else payload_words(mine, Sizes.of(h, extents))
+            for rank, h in enumerate(received)
+        ]
 
     payload = pack_payload(rows, send, me, exchange.buffer(sum(words_out), rows.parts[0].lengths))
-    received, messages = exchange.headed(headers, payload, words_out, extents + 2 * len(mine), words_in).wait()
+    received, messages = exchange.headed(
+        headers, payload, words_out, extents + 2 * len(mine), words_in
+    ).wait()
     got = tuple(Sizes.of(h, extents) for h in received)
     arrived = [
-        own_pieces(rows, send.messages[me], mine) if rank == me else Arrived.of(message, sizes, mine)
+        own_pieces(rows, send.messages[me], mine)
+        if rank == me
+        else Arrived.of(message, sizes, mine)
         for rank, (message, sizes) in enumerate(zip(messages, got, strict=True))
     ]
     return RoutedIds(unpack(slots, me, got, arrived), sent, got, rows)

@@ -1,8 +1,9 @@
-"""Input exchanges that run ahead of their forward: one thread, connections of its own, and on a GPU a stream of its own.
+"""Input exchanges that run ahead of their forward: one thread, connections of its own, and on a GPU
+a stream of its own.
 
-On a GPU the stream waits for what the caller has queued, such as the copy of the batch; the stream of the forward waits for the routed ids
-in turn, and the allocator is told who uses what. So kernels of the exchange run beside those of the step, and its host sync stops only the
-thread.
+On a GPU the stream waits for what the caller has queued, such as the copy of the batch; the stream
+of the forward waits for the routed ids in turn, and the allocator is told who uses what. So kernels
+of the exchange run beside those of the step, and its host sync stops only the thread.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ class RoutesAhead:
     def __len__(self) -> int:
         return len(self._started)
 
-    def start(self, kjt: KeyedJaggedTensor, collections: frozenset[int], route: Callable[[Exchange], RoutedIds]) -> None:
+    def start(
+        self,
+        kjt: KeyedJaggedTensor,
+        collections: frozenset[int],
+        route: Callable[[Exchange], RoutedIds],
+    ) -> None:
         """Run `route` in the thread; every rank starts the same exchanges in the same order."""
         ready = None
         if self._stream is not None:
@@ -56,15 +62,20 @@ class RoutesAhead:
             kjt.record_stream(self._stream)
         self._started.append(_Started(kjt, collections, self._pool.submit(self._run, route, ready)))
 
-    def _run(self, route: Callable[[Exchange], RoutedIds], ready: torch.cuda.Event | None) -> _Routed:
+    def _run(
+        self, route: Callable[[Exchange], RoutedIds], ready: torch.cuda.Event | None
+    ) -> _Routed:
         if self._stream is None or ready is None:
             return _Routed(route(self._exchange), None)
         with torch.cuda.stream(self._stream):  # the current stream and device are the thread's own
             self._stream.wait_event(ready)
             return _Routed(route(self._exchange), self._stream.record_event())
 
-    def take(self, kjt: KeyedJaggedTensor, collections: frozenset[int], timer: StepTimer | None) -> RoutedIds | None:
-        """The routed ids of this very KJT, for the current stream; None when they were not started, or for other collections.
+    def take(
+        self, kjt: KeyedJaggedTensor, collections: frozenset[int], timer: StepTimer | None
+    ) -> RoutedIds | None:
+        """The routed ids of this very KJT, for the current stream; None when they were not started,
+        or for other collections.
 
         Args:
             timer: counts the wait for them, if any.
@@ -72,7 +83,9 @@ class RoutesAhead:
         for i, item in enumerate(self._started):
             if item.kjt is kjt:
                 del self._started[i]
-                ids, done = item.routed.result() if timer is None else timer.wait(item.routed.result)
+                ids, done = (
+                    item.routed.result() if timer is None else timer.wait(item.routed.result)
+                )
                 if done is not None:
                     stream = torch.cuda.current_stream(self._device)
                     stream.wait_event(done)
@@ -98,7 +111,8 @@ class RoutesAhead:
         """End the thread.
 
         Args:
-            wait: for exchanges under way; otherwise they end, with an error, once connections are cut.
+            wait: for exchanges under way; otherwise they end, with an error, once connections are
+                cut.
         """
         self.forget()
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
@@ -106,7 +120,13 @@ class RoutesAhead:
 
 def _tensors(routed: RoutedIds) -> Iterator[Tensor]:
     """What a later step reads of routed ids."""
-    found = [t for group in routed.groups.values() for t in (group.ids, group.offsets, group.weights)]
-    found += [t for part in routed.source.parts for t in (part.ids, part.lengths, part.weights, part.origin)]
+    found = [
+        t for group in routed.groups.values() for t in (group.ids, group.offsets, group.weights)
+    ]
+    found += [
+        t
+        for part in routed.source.parts
+        for t in (part.ids, part.lengths, part.weights, part.origin)
+    ]
     found += [] if routed.source.filled is None else [routed.source.filled.bags]
     return (t for t in found if t is not None)

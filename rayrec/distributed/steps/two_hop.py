@@ -1,9 +1,11 @@
 """The two-hop output route: sum inside the host, then exchange between hosts.
 
-Where the row blocks of a column block fill a host, each of its L ranks holds a partial sum of every bag. Hop 1 sums them inside the host,
-for the bags of the ranks with one local index (a reduce-scatter); hop 2 sends the sums between the ranks of equal local index on all
-hosts. So 1 / L of the flat route's bytes cross between hosts. Backward is the reverse: gradients go to the peer on each host, which hands
-them to all ranks of its host. Sums are taken in rank order, so they repeat bit for bit.
+Where the row blocks of a column block fill a host, each of its L ranks holds a partial sum of every
+bag. Hop 1 sums them inside the host, for the bags of the ranks with one local index (a
+reduce-scatter); hop 2 sends the sums between the ranks of equal local index on all hosts. So 1 / L
+of the flat route's bytes cross between hosts. Backward is the reverse: gradients go to the peer on
+each host, which hands them to all ranks of its host. Sums are taken in rank order, so they repeat
+bit for bit.
 """
 
 # L ranks per host, H hosts, R rows (bags of one home rank), D columns of a host's two-hop slots
@@ -25,7 +27,9 @@ from rayrec.layout import ShardingPlan, takes_two_hops
 
 @dataclass(frozen=True)
 class Hops:
-    """The two exchanges of the route: inside this rank's host, and between the ranks of equal local index."""
+    """The two exchanges of the route: inside this rank's host, and between the ranks of equal local
+    index.
+    """
 
     host: Exchange
     peers: Exchange
@@ -33,12 +37,17 @@ class Hops:
     @staticmethod
     def of(exchange: Exchange, hosts: Sequence[Sequence[int]]) -> Hops:
         """Split all ranks both ways; every rank calls it."""
-        return Hops(exchange.split(hosts), exchange.split([tuple(ranks) for ranks in zip(*hosts, strict=True)]))
+        return Hops(
+            exchange.split(hosts),
+            exchange.split([tuple(ranks) for ranks in zip(*hosts, strict=True)]),
+        )
 
     @staticmethod
     def for_plan(exchange: Exchange, plan: ShardingPlan) -> Hops | None:
         """Where any table of the plan takes two hops; all ranks decide alike."""
-        takes = any(takes_two_hops(placement.layout, plan.hosts) for placement in plan.tables.values())
+        takes = any(
+            takes_two_hops(placement.layout, plan.hosts) for placement in plan.tables.values()
+        )
         return Hops.of(exchange, plan.hosts) if takes else None
 
 
@@ -62,16 +71,19 @@ class HopSizes:
         """From the sizes of a routed step."""
         mine = slots.ranks[rank]
         firsts = [host[0] for host in slots.hosts]
-        home = tuple((slots.ranks[r].hop.rows(routed.sent[r]), slots.ranks[r].hop.width) for r in firsts)
-        return HopSizes(tuple(mine.hop.rows(s) for s in routed.got), mine.hop.width, home, tuple(zip(*slots.hosts, strict=True)))
+        home = tuple(
+            (slots.ranks[r].hop.rows(routed.sent[r]), slots.ranks[r].hop.width) for r in firsts
+        )
+        return HopSizes(
+            tuple(mine.hop.rows(s) for s in routed.got),
+            mine.hop.width,
+            home,
+            tuple(zip(*slots.hosts, strict=True)),
+        )
 
 
 def send_home(
-    hops: Hops,
-    sizes: HopSizes,
-    rows: Sequence[Tensor],
-    codec: Codec | None,
-    device: torch.device,
+    hops: Hops, sizes: HopSizes, rows: Sequence[Tensor], codec: Codec | None, device: torch.device
 ) -> list[Tensor]:
     """Per host (R, D) sums of this rank's bags.
 
@@ -93,7 +105,9 @@ def send_home(
             summed += part
     to_hosts = [sizes.rows[r] * width for r in sizes.local[local]]
     from_hosts = [count * columns for count, columns in sizes.home]
-    arrived = coded_all_to_all(hops.peers, codec, summed, [[n] for n in to_hosts], [[n] for n in from_hosts])
+    arrived = coded_all_to_all(
+        hops.peers, codec, summed, [[n] for n in to_hosts], [[n] for n in from_hosts]
+    )
     return [part.view(shape) for part, shape in zip(arrived, sizes.home, strict=True)]
 
 
@@ -106,7 +120,13 @@ def send_back(hops: Hops, sizes: HopSizes, grads: Sequence[Tensor], codec: Codec
     width, local = sizes.width, hops.host.rank
     from_hosts = [sizes.rows[r] * width for r in sizes.local[local]]
     out = torch.cat([grad.reshape(-1) for grad in grads])
-    parts = coded_all_to_all(hops.peers, codec, out, [[count * columns] for count, columns in sizes.home], [[n] for n in from_hosts])
+    parts = coded_all_to_all(
+        hops.peers,
+        codec,
+        out,
+        [[count * columns] for count, columns in sizes.home],
+        [[n] for n in from_hosts],
+    )
     arrived = torch.cat(parts)
     result = arrived.new_empty(sum(sizes.rows), width)
     if not width:

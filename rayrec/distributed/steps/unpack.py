@@ -17,7 +17,9 @@ from rayrec.sparse.ops import offsets_of, to_device
 
 
 class Arrived(NamedTuple):
-    """What one source has for this rank, by piece: (N,) int64 ids, (bags,) int32 lengths of pooled pieces, weights of weighted ones."""
+    """What one source has for this rank, by piece: (N,) int64 ids, (bags,) int32 lengths of pooled
+    pieces, weights of weighted ones.
+    """
 
     ids: Sequence[Tensor]
     lengths: Sequence[Tensor]
@@ -32,11 +34,19 @@ class Arrived(NamedTuple):
         return Arrived(
             ids.view(torch.int64).split(list(sizes.ids)),
             lengths.split(list(sizes.bags)),
-            dict(zip(weighted, weights.view(torch.float32).split(list(weighted.values())), strict=True)),
+            dict(
+                zip(
+                    weighted,
+                    weights.view(torch.float32).split(list(weighted.values())),
+                    strict=True,
+                )
+            ),
         )
 
 
-def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
+def unpack(
+    slots: SlotTable, rank: int, got: Sequence[Sizes], arrived: Sequence[Arrived]
+) -> dict[GroupKey, GroupIds]:
     """Sort what arrived, for each lookup group; see `GroupIds`.
 
     Args:
@@ -48,7 +58,11 @@ def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], arrived: Sequence[
     for group in mine.groups:
         pieces = [slot.piece for slot in group.slots]
         if group.key.sequence:
-            groups[group.key] = _sequence_in_place(slots, group, got, ids) if group.key.in_place else _sequence_ids(group, ids)
+            groups[group.key] = (
+                _sequence_in_place(slots, group, got, ids)
+                if group.key.in_place
+                else _sequence_ids(group, ids)
+            )
             continue
         if group.key.in_place:
             rows = [sizes.extents[slots.extents[group.key.collection].start] for sizes in got]
@@ -57,13 +71,21 @@ def unpack(slots: SlotTable, rank: int, got: Sequence[Sizes], arrived: Sequence[
         groups[group.key] = GroupIds(
             ids=torch.cat([source[piece] for piece in pieces for source in ids]),
             offsets=bag_offsets(_padded(lengths, pieces, rows, group.gaps)),
-            weights=torch.cat([source[piece] for piece in pieces for source in weights]) if group.key.weighted else None,
+            weights=torch.cat([source[piece] for piece in pieces for source in weights])
+            if group.key.weighted
+            else None,
         )
     return groups
 
 
-def _padded(lengths: Sequence[Sequence[Tensor]], pieces: Sequence[int], rows: Sequence[int], gaps: Sequence[int]) -> Tensor:
-    """Lengths of the bags of all sources, piece by piece; a piece with fewer bags than its matrix has rows is padded by empty ones.
+def _padded(
+    lengths: Sequence[Sequence[Tensor]],
+    pieces: Sequence[int],
+    rows: Sequence[int],
+    gaps: Sequence[int],
+) -> Tensor:
+    """Lengths of the bags of all sources, piece by piece; a piece with fewer bags than its matrix
+    has rows is padded by empty ones.
 
     Before a piece with a gap there is one of empty bags.
     """
@@ -90,13 +112,21 @@ def _sequence_ids(group: LookupGroup, ids: Sequence[Sequence[Tensor]]) -> GroupI
     return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
 
 
-def _sequence_in_place(slots: SlotTable, group: LookupGroup, got: Sequence[Sizes], ids: Sequence[Sequence[Tensor]]) -> GroupIds:
-    """Bags of one id for what all ranks look up in the collection, empty where another rank updates. Ids are rows of the memory."""
+def _sequence_in_place(
+    slots: SlotTable, group: LookupGroup, got: Sequence[Sizes], ids: Sequence[Sequence[Tensor]]
+) -> GroupIds:
+    """Bags of one id for what all ranks look up in the collection, empty where another rank
+    updates. Ids are rows of the memory.
+    """
     of_use: dict[int, list[tuple[Slot, int]]] = {}
     for slot, shard in zip(group.slots, group.slot_shards, strict=True):
         of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
     extents = slots.extents[group.key.collection]
-    one = torch.ones(max(max(sizes.extents[extents]) for sizes in got), dtype=WORD, device=ids[0][group.slots[0].piece].device)
+    one = torch.ones(
+        max(max(sizes.extents[extents]) for sizes in got),
+        dtype=WORD,
+        device=ids[0][group.slots[0].piece].device,
+    )
     none, found, lengths = torch.zeros_like(one), [], []
     for sizes, source in zip(got, ids, strict=True):
         for use, count in enumerate(sizes.extents[extents]):
