@@ -1,7 +1,7 @@
 """The model without sharding, on the CPU.
 
-It has rayrec's unsharded collections, dense gradients, and optimizers in float64. The formulas are
-those of `rayrec.optim.sparse`, written out once more for the rows that a batch touches, so that a
+It has rayrec's unsharded collections, dense gradients, and optimizers in float64. The formulas of
+`rayrec.spec.optimizers` are written out once more, for the rows that a batch touches, so that a
 GPU's kernels are compared with definitions and not with other kernels.
 """
 

@@ -22,9 +22,9 @@ from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
-from rayrec.planner.optimizers import SPARSE_STATES
-from rayrec.planner.wire import CODINGS
 from rayrec.report.plan_page import render_page
+from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
+from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.storage import probe_output, write_whole
 
 
@@ -69,7 +69,7 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--optimizer",
         default="rowwise_adagrad",
-        choices=list(SPARSE_STATES),
+        choices=list(SPARSE_OPTIMIZERS),
         help="fused optimizer (%(default)s)",
     )
     parser.add_argument(
@@ -77,13 +77,13 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument(
         "--qcomms-forward",
-        choices=list(CODINGS),
+        choices=WIRE_PRECISIONS,
         default="fp32",
         help="what rows travel as between ranks (%(default)s)",
     )
     parser.add_argument(
         "--qcomms-backward",
-        choices=list(CODINGS),
+        choices=WIRE_PRECISIONS,
         default="fp32",
         help="what their gradients travel as (%(default)s)",
     )

@@ -25,7 +25,6 @@ from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.layout.rates import PARTS, PartRates
 from rayrec.layout.topology import Topology
 from rayrec.planner.memory import shards_by_rank
-from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.routes import summed_ranks
 from rayrec.planner.work import (
     ID_BYTES,
@@ -36,6 +35,7 @@ from rayrec.planner.work import (
     returned_rows,
     shard_traffic,
 )
+from rayrec.spec.optimizers import optimizer_class
 
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
 # per id in the backward: a radix sort reads and writes (id, bag) pairs a few times
@@ -150,13 +150,13 @@ class CostModel:
         copies = 0.0 if replicated else copies + there.passes / summed
         gradient_copies += back.passes / summed
         traffic = shard_traffic(work, shards, summed)
-        state = sparse_state(self.sparse_optimizer)
+        optimizer = optimizer_class(self.sparse_optimizer)
         # a byte from the host's memory, in bytes of the device's; missed rows come into the cache,
         # and others leave for them
         link = topology.memory_bw / HOST_LINK_BW
         row_cost = link if work.off_device and not work.cached else 1.0
         # states per row stay on the device
-        state_cost = link if work.off_device and state.per_element else 1.0
+        state_cost = link if work.off_device and optimizer.has_element_state() else 1.0
         fetched = 2 * work.missed * link
         slots = len(shards) * work.features
         all_ids = values = read = touched = updated = gradients = 0.0
@@ -171,7 +171,9 @@ class CostModel:
             touched += distinct * row_line
             gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
             updated += (
-                2 * distinct * (row_line * row_cost + _lines(state.row_bytes(width)) * state_cost)
+                2
+                * distinct
+                * (row_line * row_cost + _lines(optimizer.state_bytes(width)) * state_cost)
             )
         out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
         pieces = len({shard.rows for shard in shards}) * work.features * world

@@ -17,8 +17,8 @@ from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
 from rayrec.planner.constraints import ParameterConstraints, storages_of
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, Routes, join_options, price_options
-from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork, table_work
+from rayrec.spec.wire import FLOAT32, Wire
 
 NO_CONSTRAINTS = ParameterConstraints()
 

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
-from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.work import (
     ID_BYTES,
     NO_TRAFFIC,
@@ -29,6 +28,7 @@ from rayrec.planner.work import (
     returned_rows,
     shard_traffic,
 )
+from rayrec.spec.optimizers import optimizer_class
 
 # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's
 # sort take
@@ -66,7 +66,7 @@ class RankMemory:
 
 def optimizer_bytes(shard: Shard, sparse_optimizer: str) -> int:
     """State of one shard: values per row of the shard, or per element."""
-    return len(shard.rows) * sparse_state(sparse_optimizer).row_bytes(len(shard.cols))
+    return len(shard.rows) * optimizer_class(sparse_optimizer).state_bytes(len(shard.cols))
 
 
 def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple
         if work.cached
         else 0
     )
-    return cache, rows * sparse_state(sparse_optimizer).row_bytes(0)
+    return cache, rows * optimizer_class(sparse_optimizer).state_bytes(0)
 
 
 def owner_memory(

@@ -13,7 +13,7 @@ import pytest
 
 from jobs import train_dlrm
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
-from rayrec.train.config import SPARSE_OPTIMIZERS
+from rayrec.optim import SPARSE_OPTIMIZERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
