@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Any
 from rayrec import arguments
 from rayrec.checks import absolute_path, is_uri, lasting_path
 from rayrec.errors import ConfigError, InputError
+from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
+from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.storage import probe_output
-from rayrec.train.config import (
-    DENSE_OPTIMIZERS,
-    SPARSE_OPTIMIZERS,
-    WIRE_PRECISIONS,
-    CheckpointConfig,
-    OptimizerConfig,
-    ProfileConfig,
-)
+from rayrec.train.config import DENSE_OPTIMIZERS, CheckpointConfig, OptimizerConfig, ProfileConfig
 
 if TYPE_CHECKING:
     from rayrec.data import FileDataset

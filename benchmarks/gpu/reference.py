@@ -175,7 +175,11 @@ def update(o: SparseOptimizer, t: int, w: Tensor, g: Tensor, state: State) -> Te
         t: updates, this one included.
         w, g: (U, D) weights and summed gradients.
     """
-    decay, mode = getattr(o, "weight_decay", 0.0), getattr(o, "weight_decay_mode", "")
+    if o.fbgemm is None:  # a GPU runs this very formula: its device and precision are compared
+        weight = w.clone()
+        o.update_rows(o.lr, t, weight, g.clone(), state)
+        return weight
+    decay, mode = o.weight_decay, o.decay_mode
     if decay and mode == "l2":
         g = g + decay * w
     shrink = 1.0 - o.lr * decay if mode == "decoupled" else 1.0
