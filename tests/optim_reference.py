@@ -25,6 +25,7 @@ from rayrec.optim import (
     Adam,
     LarsSGD,
     PartialRowWiseAdam,
+    RMSprop,
     RowWiseAdagrad,
     SparseOptimizer,
 )
@@ -38,6 +39,7 @@ DRAWN = {
     "beta2": [0.5, 0.999],
     "momentum": [0.0, 0.9],
     "eta": [0.001, 0.1],
+    "alpha": [0.5, 0.99],
 }
 # those that FBGEMM has a CUDA kernel for
 FBGEMM_OPTIMIZERS = sorted(name for name, kind in SPARSE_OPTIMIZERS.items() if kind.fbgemm)
@@ -72,6 +74,14 @@ def reference_row(o: SparseOptimizer, t: int, w: Row, g: Row, state: dict) -> Ro
         return [
             shrink * y - lr * x / (math.sqrt(state["momentum1"]) + o.eps)
             for x, y in zip(g, w, strict=True)
+        ]
+    if isinstance(o, RMSprop):
+        state["momentum1"] = [
+            o.alpha * v + (1 - o.alpha) * x * x for v, x in zip(state["momentum1"], g, strict=True)
+        ]
+        return [
+            shrink * y - lr * x / (math.sqrt(v) + o.eps)
+            for v, x, y in zip(state["momentum1"], g, w, strict=True)
         ]
     if isinstance(o, LarsSGD):
         below = norm(g) + decay * norm(w)

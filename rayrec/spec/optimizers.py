@@ -34,6 +34,7 @@ __all__ = [
     "Adam",
     "LarsSGD",
     "PartialRowWiseAdam",
+    "RMSprop",
     "RowWiseAdagrad",
     "SparseOptimizer",
     "sparse_optimizer",
@@ -84,6 +85,30 @@ class RowWiseAdagrad(Decaying):
         """See `SparseOptimizer`."""
         sum_U = state["momentum1"].add_(_mean_square(grad))
         weight.sub_(grad.mul_((lr / (sum_U.sqrt() + self.eps)).unsqueeze(1)))
+
+
+@dataclass(frozen=True)
+class RMSprop(Decaying):
+    """v = alpha v + (1 - alpha) g^2; w -= lr * g / (sqrt(v) + eps), per element.
+
+    The definition of torch.optim.RMSprop without momentum, neither centered; v of a row only moves
+    when the row is touched.
+    """
+
+    eps: float = 1e-8
+    alpha: float = 0.99
+    name: ClassVar[str] = "rmsprop"
+    state_widths: ClassVar[dict[str, StateWidth]] = {"momentum1": "element"}
+    torch_names: ClassVar[tuple[str, ...]] = ("RMSprop",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_factors("alpha")
+
+    def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
+        """See `SparseOptimizer`."""
+        mean_UD = state["momentum1"].mul_(self.alpha).addcmul_(grad, grad, value=1 - self.alpha)
+        weight.addcdiv_(grad, mean_UD.sqrt().add_(self.eps), value=-lr)
 
 
 @dataclass(frozen=True)
@@ -222,7 +247,7 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 SPARSE_OPTIMIZERS: dict[str, type[SparseOptimizer]] = {
     kind.name: kind
-    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam, LAMB, LarsSGD)
+    for kind in (SGD, Adagrad, RowWiseAdagrad, RMSprop, Adam, PartialRowWiseAdam, LAMB, LarsSGD)
 }
 
 

@@ -31,6 +31,7 @@ from rayrec.optim import (
     Adam,
     LarsSGD,
     PartialRowWiseAdam,
+    RMSprop,
     RowWiseAdagrad,
     SparseOptimizer,
 )
@@ -83,6 +84,14 @@ EQUALS_TORCH = {
     "adagrad decay": (
         Adagrad(0.1, eps=1e-4, weight_decay=0.2),
         lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4, weight_decay=0.2),
+    ),
+    "rmsprop": (
+        RMSprop(0.1, eps=1e-4, alpha=0.9),
+        lambda p: torch.optim.RMSprop(p, 0.1, alpha=0.9, eps=1e-4),
+    ),
+    "rmsprop decay": (
+        RMSprop(0.1, eps=1e-4, weight_decay=0.2),
+        lambda p: torch.optim.RMSprop(p, 0.1, eps=1e-4, weight_decay=0.2),
     ),
     "adam": (Adam(0.1), lambda p: torch.optim.Adam(p, 0.1)),
     "adam l2": (
