@@ -18,11 +18,11 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, Program, deploy
-from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.program.slots import by_collection
 from rayrec.distributed.reshard import Moving, move_tables
 from rayrec.distributed.steps.dedup import distinct_ids

@@ -12,7 +12,7 @@ import torch
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.distributed import parts, shard_embeddings
-from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.errors import InputError
 from rayrec.layout import (
     DataType,

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.compile import Address, group_of
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
