@@ -47,9 +47,12 @@ class RankSlots:
     pieces: tuple[Piece, ...]
     groups: tuple[LookupGroup, ...]
 
-    def carried_by(self, *carriers: str) -> tuple[LookupGroup, ...]:
-        """Return the groups of some carriers, in the order of all groups."""
-        return tuple(group for group in self.groups if group.key.carrier in carriers)
+    def carried_by(
+        self, carriers: Sequence[str], collections: Sequence[int]
+    ) -> tuple[LookupGroup, ...]:
+        """Return the groups of some carriers and collections, in the order of all groups."""
+        groups = (group for group in self.groups if group.key.collection in collections)
+        return tuple(group for group in groups if group.key.carrier in carriers)
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class _InPlaceLeg(Leg):
     ) -> None:
         self.collections = tuple(homes)
         self._slots, self._homes, self._gradients = slots, homes, gradients
-        self._groups = slots.ranks[rank].carried_by(CARRIER)
+        self._groups = slots.ranks[rank].carried_by([CARRIER], self.collections)
 
     def unpack(
         self, got: Sequence[Sizes], arrived: Sequence[Arrived]

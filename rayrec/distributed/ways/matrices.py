@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,16 +66,16 @@ class Owner:
     hop: Matrix
 
     @staticmethod
-    def of(rank: RankSlots) -> Owner:
-        """Sort the groups of a rank."""
+    def of(rank: RankSlots, collections: Sequence[int]) -> Owner:
+        """Sort the groups that a rank has of some collections."""
         together: dict[int | None, list[LookupGroup]] = {}
-        for group in rank.carried_by(POOLED, BLOCKS):
+        for group in rank.carried_by([POOLED, BLOCKS], collections):
             apart = group.key.collection if group.key.carrier == BLOCKS else None
             together.setdefault(apart, []).append(group)
         return Owner(
             tuple(Matrix(tuple(groups)) for groups in together.values()),
-            Matrix(rank.carried_by(REPLICAS)),
-            Matrix(rank.carried_by(HOPS)),
+            Matrix(rank.carried_by([REPLICAS], collections)),
+            Matrix(rank.carried_by([HOPS], collections)),
         )
 
     @cached_property

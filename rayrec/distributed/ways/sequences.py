@@ -38,8 +38,12 @@ class Sequences(Part):
     def __init__(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> None:
         self.collections = tuple(collections)
         self._slots, self._rank = slots, rank
-        self._sharded = [of_rank.carried_by(SEQUENCE) for of_rank in slots.ranks]
-        self._replicas = [of_rank.carried_by(REPLICAS) for of_rank in slots.ranks]
+        self._sharded = [
+            of_rank.carried_by([SEQUENCE], self.collections) for of_rank in slots.ranks
+        ]
+        self._replicas = [
+            of_rank.carried_by([REPLICAS], self.collections) for of_rank in slots.ranks
+        ]
         self.groups = (*self._sharded[rank], *self._replicas[rank])
 
     def unpack(self, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:

@@ -102,7 +102,7 @@ def plan_join(
     Args:
         widths: the pooled collections, with the columns of their outputs.
     """
-    owners = tuple(Owner.of(of_rank) for of_rank in slots.ranks)
+    owners = tuple(Owner.of(of_rank, list(widths)) for of_rank in slots.ranks)
     writes: dict[int, list[Span]] = {c: [] for c in widths}
     adds: dict[int, list[Span]] = {}
     back: list[tuple[tuple[Span, ...], ...]] = []
