@@ -94,7 +94,7 @@ def names_of(page: str, text: str) -> list[Name]:
 
 @cache
 def known() -> frozenset[str]:
-    """Every name and every string that is one word, of all Python files but the two that test this."""
+    """Every name, and every string that is one word, of all Python files but those for this."""
     words = set(keyword.kwlist) | set(dir(builtins)) | EXTERNAL
     for path in _sources():
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
@@ -116,7 +116,7 @@ def options() -> frozenset[str]:
 
 @cache
 def members() -> dict[str, frozenset[str]]:
-    """Class -> its methods, fields and attributes, those of its bases in the repository included."""
+    """Class -> its methods, fields and attributes, also those of its bases in the repository."""
     found: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for path in _sources():
@@ -179,7 +179,7 @@ def wrong(name: Name) -> list[str]:
         if owner in members() and member not in members()[owner]:
             errors.append(f"{owner} has no {member}")
     for word, star in IDENTIFIER.findall(text):
-        if word in known() or star and any(one.startswith(word) for one in known()):
+        if word in known() or (star and any(one.startswith(word) for one in known())):
             continue
         errors.append(f"no code has the name {word}{star}")
     return errors

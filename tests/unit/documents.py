@@ -90,7 +90,7 @@ def run(code: str, folder: Path, timeout_s: float = 120) -> str:
 
 
 def walk(page: Path, folder: Path, timeout_s: float = 120) -> list[str]:
-    """Do the walk of a page; what it printed, by shell block and by run of programs between them."""
+    """Do the walk of a page; what each shell block, and each run of programs, printed."""
     printed, programs = [], list[str]()
     for block in [*(b for b in BLOCKS if b.page == page and b.how == "walk"), None]:
         if programs and (block is None or block.what == "shell"):
