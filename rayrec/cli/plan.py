@@ -194,8 +194,8 @@ def _topology(options: argparse.Namespace) -> Topology:
     ):
         if asked not in (None, have):
             raise ConfigError(
-                f"--{name} {asked} contradicts {options.topology}, which has {have} "
-                f"{name}; leave it out."
+                f"--{name} {asked} contradicts {options.topology}, which has {have} {name}; leave "
+                "it out."
             )
     return topology
 

@@ -61,22 +61,22 @@ def load_tables(path: str | Path) -> SchemaTables:
     for table in tables:
         if not table.feature_names:
             raise ConfigError(
-                f"{path}: table {table.name!r} has no features; name at least one "
-                "feature that looks it up."
+                f"{path}: table {table.name!r} has no features; name at least one feature that "
+                "looks it up."
             )
         for feature in table.feature_names:
             if feature not in columns:
                 known = ", ".join(sorted(columns)) or "none"
                 raise ConfigError(
-                    f"{path}: table {table.name!r} names the unknown feature "
-                    f"{feature!r}; the features are {known}."
+                    f"{path}: table {table.name!r} names the unknown feature {feature!r}; the "
+                    f"features are {known}."
                 )
     used = {feature for table in tables for feature in table.feature_names}
     for feature in columns:
         if feature not in used:
             raise ConfigError(
-                f"{path}: feature {feature!r} is in no table; add it to a table's "
-                "'features' or remove it."
+                f"{path}: feature {feature!r} is in no table; add it to a table's 'features' or "
+                "remove it."
             )
     return SchemaTables(tables, weighted, columns)
 

@@ -218,11 +218,10 @@ def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
     tips = "; or ".join(change.text for change in changes)
     return NoPlan(
         f"{shown} fits nowhere: even as {least.kind} over {copies} it needs "
-        f"{format_bytes(least.most_bytes)} on a rank with optimizer "
-        f"state and buffers; rank {rank} has most free, {format_bytes(max(free[rank], 0))} of "
+        f"{format_bytes(least.most_bytes)} on a rank with optimizer state and buffers; rank {rank} "
+        f"has most free, {format_bytes(max(free[rank], 0))} of "
         f"{format_bytes(request.topology.memory_bytes[rank])}, and the tightest rank "
-        f"{format_bytes(max(min(free), 0))} for buffers of "
-        f"its batch. "
+        f"{format_bytes(max(min(free), 0))} for buffers of its batch. "
         + (
             f"Any one of these makes a plan exist: {tips}."
             if tips
