@@ -143,6 +143,9 @@ class ParameterConstraints:
         return frozenset(kept)
 
 
+NO_CONSTRAINTS = ParameterConstraints()
+
+
 def storages_of(
     table: BaseEmbeddingConfig, limits: ParameterConstraints, device: Device
 ) -> tuple[Storage, ...]:

@@ -14,13 +14,11 @@ from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
-from rayrec.planner.constraints import ParameterConstraints, storages_of
+from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints, storages_of
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, Routes, join_options, price_options
 from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork, table_work
-
-NO_CONSTRAINTS = ParameterConstraints()
 
 
 def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:
@@ -85,7 +83,7 @@ def make_items(
                 f"tables {names} must lie together, but their constraints share no sharding kind "
                 "and place. Allow one for all."
             )
-        items.append(Item.of(tuple(group), joined))
+        items.append(Item.from_options(tuple(group), joined))
     return _with_rivals(items, tables, constraints)
 
 
