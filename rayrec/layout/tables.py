@@ -1,5 +1,4 @@
-"""What a table is: `EmbeddingBagConfig` and `EmbeddingConfig`, the only description of a table in
-rayrec.
+"""What a table is: `EmbeddingBagConfig` and `EmbeddingConfig`, its only description in rayrec.
 
 Everything else (plan, shard, checkpoint, schema) refers to a table by its name. The classes and
 their fields carry TorchRec's names. Standard library only, so that a plan can be made on a machine
@@ -42,8 +41,7 @@ class PoolingType(Enum):
 
 @dataclass
 class BaseEmbeddingConfig:
-    """One embedding table of `num_embeddings` rows by `embedding_dim` columns, looked up by
-    `feature_names`.
+    """One embedding table: its size, the features that look it up, and its initial values.
 
     Attributes:
         num_embeddings: rows; ids of its features lie in [0, num_embeddings).
@@ -92,9 +90,8 @@ class BaseEmbeddingConfig:
                 f"table holds at most {MAX_ELEMENTS}."
             )
         low, high = self.init_bounds()
-        if self.init_fn is not None and (
-            self.weight_init_min is not None or self.weight_init_max is not None
-        ):
+        bounded = self.weight_init_min is not None or self.weight_init_max is not None
+        if self.init_fn is not None and bounded:
             raise ConfigError(
                 f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; "
                 "give one of the two."

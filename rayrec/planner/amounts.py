@@ -1,4 +1,4 @@
-"""What a step does on one rank, counted by part, and its price in seconds: plain values that add up.
+"""What a step does on one rank, counted by part, and its price: plain values that add up.
 
 Standard library only.
 """

@@ -8,7 +8,7 @@ from rayrec.planner.options import Item
 
 
 def simple_bound(items: Sequence[Item], world_size: int) -> float:
-    """The cheapest work shared evenly, or the largest piece that no option avoids if that is more."""
+    """The cheapest work shared evenly, or the largest piece that no option avoids."""
     bound = float(sum(item.options[0].mean_s for item in items))
     for item in items:
         pieces = (option.work_s / option.num_ranks + option.home_s for option in item.options)

@@ -165,7 +165,7 @@ Routes = dict[tuple[tuple[tuple[int, ...], ...], int, int], int]
 
 
 def _summed(candidate: Candidate, topology: Topology, routes: Routes) -> int:
-    """`summed_ranks` of a candidate whose sites leave no choice of ranks; else 1, the dearer route."""
+    """`summed_ranks` of a candidate whose sites leave no choice of ranks; else 1."""
     template, site = candidate.template, candidate.sites[0]
     if isinstance(template, Replicated) or template.num_row_blocks < 2 or len(topology.hosts) < 2:
         return 1

@@ -1,4 +1,5 @@
-"""What is asked of the planner, as one value: it can be changed, asked again, and told in an error.
+"""What is asked of the planner, as one value: it can be changed and asked again.
+
 Standard library only.
 """
 

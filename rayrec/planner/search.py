@@ -115,7 +115,7 @@ def pack(
 
 
 def _packings(problem: _Problem) -> tuple[list[Packing], bool]:
-    """The packings within the memory limits, and whether that which ignores memory is among them."""
+    """Packings within the limits, and whether that which ignores memory is among them."""
     world, limits = problem.topology.world_size, problem.topology.memory_bytes
     free = _search(problem, [NO_LIMIT] * world)
     packings: list[Packing] = []

@@ -1,10 +1,11 @@
 """Which tables leave the device first where their storage is open.
 
-The answer is a ladder of problems in which every table has one storage. If a byte of the mean rank had a price, every item would take the option for which seconds and price
-are least; as the price rises, items step along the lower hull of their (bytes, seconds) towards
-fewer bytes, those first that save most bytes for a second. Along that path the storages of all
-items are fixed now and then, and each such problem is packed as if nothing was open. The ladder
-does not depend on the memory there is. Standard library only.
+The answer is a ladder of problems in which every table has one storage. If a byte of the mean rank
+had a price, every item would take the option for which seconds and price are least; as the price
+rises, items step along the lower hull of their (bytes, seconds) towards fewer bytes, those first
+that save most bytes for a second. Along that path the storages of all items are fixed now and then,
+and each such problem is packed as if nothing was open. The ladder does not depend on the memory
+there is. Standard library only.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _price(a: Option, b: Option, world_size: int) -> float:
 
 
 def _hull(item: Item, world_size: int) -> list[Option]:
-    """The options that are best at some price of a byte, the fastest first; prices rise along it."""
+    """The options that are best at some price of a byte, the fastest first."""
     path: list[Option] = []
     for option in item.options:  # by rising seconds
         if path and _bytes(option, world_size) >= _bytes(path[-1], world_size):

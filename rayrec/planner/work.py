@@ -62,7 +62,7 @@ class TableWork:
     pooling_factor: float
     weighted: bool
     pooled: bool
-    storage: Storage = Storage()
+    storage: Storage = field(default_factory=Storage)
     gpu: bool = False
     skew: float = 0.0
     wire: Wire = FLOAT32
