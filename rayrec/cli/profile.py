@@ -62,31 +62,25 @@ def measure(
         sample.take(pa.array(range(first, sample.num_rows, every)))
         for first in range(min(every, STEPS))
     ]
-    found = {}
+    measured = {}
     for table in schema.tables:
         columns = [column_of[feature] for feature in table.feature_names]
-        ids = [sum(len(_ids(step.column(column))) for column in columns) for step in steps]
-        seen = [
-            len(
-                set().union(
-                    *(pc.unique(_ids(step.column(column))).to_pylist() for column in columns)
-                )
-            )
-            for step in steps
-        ]
+        ids, seen = [], []  # of every step: how many ids, and of how many different rows
+        for step in steps:
+            drawn = [_ids(step.column(column)) for column in columns]
+            ids.append(sum(map(len, drawn)))
+            seen.append(len(set().union(*(pc.unique(each).to_pylist() for each in drawn))))
         mean = fmean(len(_ids(sample.column(column))) / sample.num_rows for column in columns)
-        found[table.name] = Measured(
-            max(mean, LEAST), fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
-        )
-    return found
+        skew = fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
+        measured[table.name] = Measured(max(mean, LEAST), skew)
+    return measured
 
 
 def _format(path: Path) -> str:
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
-    )
+    files = [path]
+    if not path.is_file():
+        below = sorted(path.rglob("*"))
+        files = [p for p in below if p.is_file() and not p.name.startswith((".", "_"))]
     return "ipc" if files and files[0].suffix in ARROW_SUFFIXES else "parquet"
 
 

@@ -1,10 +1,10 @@
 """A sharding plan: table name -> layout and storage.
 
 The planner writes it, ranks obey it, checkpoints record it. It is plain, picklable data. Tables
-keep their order, which is the order of slots on every rank. A plan is checked twice: here, that it makes
-sense by itself (owners are ranks of its world, replicas are on all of them), and by `check`, that
-it is a plan for these tables on this world. JSON, diff and report live in modules of their own.
-Standard library only.
+keep their order, which is the order of slots on every rank. A plan is checked twice: here, that it
+makes sense by itself (owners are ranks of its world, replicas are on all of them), and by `check`,
+that it is a plan for these tables on this world. JSON, diff and report live in modules of their
+own. Standard library only.
 """
 
 from __future__ import annotations
