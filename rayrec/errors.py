@@ -23,7 +23,7 @@ class ConfigError(RayrecError, ValueError):
 
 
 class PlanError(RayrecError, ValueError):
-    """A sharding plan does not tile a table, does not fit the memory, or was made for other ranks."""
+    """A sharding plan does not tile a table, does not fit memory, or is for other ranks."""
 
 
 class InputError(RayrecError, ValueError):
