@@ -87,8 +87,8 @@ def main() -> None:
             us = {k: found["ms"][k] * 1e3 / REPEATS for k in ("median", "p25", "p75")}
             results[f"{size} bytes, {name}"] = {"us": us, "ratio": found["ratio"]}
             lines.append(
-                f"| {size} | {name} | {us['median']:.0f} ({us['p25']:.0f} to "
-                f"{us['p75']:.0f}) | {found['ratio']['median']:.1f}x |"
+                f"| {size} | {name} | {us['median']:.0f} ({us['p25']:.0f} to {us['p75']:.0f}) | "
+                f"{found['ratio']['median']:.1f}x |"
             )
     report.show("exchange", results, lines)
 

@@ -143,8 +143,8 @@ def main() -> None:
     if importlib.util.find_spec("torchrec") is not None:
         systems["torchrec"] = _peer("KeyedJaggedTensor")
     lines = [
-        "| rows x keys | operation | raw, us | rayrec, us | rayrec / raw | torchrec, us | torchrec "
-        "/ rayrec |",
+        "| rows x keys | operation | raw, us | rayrec, us | rayrec / raw | torchrec, us | "
+        "torchrec / rayrec |",
         "|---|---|---|---|---|---|---|",
     ]
     results: dict[str, Any] = {}

@@ -138,8 +138,8 @@ class Case(NamedTuple):
             )
             numbers = " | ".join(f"{v / 1e6:.1f}" for v in row)
             lines.append(
-                f"| {name}: {len(self.tables.tables)} tables | {self.plan_name} | {rank} "
-                f"| {numbers} | {ratio:.2f} |"
+                f"| {name}: {len(self.tables.tables)} tables | {self.plan_name} | {rank} | "
+                f"{numbers} | {ratio:.2f} |"
             )
         return lines
 

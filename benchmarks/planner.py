@@ -290,8 +290,8 @@ def main() -> None:
             found = [float(p["ratio"]) for p in peers]
             lines += [
                 "",
-                f"TorchRec's plan is {median(found):.2f}x ours in the median, "
-                f"{min(found):.3f}x at the least.",
+                f"TorchRec's plan is {median(found):.2f}x ours in the median, {min(found):.3f}x at "
+                "the least.",
             ]
     text = "\n".join(lines)
     print(text)

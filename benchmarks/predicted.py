@@ -354,8 +354,8 @@ def main() -> None:
         for which in ("calibrated", "default")
     }
     lines = [
-        f"Calibration took {calibration_s:.1f} s. {len(quiet)} of {len(sets)} sets were "
-        "measured undisturbed by other processes.",
+        f"Calibration took {calibration_s:.1f} s. {len(quiet)} of {len(sets)} sets were measured "
+        "undisturbed by other processes.",
         "",
     ]
     lines += [f"| | {' | '.join(scores)} |", "|---" * (1 + len(scores)) + "|"]

@@ -206,9 +206,8 @@ def main() -> None:
             results[f"{title}, {name}"] = found
             lines.append(
                 f"| {title} | {name} | {ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | "
-                f"{found['faults']}{waits} "
-                f"| {1 / ratio['median']:.2f}x ({1 / ratio['p75']:.2f} to {1 / ratio['p25']:.2f}) "
-                f"| {found['to_last_reference']:.2f}x |"
+                f"{found['faults']}{waits} | {1 / ratio['median']:.2f}x ({1 / ratio['p75']:.2f} to "
+                f"{1 / ratio['p25']:.2f}) | {found['to_last_reference']:.2f}x |"
             )
         lines.append(
             f"| {title} | bytes that must move | {bytes_floor(case.work) / 1e6:.0f} MB | | | |"

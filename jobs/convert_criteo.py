@@ -1,6 +1,4 @@
-"""Convert Criteo text files to Parquet: python -m jobs.convert_criteo SOURCE... OUT. See
-rayrec/data/criteo.py.
-"""
+"""Convert Criteo text files to Parquet: python -m jobs.convert_criteo SOURCE... OUT."""
 
 from __future__ import annotations
 
@@ -25,37 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "without a header or comma separated with one, plain or compressed, an Id column first if "
         "there is one.",
     )
-    parser.add_argument(
-        "sources", type=arguments.path, nargs="+", help="text files, read in this order"
-    )
-    parser.add_argument("out", type=arguments.path, help="folder to write to")
-    parser.add_argument(
-        "--num-buckets",
-        type=arguments.whole(1, MAX_BUCKETS),
-        default=100_000,
-        help="ids per categorical column, by hash (default %(default)s)",
-    )
-    parser.add_argument(
-        "--dim",
-        type=arguments.whole(),
-        default=16,
-        help="width of every table (default %(default)s)",
-    )
-    parser.add_argument(
-        "--eval-fraction",
-        type=arguments.fraction,
-        default=0.1,
-        help="share of rows held out, drawn per row (default %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=arguments.seed,
-        default=0,
-        help="which rows are held out (default %(default)s)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace what an earlier conversion left in OUT"
-    )
+    add = parser.add_argument
+    add("sources", type=arguments.path, nargs="+", help="text files, read in this order")
+    add("out", type=arguments.path, help="folder to write to")
+    text = "ids per categorical column, by hash (default %(default)s)"
+    add("--num-buckets", type=arguments.whole(1, MAX_BUCKETS), default=100_000, help=text)
+    text = "width of every table (default %(default)s)"
+    add("--dim", type=arguments.whole(), default=16, help=text)
+    text = "share of rows held out, drawn per row (default %(default)s)"
+    add("--eval-fraction", type=arguments.fraction, default=0.1, help=text)
+    text = "which rows are held out (default %(default)s)"
+    add("--seed", type=arguments.seed, default=0, help=text)
+    add("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
     done = convert_criteo(
         args.sources,

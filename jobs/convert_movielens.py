@@ -1,6 +1,4 @@
-"""Convert MovieLens-100k to Parquet: python -m jobs.convert_movielens SOURCE OUT. See
-rayrec/data/movielens.py.
-"""
+"""Convert MovieLens-100k to Parquet: python -m jobs.convert_movielens SOURCE OUT."""
 
 from __future__ import annotations
 
@@ -23,34 +21,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k "
         "files. Label: rating of 4 or 5.",
     )
-    parser.add_argument(
-        "source",
-        type=arguments.path,
-        help="folder with ml-100k.inter, ml-100k.user and "
-        "ml-100k.item (tab separated, header of name:type)",
+    add = parser.add_argument
+    text = (
+        "folder with ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of "
+        "name:type)"
     )
-    parser.add_argument("out", type=arguments.path, help="folder to write to")
-    parser.add_argument(
-        "--dim",
-        type=arguments.whole(),
-        default=16,
-        help="width of every table (default %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=arguments.seed,
-        default=0,
-        help="which ratings are held out (default %(default)s)",
-    )
-    parser.add_argument(
-        "--eval-fraction",
-        type=arguments.fraction,
-        default=0.1,
-        help="share of the ratings held out (default %(default)s)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace what an earlier conversion left in OUT"
-    )
+    add("source", type=arguments.path, help=text)
+    add("out", type=arguments.path, help="folder to write to")
+    text = "width of every table (default %(default)s)"
+    add("--dim", type=arguments.whole(), default=16, help=text)
+    text = "which ratings are held out (default %(default)s)"
+    add("--seed", type=arguments.seed, default=0, help=text)
+    text = "share of the ratings held out (default %(default)s)"
+    add("--eval-fraction", type=arguments.fraction, default=0.1, help=text)
+    add("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
     done = convert_movielens(
         args.source,

@@ -34,42 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m jobs.evaluate", description=__doc__)
     add = parser.add_argument
     add("--checkpoint", type=arguments.path, required=True, help="checkpoint directory or URI")
-    add(
-        "--eval",
-        type=arguments.path,
-        required=True,
-        help="folder or file of Parquet or Arrow files",
-    )
-    add(
-        "--schema",
-        type=arguments.path,
-        help="JSON file that says which columns are what; by default the checkpoint's",
-    )
-    add(
-        "--global-batch-size",
-        type=arguments.whole(),
-        default=16_384,
-        help="rows scored at a time over all ranks (default 16384)",
-    )
-    add(
-        "--predictions",
-        type=arguments.path,
-        metavar="FILE",
-        help="Parquet file for the score of every row",
-    )
-    add(
-        "--keys",
-        type=names,
-        default=(),
-        metavar="COLUMN,...",
-        help="columns of the data to copy into --predictions",
-    )
-    add(
-        "--timeout",
-        type=arguments.seconds,
-        default=300,
-        help="seconds until a hanging collective counts as failed (default 300)",
-    )
+    text = "folder or file of Parquet or Arrow files"
+    add("--eval", type=arguments.path, required=True, help=text)
+    text = "JSON file that says which columns are what; by default the checkpoint's"
+    add("--schema", type=arguments.path, help=text)
+    text = "rows scored at a time over all ranks (default 16384)"
+    add("--global-batch-size", type=arguments.whole(), default=16_384, help=text)
+    text = "Parquet file for the score of every row"
+    add("--predictions", type=arguments.path, metavar="FILE", help=text)
+    text = "columns of the data to copy into --predictions"
+    add("--keys", type=names, default=(), metavar="COLUMN,...", help=text)
+    text = "seconds until a hanging collective counts as failed (default 300)"
+    add("--timeout", type=arguments.seconds, default=300, help=text)
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the scores")
     add_scaling_options(parser, local=True)
     args = parser.parse_args(argv)

@@ -1,5 +1,4 @@
-"""What the retrieval job knows of its data without a model: who has which items, for training and
-for judging.
+"""What the retrieval job knows of its data without a model: who has which items.
 
 Everything is read into memory as columns of ids: for data of some ten million rows.
 """
@@ -58,26 +57,22 @@ class Truth(NamedTuple):
                 item, or a label that is neither 0 nor 1.
         """
         users, items = IdColumn(schema, user), IdColumn(schema, item)
-        train, held_out = (
-            read_rows(path, list(schema.columns())) for path in (train_path, held_out_path)
-        )
-        labels = (
-            click_labels(train, schema, train_path),
-            click_labels(held_out, schema, held_out_path),
-        )
+        columns = list(schema.columns())
+        train, held_out = read_rows(train_path, columns), read_rows(held_out_path, columns)
+        is_click = click_labels(train, schema, train_path) == 1
+        positive = click_labels(held_out, schema, held_out_path) == 1
         everything = pa.concat_tables([train, held_out], promote_options="permissive")
-        item_ids, item_rows = np.unique(items.of(everything), return_index=True)
-        positive = labels[1] == 1
-        wanted = lists_of(users.of(held_out)[positive], items.of(held_out)[positive], users.size)
-        seen = lists_of(users.of(train), items.of(train), users.size)
+        item_ids, item_rows = np.unique(items.ids(everything), return_index=True)
+        wanted = lists_of(users.ids(held_out)[positive], items.ids(held_out)[positive], users.size)
+        seen = lists_of(users.ids(train), items.ids(train), users.size)
         first = np.flatnonzero(positive)
-        user_ids, places = np.unique(users.of(held_out)[positive], return_index=True)
+        user_ids, places = np.unique(users.ids(held_out)[positive], return_index=True)
         return cls(
             users=held_out.take(pa.array(first[places])),
             items=everything.take(pa.array(item_rows)),
             item_ids=item_ids,
             size=items.size,
-            counts=np.bincount(items.of(train)[labels[0] == 1], minlength=items.size),
+            counts=np.bincount(items.ids(train)[is_click], minlength=items.size),
             relevant=[np.setdiff1d(wanted[u], seen[u]) for u in user_ids],
             seen=[seen[u] for u in user_ids],
             schema=schema,
@@ -86,10 +81,10 @@ class Truth(NamedTuple):
 
 def mark(lists: Sequence[IdArray], rows: range, width: int) -> Tensor:
     """(len(rows), width) bool, true at the ids of each row's list."""
-    found = torch.zeros(len(rows), width, dtype=torch.bool)
+    marks = torch.zeros(len(rows), width, dtype=torch.bool)
     for i, row in enumerate(rows):
-        found[i, torch.from_numpy(lists[row])] = True
-    return found
+        marks[i, torch.from_numpy(lists[row])] = True
+    return marks
 
 
 def lists_of(owners: IdArray, items: IdArray, size: int) -> list[IdArray]:
@@ -106,16 +101,16 @@ class IdColumn:
     """
 
     def __init__(self, schema: FeatureSchema, feature: str) -> None:
-        found = [f for f in schema.features if f.name == feature]
-        if not found or found[0].hash_buckets is not None:
+        named = [f for f in schema.features if f.name == feature]
+        if not named or named[0].hash_buckets is not None:
             raise ConfigError(
-                f"feature {feature!r} is not in the schema, or is hashed; it must "
-                "hold ids, one per row."
+                f"feature {feature!r} is not in the schema, or is hashed; it must hold ids, one "
+                "per row."
             )
-        self.feature, self.column = feature, found[0].column
+        self.feature, self.column = feature, named[0].column
         self.size = max(t.num_embeddings for t in schema.tables if feature in t.feature_names)
 
-    def of(self, table: pa.Table) -> IdArray:
+    def ids(self, table: pa.Table) -> IdArray:
         """The id in each row.
 
         Raises:
@@ -130,8 +125,8 @@ class IdColumn:
         ids: IdArray = column.to_numpy().astype(np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.size:
             raise InputError(
-                f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, "
-                f"its table has {self.size} rows."
+                f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, its table has "
+                f"{self.size} rows."
             )
         return ids
 

@@ -86,30 +86,27 @@ def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False)
         local: the job can run without Ray.
     """
     add = group.add_argument
-    ranks = f"number of ranks, one Ray actor each (default here {_default_ranks()})"
-    add("--ranks", type=arguments.whole(), help=ranks)
+    text = f"number of ranks, one Ray actor each (default here {_default_ranks()})"
+    add("--ranks", type=arguments.whole(), help=text)
     if local:
-        add(
-            "--local",
-            action="store_true",
-            help="one rank in this process, without Ray; for small runs and debuggers",
-        )
+        text = "one rank in this process, without Ray; for small runs and debuggers"
+        add("--local", action="store_true", help=text)
     if plan:
-        add(
-            "--plan",
-            default="auto",
-            help="auto, a sharding kind such as row_wise for all tables, or a plan's JSON file",
-        )
+        text = "auto, a sharding kind such as row_wise for all tables, or a plan's JSON file"
+        add("--plan", default="auto", help=text)
     add("--gpu", action="store_true", help="one GPU per rank and NCCL; default is CPU and gloo")
-    cpus = "CPUs that Ray reserves for a rank, also its number of threads (at least one), may be a fraction (default 1)"
-    add("--cpus-per-rank", type=arguments.positive, default=1, help=cpus)
-    add(
-        "--pin-cores",
-        action="store_true",
-        help="pin every CPU rank to cores of its own; see docs/performance.md",
+    text = (
+        "CPUs that Ray reserves for a rank, also its number of threads (at least one), may be a "
+        "fraction (default 1)"
     )
-    wait = "seconds to wait for room on the cluster (default: 120 where that can help, see docs/cluster.md)"
-    add("--placement-timeout", type=arguments.seconds, metavar="SECONDS", help=wait)
+    add("--cpus-per-rank", type=arguments.positive, default=1, help=text)
+    text = "pin every CPU rank to cores of its own; see docs/performance.md"
+    add("--pin-cores", action="store_true", help=text)
+    text = (
+        "seconds to wait for room on the cluster (default: 120 where that can help, see "
+        "docs/cluster.md)"
+    )
+    add("--placement-timeout", type=arguments.seconds, metavar="SECONDS", help=text)
 
 
 def scaling_of(args: argparse.Namespace) -> ScalingConfig:
@@ -126,13 +123,14 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
         idle = [option for option in of_a_cluster if _value(args, option)]
         if idle:
             raise ConfigError(
-                f"{idle[0]} is about the ranks of a cluster, and --local runs one rank in this process. Leave one of them out."
+                f"{idle[0]} is about the ranks of a cluster, and --local runs one rank in this "
+                "process. Leave one of them out."
             )
     if args.pin_cores and (args.gpu or args.cpus_per_rank != int(args.cpus_per_rank)):
         raise ConfigError(
-            f"--pin-cores gives CPU ranks whole cores, which contradicts "
-            f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. "
-            "Leave one of them out."
+            "--pin-cores gives CPU ranks whole cores, which contradicts "
+            f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. Leave one of "
+            "them out."
         )
     return ScalingConfig(
         num_workers=0 if local else args.ranks or _default_ranks(),
@@ -146,120 +144,60 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
 def add_training_options(
     group: Group, *, batch: int, epochs: int, sparse_lr: float, dense_lr: float
 ) -> None:
-    """Add the options of a training run, which `run_of` reads; the arguments are the job's
-    defaults.
+    """Add the options of a training run, which `run_of` reads.
+
+    Args:
+        batch, epochs, sparse_lr, dense_lr: the job's defaults.
     """
     add = group.add_argument
-    add(
-        "--global-batch-size",
-        "--global-batch",
-        type=arguments.whole(),
-        default=batch,
-        help=f"rows of a step over all ranks (default {batch})",
-    )
+    text = f"rows of a step over all ranks (default {batch})"
+    add("--global-batch-size", "--global-batch", type=arguments.whole(), default=batch, help=text)
     add("--steps", type=arguments.whole(), help="global steps")
-    add(
-        "--epochs",
-        type=arguments.whole(),
-        help=f"passes over the data (default {epochs} when --steps is not given)",
-    )
-    add(
-        "--optimizer",
-        choices=SPARSE_OPTIMIZERS,
-        default="rowwise_adagrad",
-        help="of the tables (default rowwise_adagrad)",
-    )
-    add(
-        "--sparse-lr",
-        type=arguments.rate,
-        default=sparse_lr,
-        help=f"learning rate of the tables (default {sparse_lr})",
-    )
-    add(
-        "--dense-optimizer",
-        choices=DENSE_OPTIMIZERS,
-        default="adam",
-        help="of the dense part (default adam)",
-    )
-    add(
-        "--dense-lr",
-        type=arguments.rate,
-        default=dense_lr,
-        help=f"learning rate of the dense part (default {dense_lr})",
-    )
-    add(
-        "--qcomms-forward",
-        choices=WIRE_PRECISIONS,
-        default="fp32",
-        help="precision of pooled rows between ranks",
-    )
-    add(
-        "--qcomms-backward",
-        choices=WIRE_PRECISIONS,
-        default="fp32",
-        help="precision of their gradients",
-    )
-    share = "CPU ranks of one host read each other's rows in place where they can (default)"
-    add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=share)
-    add(
-        "--seed",
-        type=arguments.seed,
-        default=0,
-        help="of initial values and of the order of the data (default 0)",
-    )
-    add(
-        "--timeout",
-        type=arguments.seconds,
-        default=300,
-        help="seconds until a hanging collective counts as failed (default 300)",
-    )
+    text = f"passes over the data (default {epochs} when --steps is not given)"
+    add("--epochs", type=arguments.whole(), help=text)
+    text = "of the tables (default rowwise_adagrad)"
+    add("--optimizer", choices=SPARSE_OPTIMIZERS, default="rowwise_adagrad", help=text)
+    text = f"learning rate of the tables (default {sparse_lr})"
+    add("--sparse-lr", type=arguments.rate, default=sparse_lr, help=text)
+    text = "of the dense part (default adam)"
+    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help=text)
+    text = f"learning rate of the dense part (default {dense_lr})"
+    add("--dense-lr", type=arguments.rate, default=dense_lr, help=text)
+    text = "precision of pooled rows between ranks"
+    add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help=text)
+    text = "precision of their gradients"
+    add("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help=text)
+    text = "CPU ranks of one host read each other's rows in place where they can (default)"
+    add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=text)
+    text = "of initial values and of the order of the data (default 0)"
+    add("--seed", type=arguments.seed, default=0, help=text)
+    text = "seconds until a hanging collective counts as failed (default 300)"
+    add("--timeout", type=arguments.seconds, default=300, help=text)
     add("--timing", action="store_true", help="print how long each part of the start-up took")
-    profile = "time some steps by part and trace as many; DIR gets the traces and a summary"
-    add("--profile", type=arguments.path, metavar="DIR", help=profile)
-    timed = f"so many are timed, and then as many traced (default {PROFILE_STEPS})"
-    add("--profile-steps", type=arguments.whole(), metavar="N", help=timed)
-    skipped = f"steps before them (default {PROFILE_SKIP})"
-    add("--profile-skip", type=arguments.whole(), metavar="N", help=skipped)
+    text = "time some steps by part and trace as many; DIR gets the traces and a summary"
+    add("--profile", type=arguments.path, metavar="DIR", help=text)
+    text = f"so many are timed, and then as many traced (default {PROFILE_STEPS})"
+    add("--profile-steps", type=arguments.whole(), metavar="N", help=text)
+    text = f"steps before them (default {PROFILE_SKIP})"
+    add("--profile-skip", type=arguments.whole(), metavar="N", help=text)
 
 
 def add_keeping_options(group: Group) -> None:
     """Add the options of what a run keeps and where it starts, which `run_of` reads."""
     add = group.add_argument
-    add(
-        "--checkpoint-dir",
-        type=arguments.path,
-        metavar="DIR",
-        help="folder or URI of the run's checkpoints, seen by all hosts",
-    )
-    add(
-        "--checkpoint-every",
-        type=arguments.whole(),
-        metavar="N",
-        help="steps between checkpoints; one is written at the end anyway",
-    )
+    text = "folder or URI of the run's checkpoints, seen by all hosts"
+    add("--checkpoint-dir", type=arguments.path, metavar="DIR", help=text)
+    text = "steps between checkpoints; one is written at the end anyway"
+    add("--checkpoint-every", type=arguments.whole(), metavar="N", help=text)
     add("--keep", type=arguments.whole(), metavar="N", help="keep only so many newest checkpoints")
-    add(
-        "--resume",
-        type=arguments.path,
-        metavar="PATH",
-        help="checkpoint directory to continue from, or 'latest' of --checkpoint-dir",
-    )
-    add(
-        "--new-data",
-        action="store_true",
-        help="with --resume: keep weights and step, begin the data anew",
-    )
-    add(
-        "--init-from",
-        type=arguments.path,
-        metavar="PATH",
-        help="checkpoint directory of another run, whose weights this one starts with",
-    )
-    add(
-        "--init-optimizer",
-        action="store_true",
-        help="with --init-from: take the optimizers' state, too",
-    )
+    text = "checkpoint directory to continue from, or 'latest' of --checkpoint-dir"
+    add("--resume", type=arguments.path, metavar="PATH", help=text)
+    text = "with --resume: keep weights and step, begin the data anew"
+    add("--new-data", action="store_true", help=text)
+    text = "checkpoint directory of another run, whose weights this one starts with"
+    add("--init-from", type=arguments.path, metavar="PATH", help=text)
+    text = "with --init-from: take the optimizers' state, too"
+    add("--init-optimizer", action="store_true", help=text)
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the result")
 
 
@@ -306,8 +244,7 @@ def run_of(
 
 
 def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset:
-    """A dataset of Parquet files, or of Arrow IPC files when the path's files end in .arrow or
-    .feather.
+    """A dataset of Parquet files, or of Arrow IPC files by their suffix.
 
     Args:
         path: folder, file or URI.
@@ -329,16 +266,15 @@ def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset
     parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]
     if arrow and parquet:
         raise InputError(
-            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data set is "
-            "of one kind. Move those of the other kind away."
+            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data "
+            "set is of one kind. Move those of the other kind away."
         )
     kind = ArrowDataset if arrow else ParquetDataset
     return kind(path, FeatureSchema.from_json(schema, source))
 
 
 def output_path(option: str, path: str | None) -> str | None:
-    """The absolute path of a file that the job writes at its end, proven writable; None without
-    one.
+    """The absolute path of a file that the job writes at its end, proven writable.
 
     Raises:
         ConfigError: it cannot be written, or would be deleted after the job.
@@ -419,5 +355,6 @@ def _check_together(args: argparse.Namespace) -> None:
             )
     if args.resume == "latest" and not args.checkpoint_dir:
         raise ConfigError(
-            "--resume latest looks for the newest checkpoint in --checkpoint-dir; give that, too, or the path of a checkpoint."
+            "--resume latest looks for the newest checkpoint in --checkpoint-dir; give that, too, "
+            "or the path of a checkpoint."
         )

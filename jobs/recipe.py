@@ -1,6 +1,4 @@
-"""`ModelRecipe`: a click model by name and sizes, as plain data that a checkpoint carries, so that
-the model can be built again.
-"""
+"""`ModelRecipe`: a click model as plain data that a checkpoint carries, to build it again."""
 
 from __future__ import annotations
 
@@ -74,15 +72,10 @@ class ModelRecipe:
         """
         try:
             fields = dict(extras["recipe"])
-            return cls(
-                **{
-                    **fields,
-                    "dense_layers": tuple(fields["dense_layers"]),
-                    "over_layers": tuple(fields["over_layers"]),
-                }
-            )
+            fields |= {name: tuple(fields[name]) for name in ("dense_layers", "over_layers")}
+            return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"{source} does not say how to build its model ({error!r}); it was "
-                "not written by jobs.train_dlrm."
+                f"{source} does not say how to build its model ({error!r}); it was not written by "
+                "jobs.train_dlrm."
             ) from None

@@ -1,23 +1,88 @@
-"""What a job prints and writes at its end: scores beside the truth, times of the start-up, a JSON
-file.
-"""
+"""What a job prints and writes at its end: scores, times of the start-up, a JSON file."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rayrec.errors import RunInterrupted
 from rayrec.storage import write_whole
-from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
+    from rayrec.driver import Driver, Result
     from rayrec.metrics import Truth
+
+
+class Told(NamedTuple):
+    """What one job has to say of a result.
+
+    Attributes:
+        done: what was done, as the end of a line.
+        lines: the scores, for people. fields: what the job adds to --result.
+    """
+
+    done: str
+    lines: list[str]
+    fields: dict[str, Any]
+
+
+Outcome = Callable[["Result"], Told]
+
+
+def fit_and_report(
+    driver: Driver, args: argparse.Namespace, timing: list[Milestone], outcome: Outcome
+) -> None:
+    """Train, and report the result; also what a run that a signal ended had reached.
+
+    Raises:
+        RayrecError, RunInterrupted: as `Driver.fit`.
+    """
+    try:
+        result = driver.fit()
+    except RunInterrupted as stop:
+        if stop.result is not None:
+            _report_run(stop.result, args, timing, outcome)
+        raise
+    _report_run(result, args, timing, outcome)
+
+
+def _report_run(
+    result: Result, args: argparse.Namespace, timing: list[Milestone], outcome: Outcome
+) -> None:
+    """Print what a run has to show, and write it to --result."""
+    timing += result.milestones
+    if args.timing:
+        print(timing_table(timing))
+    told = outcome(result)
+    how = "stopped at" if result.stopped else "done:"
+    print(f"{how} step {result.steps}, {told.done}")
+    for line in told.lines:
+        print(line)
+    if result.checkpoint:
+        print(f"checkpoint: {result.checkpoint}")
+    if result.profile is not None:
+        print(f"{result.profile.text()}\nprofile: {result.profile.folder}")
+    summary = {
+        "steps": result.steps,
+        "rows": result.rows,
+        "seconds": result.seconds,
+        "rows_per_s": result.rows_per_s,
+        "ranks": result.plan.world_size,
+        "train_loss": result.train_loss,
+        "checkpoint": result.checkpoint,
+        "stopped": result.stopped,
+        "startup_s": seconds_by_part(timing),
+        "seed": args.seed,
+    }
+    write_result(args.result, summary | told.fields)
 
 
 def write_result(path: str | None, result: Mapping[str, Any]) -> None:
@@ -31,8 +96,9 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
 
 
 def truth_beside(eval_path: str | None) -> Truth | None:
-    """The truth.json beside evaluation data, or None; to be read before training, which it may not
-    cost.
+    """The truth.json beside evaluation data, or None.
+
+    It is read before training, so that a damaged file costs no run.
 
     Raises:
         ConfigError: the file cannot be read as one.
@@ -57,16 +123,14 @@ def scores_beside_truth(metrics: Mapping[str, float], truth: Truth | None) -> di
 
 def scores_line(scores: Mapping[str, float]) -> str:
     """Scores on one line."""
-    order = ("auc", "bayes_auc", "regret", "ne", "logloss", "calibration", "rows")
-    return "  ".join(
-        f"{name} {scores[name]:.5f}" if name != "rows" else f"rows {scores[name]:.0f}"
-        for name in order
-        if name in scores
-    )
+    order = ("auc", "bayes_auc", "regret", "ne", "logloss", "calibration")
+    shown = [f"{name} {scores[name]:.5f}" for name in order if name in scores]
+    shown += [f"rows {scores['rows']:.0f}"] if "rows" in scores else []
+    return "  ".join(shown)
 
 
 def process_start() -> float:
-    """When this process began, in seconds of the wall clock; now, where the system does not tell."""
+    """When this process began, in seconds of the wall clock; now where that is not known."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         since_boot = ticks / os.sysconf("SC_CLK_TCK")
@@ -84,24 +148,13 @@ def seconds_by_part(timing: Sequence[Milestone]) -> dict[str, float]:
 def timing_table(timing: Sequence[Milestone]) -> str:
     """The parts of a start-up, one a line, with their sum."""
     parts = seconds_by_part(timing)
+    parts["to the first step"] = sum(parts.values())
     lines = [f"  {name:<24}{seconds:7.2f} s" for name, seconds in parts.items()]
-    return "\n".join(
-        ["start-up, by part:", *lines, f"  {'to the first step':<24}{sum(parts.values()):7.2f} s"]
-    )
-
-
-def print_profile(profile: Profile | None) -> None:
-    """Show the page of a profile, if there is one, and where it lies."""
-    if profile is not None:
-        print(f"{profile.text()}\nprofile: {profile.folder}")
+    return "\n".join(["start-up, by part:", *lines])
 
 
 def _finite(value: Any) -> Any:
     """JSON has no nan: such scores become null."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
-    return (
-        None
-        if isinstance(value, float) and (value != value or abs(value) == float("inf"))
-        else value
-    )
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,5 +1,4 @@
-"""What the retrieval job's ranks do besides training: build the towers, and rank all items for
-every held-out user by brute force.
+"""What the retrieval job's ranks do besides training: build the towers, and rank all items.
 
 Truth is read from the files by every rank: which items a user has rows for in the training part
 (those are left out of the lists) and which of the held-out rows have label 1. Vectors of all items
@@ -101,18 +100,17 @@ class TwoTowerRecipe:
         missing = [name for name in (*self.query, *self.candidate) if name not in known]
         if missing:
             raise ConfigError(
-                f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. "
-                "Choose with --query and --candidate."
+                f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. Choose with "
+                "--query and --candidate."
             )
-        sides = [
-            [t for t in tables if set(t.feature_names) & set(names)]
-            for names in (self.query, self.candidate)
-        ]
+        sides = []
+        for names in (self.query, self.candidate):
+            sides.append([table for table in tables if set(table.feature_names) & set(names)])
         shared = {t.name for t in sides[0]} & {t.name for t in sides[1]}
         if shared:
             raise ConfigError(
-                f"table {sorted(shared)[0]!r} serves both towers; give each tower "
-                "tables of its own."
+                f"table {sorted(shared)[0]!r} serves both towers; give each tower tables of its "
+                "own."
             )
         return sides
 
@@ -137,13 +135,13 @@ def write_positives(
     positives = rows.filter(pa.array(click_labels(rows, parsed, train) == 1))
     if not positives.num_rows:
         raise InputError(
-            f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is "
-            "nothing to learn to retrieve."
+            f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is nothing to "
+            "learn to retrieve."
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
     pq.write_table(positives, Path(folder) / "part-00000.parquet", row_group_size=4096)
     items = IdColumn(parsed, candidate)
-    counts = np.bincount(items.of(positives), minlength=items.size)
+    counts = np.bincount(items.ids(positives), minlength=items.size)
     # an item that no batch can hold needs no correction, only a finite one
     shares = np.maximum(counts, 0.5) / positives.num_rows
     return RetrievalPaths(
@@ -187,8 +185,7 @@ class RetrievalScorer:
         if not any(len(items) for items in truth.relevant):
             raise InputError(
                 f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to "
-                "its user, so recall has no meaning. "
-                "Hold out other rows."
+                "its user, so recall has no meaning. Hold out other rows."
             )
         return truth
 
@@ -207,9 +204,7 @@ class RetrievalScorer:
 def compare(
     trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]
 ) -> tuple[RankingScores, RankingScores]:
-    """Scores of lists by the model and by popularity, merged over ranks; every rank calls it
-    together.
-    """
+    """Scores of lists by the model and by popularity; a collective, and the same on every rank."""
     import torch
 
     from jobs.held_out import mark
@@ -233,15 +228,11 @@ def compare(
         all_sum(vectors)
         for rows in _shares(truth.users.num_rows, rank, world):
             scores = towers.query(_ids(truth.users, rows, truth.schema, device)) @ vectors.t()
-            relevant, seen = (
-                mark(lists, rows, truth.size).to(device) for lists in (truth.relevant, truth.seen)
-            )
-            allowed = known & ~seen
-            for metrics, values in (
-                (by_model, scores),
-                (by_count, popularity.expand(len(rows), -1)),
-            ):
-                metrics.update(values.masked_fill(~allowed, -torch.inf), relevant)
+            relevant = mark(truth.relevant, rows, truth.size).to(device)
+            allowed = known & ~mark(truth.seen, rows, truth.size).to(device)
+            by_model.update(scores.masked_fill(~allowed, -torch.inf), relevant)
+            counts = popularity.expand(len(rows), -1)
+            by_count.update(counts.masked_fill(~allowed, -torch.inf), relevant)
     return _merged(by_model, ks), _merged(by_count, ks)
 
 
@@ -256,14 +247,12 @@ def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
 
 def _shares(total: int, rank: int, world_size: int) -> list[range]:
     """This rank's rows in each of the same number of calls on every rank."""
-    calls = [
-        range(start, min(start + CHUNK * world_size, total))
-        for start in range(0, total, CHUNK * world_size)
-    ]
-    return [
-        call[rank * len(call) // world_size : (rank + 1) * len(call) // world_size]
-        for call in calls
-    ]
+    shares = []
+    for start in range(0, total, CHUNK * world_size):
+        call = range(start, min(start + CHUNK * world_size, total))
+        first, last = rank * len(call) // world_size, (rank + 1) * len(call) // world_size
+        shares.append(call[first:last])
+    return shares
 
 
 def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedTensor:
@@ -273,9 +262,6 @@ def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedT
 
 
 def _plain(scores: RankingScores) -> dict[str, float]:
-    by_k = {
-        f"{name}@{k}": value
-        for name, values in (("recall", scores.recall), ("ndcg", scores.ndcg))
-        for k, value in values.items()
-    }
-    return {**by_k, "mrr": scores.mrr}
+    plain = {f"recall@{k}": value for k, value in scores.recall.items()}
+    plain |= {f"ndcg@{k}": value for k, value in scores.ndcg.items()}
+    return {**plain, "mrr": scores.mrr}

@@ -1,5 +1,4 @@
-"""Is this cluster fit to train? A check of some thirty seconds that says OK line by line, or what
-is wrong.
+"""Is this cluster fit to train? A check of thirty seconds that says OK, or what is wrong.
 
     python -m jobs.smoke --ranks 2
 
@@ -50,7 +49,8 @@ def _all_to_all(rank: int, world_size: int, device: str) -> str:
         raise CommError(
             f"rank {rank}: all_to_all brought {received.tolist()}, expected {expected.tolist()}"
         )
-    return f"all_to_all among {world_size} ranks ({dist.get_backend()}) in {1e3 * (time.perf_counter() - started):.1f} ms"
+    spent_ms = 1e3 * (time.perf_counter() - started)
+    return f"all_to_all among {world_size} ranks ({dist.get_backend()}) in {spent_ms:.1f} ms"
 
 
 def _step(rank: int, world_size: int, device: str) -> str:
@@ -119,13 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def prepare(group: RankGroup) -> Any:
         total = ray.cluster_resources()
         alive = sum(1 for node in ray.nodes() if node["Alive"])
-        print(
-            f"OK Ray {ray.__version__}: {alive} nodes, {total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
-        )
-        hosts = ", ".join(
-            f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts
-        )
-        print(f"OK {group.world_size} ranks started, by host {hosts}", flush=True)
+        room = f"{total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
+        print(f"OK Ray {ray.__version__}: {alive} nodes, {room}")
+        hosts = [f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts]
+        print(f"OK {group.world_size} ranks started, by host {', '.join(hosts)}", flush=True)
         return SmokeTask()
 
     scaling = scaling_of(args)

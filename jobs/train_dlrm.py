@@ -1,10 +1,9 @@
-"""Train a click model (DLRM or DLRM with DCN v2) on a Ray cluster, or on this machine when there is
-none.
+"""Train a click model (DLRM or DLRM with DCN v2) on a Ray cluster, or on this machine alone.
 
     python -m jobs.train_dlrm --ranks 2                        planted-truth data, made on the spot
-    python -m jobs.train_dlrm --train DIR --eval DIR --schema FILE --ranks 8 --epochs 1
-    --checkpoint-dir s3://bucket/run ray job submit --working-dir . -- python -m jobs.train_dlrm
-    --ranks 2 --steps 50
+    python -m jobs.train_dlrm --train DIR --eval DIR --schema FILE --ranks 8 --epochs 1 \\
+        --checkpoint-dir s3://bucket/run
+    ray job submit --working-dir . -- python -m jobs.train_dlrm --ranks 2 --steps 50
 
 Files are read by the ranks, so on several machines their paths must be visible to all of them.
 Ctrl-C and SIGTERM save where there is a --checkpoint-dir and end the job with 130 and 143.
@@ -33,19 +32,17 @@ from jobs.options import (
 )
 from jobs.recipe import MODELS, ModelRecipe
 from jobs.report import (
-    print_profile,
+    Told,
+    fit_and_report,
     process_start,
     scores_beside_truth,
     scores_line,
-    seconds_by_part,
-    timing_table,
     truth_beside,
-    write_result,
 )
 from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
-from rayrec.errors import ConfigError, RunInterrupted
+from rayrec.errors import ConfigError
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
@@ -66,38 +63,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="python -m jobs.train_dlrm", description=__doc__)
     data = parser.add_argument_group("data")
-    data.add_argument(
-        "--train",
-        type=arguments.path,
-        help="folder or file of Parquet or Arrow files; without it "
-        "data with planted truth are made",
-    )
-    data.add_argument("--eval", type=arguments.path, help="what to score after training, likewise")
-    data.add_argument(
-        "--schema", type=arguments.path, help="JSON file that says which columns are what"
-    )
-    data.add_argument(
-        "--rows", type=arguments.whole(), help="rows of the planted-truth data (default 1500000)"
-    )
-    data.add_argument(
-        "--eval-rows",
-        type=arguments.whole(2),
-        help="evaluation rows of the planted-truth data (default 100000)",
-    )
+    add = data.add_argument
+    text = "folder or file of Parquet or Arrow files; without it data with planted truth are made"
+    add("--train", type=arguments.path, help=text)
+    add("--eval", type=arguments.path, help="what to score after training, likewise")
+    add("--schema", type=arguments.path, help="JSON file that says which columns are what")
+    add("--rows", type=arguments.whole(), help="rows of the planted-truth data (default 1500000)")
+    text = "evaluation rows of the planted-truth data (default 100000)"
+    add("--eval-rows", type=arguments.whole(2), help=text)
     model = parser.add_argument_group("model")
-    model.add_argument("--model", choices=MODELS, default="dlrm")
-    model.add_argument(
-        "--dense-layers",
-        type=sizes,
-        default=(64,),
-        help="e.g. 512,256; the table width follows by itself (default 64)",
-    )
-    model.add_argument(
-        "--over-layers",
-        type=sizes,
-        default=(64, 32),
-        help="the one logit follows by itself (default 64,32)",
-    )
+    add = model.add_argument
+    add("--model", choices=MODELS, default="dlrm")
+    text = "e.g. 512,256; the table width follows by itself (default 64)"
+    add("--dense-layers", type=sizes, default=(64,), help=text)
+    text = "the one logit follows by itself (default 64,32)"
+    add("--over-layers", type=sizes, default=(64, 32), help=text)
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
     add_training_options(run, batch=4096, epochs=1, sparse_lr=0.1, dense_lr=3e-3)
@@ -138,49 +118,24 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
     held_out = open_data(paths.eval, schema, paths.schema) if paths.eval else None
     truth = truth_beside(paths.eval)
     driver = Driver(recipe, train, scaling, run, eval_data=held_out, plan=args.plan)
-    try:
-        result = driver.fit()
-    except RunInterrupted as stop:
-        if stop.result is not None:
-            _report(args, truth, stop.result, timing)
-        raise
-    _report(args, truth, result, timing)
+    fit_and_report(driver, args, timing, lambda result: _outcome(args, truth, result))
     return 0
 
 
-def _report(
-    args: argparse.Namespace, truth: Truth | None, result: Result, timing: list[Milestone]
-) -> None:
-    """Print what a run has to show, and write it to --result."""
-    timing += result.milestones
-    if args.timing:
-        print(timing_table(timing))
+def _outcome(args: argparse.Namespace, truth: Truth | None, result: Result) -> Told:
     scores = scores_beside_truth(result.metrics, truth)
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
-    how = "stopped at" if result.stopped else "done:"
-    print(f"{how} step {result.steps}, {result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}")
-    if scores:
-        print(f"evaluation: {scores_line(scores)}")
-    if result.checkpoint:
-        print(f"checkpoint: {result.checkpoint}")
-    print_profile(result.profile)
-    summary = {
-        "steps": result.steps,
-        "rows": result.rows,
-        "seconds": result.seconds,
-        "rows_per_s": result.rows_per_s,
-        "ranks": result.plan.world_size,
+    fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
-        "train_loss": result.train_loss,
         "eval": scores,
-        "checkpoint": result.checkpoint,
-        "stopped": result.stopped,
-        "startup_s": seconds_by_part(timing),
         "model": args.model,
         "global_batch": args.global_batch_size,
-        "seed": args.seed,
     }
-    write_result(args.result, summary)
+    return Told(
+        done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
+        lines=[f"evaluation: {scores_line(scores)}"] if scores else [],
+        fields=fields,
+    )
 
 
 def _given_data(args: argparse.Namespace) -> DataPaths:

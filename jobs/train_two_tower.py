@@ -1,9 +1,8 @@
-"""Train a two-tower retrieval model and compare its recall with that of recommending what is
-popular.
+"""Train a two-tower retrieval model and compare its recall with that of popularity.
 
-    python -m jobs.train_two_tower --source DIR --ranks 2      DIR holds the ml-100k files;
-    converted on the spot python -m jobs.train_two_tower --train DIR --eval DIR --schema FILE
-    --query user,age --candidate item,genres --local
+    python -m jobs.train_two_tower --source DIR --ranks 2      DIR holds the ml-100k files
+    python -m jobs.train_two_tower --train DIR --eval DIR --schema FILE --local \\
+        --query user,age --candidate item,genres
 
 Trains on rows with label 1 (ratings of 4 or 5) by softmax over the batch. Then, for every user with
 such rows in the held-out part, all items that the user has no training row for are ranked by brute
@@ -37,12 +36,12 @@ from jobs.options import (
     scaling_of,
     sizes,
 )
-from jobs.report import print_profile, process_start, seconds_by_part, timing_table, write_result
+from jobs.report import Told, fit_and_report, process_start
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
-from rayrec.errors import ConfigError, RunInterrupted
+from rayrec.errors import ConfigError
 from rayrec.storage import probe_output
 from rayrec.train.progress import Milestone
 
@@ -56,55 +55,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="python -m jobs.train_two_tower", description=__doc__)
     data = parser.add_argument_group("data")
-    data.add_argument(
-        "--source",
-        type=arguments.path,
-        help="folder of MovieLens-100k: u.data, u.user and "
-        "u.item, or ml-100k.inter, .user and .item",
-    )
-    data.add_argument(
-        "--train", type=arguments.path, help="folder of Parquet files, instead of --source"
-    )
-    data.add_argument("--eval", type=arguments.path, help="held-out rows, likewise")
-    data.add_argument(
-        "--schema", type=arguments.path, help="JSON file that says which columns are what"
-    )
-    data.add_argument(
-        "--work-dir",
-        type=arguments.path,
-        help="folder for what is converted (default: a temporary one)",
-    )
+    add = data.add_argument
+    text = "folder of MovieLens-100k: u.data, u.user and u.item, or ml-100k.inter, .user and .item"
+    add("--source", type=arguments.path, help=text)
+    add("--train", type=arguments.path, help="folder of Parquet files, instead of --source")
+    add("--eval", type=arguments.path, help="held-out rows, likewise")
+    add("--schema", type=arguments.path, help="JSON file that says which columns are what")
+    text = "folder for what is converted (default: a temporary one)"
+    add("--work-dir", type=arguments.path, help=text)
     model = parser.add_argument_group("model")
-    model.add_argument(
-        "--query",
-        type=names,
-        default="user,age,gender,occupation,zip",
-        help="features of the query tower",
-    )
-    model.add_argument(
-        "--candidate",
-        type=names,
-        default="item,genres,year",
-        help="features of the candidate tower",
-    )
-    model.add_argument(
-        "--layers",
-        type=sizes,
-        default=(64, 32),
-        help="of either tower; the last is the width of the vectors",
-    )
-    temperature = "scores are divided by it in training (default 0.1)"
-    model.add_argument("--temperature", type=arguments.positive, default=0.1, help=temperature)
-    model.add_argument(
-        "--no-log-q",
-        action="store_true",
-        help="do not correct scores for the popularity of the batch's candidates",
-    )
-    width = f"width of the tables, with --source (default {DIM})"
-    model.add_argument("--dim", type=arguments.whole(), metavar="D", help=width)
-    model.add_argument(
-        "--ks", type=cutoffs, default=(10, 50), help="cut-offs of the metrics (default 10,50)"
-    )
+    add = model.add_argument
+    text = "features of the query tower"
+    add("--query", type=names, default="user,age,gender,occupation,zip", help=text)
+    text = "features of the candidate tower"
+    add("--candidate", type=names, default="item,genres,year", help=text)
+    text = "of either tower; the last is the width of the vectors"
+    add("--layers", type=sizes, default=(64, 32), help=text)
+    text = "scores are divided by it in training (default 0.1)"
+    add("--temperature", type=arguments.positive, default=0.1, help=text)
+    text = "do not correct scores for the popularity of the batch's candidates"
+    add("--no-log-q", action="store_true", help=text)
+    text = f"width of the tables, with --source (default {DIM})"
+    add("--dim", type=arguments.whole(), metavar="D", help=text)
+    add("--ks", type=cutoffs, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
     add_training_options(run, batch=1024, epochs=20, sparse_lr=0.05, dense_lr=1e-3)
@@ -163,63 +136,35 @@ def _train(
     # a short batch has too few negatives
     run = run_of(args, epochs=20, extras=extras, drop_last=True)
     driver = Driver(recipe, data, scaling_of(args), run, plan=args.plan, scorer=scorer)
-    try:
-        result = driver.fit()
-    except RunInterrupted as stop:
-        if stop.result is not None:
-            _report(args, stop.result, timing)
-        raise
-    _report(args, result, timing)
+    fit_and_report(driver, args, timing, _outcome)
     return 0
 
 
-def _report(args: argparse.Namespace, result: Result, timing: list[Milestone]) -> None:
-    """Print what a run has to show, and write it to --result."""
-    timing += result.milestones
-    if args.timing:
-        print(timing_table(timing))
-    loss = "" if result.train_loss is None else f", train loss {result.train_loss:.4f}"
-    how = "stopped at" if result.stopped else "done:"
-    print(f"{how} step {result.steps}, {result.rows} rows in {result.seconds:.1f} s{loss}")
+def _outcome(result: Result) -> Told:
     scores: dict[str, dict[str, float]] = {"model": {}, "popularity": {}}
     for name, value in result.metrics.items():
         who, _, score = name.partition(" ")
         if score:
             scores[who][score] = value
+    lines = []
     for title, who in (("two towers", "model"), ("popularity", "popularity")):
         if scores[who]:
-            print(
-                f"{title}: "
-                + "  ".join(f"{score} {value:.4f}" for score, value in scores[who].items())
-            )
+            shown = [f"{score} {value:.4f}" for score, value in scores[who].items()]
+            lines.append(f"{title}: {'  '.join(shown)}")
+    queries = int(result.metrics.get("queries", 0))
+    candidates = int(result.metrics.get("candidates", 0))
     if result.metrics:
-        print(
-            f"{result.metrics['queries']:.0f} queries, {result.metrics['candidates']:.0f} "
-            "candidates"
-        )
-    if result.checkpoint:
-        print(f"checkpoint: {result.checkpoint}")
-    print_profile(result.profile)
-    summary = {
-        "steps": result.steps,
-        "rows": result.rows,
-        "seconds": result.seconds,
-        "rows_per_s": result.rows_per_s,
-        "train_loss": result.train_loss,
-        **scores,
-        "queries": int(result.metrics.get("queries", 0)),
-        "candidates": int(result.metrics.get("candidates", 0)),
-        "checkpoint": result.checkpoint,
-        "stopped": result.stopped,
-        "startup_s": seconds_by_part(timing),
-        "ranks": result.plan.world_size,
-        "seed": args.seed,
-    }
-    write_result(args.result, summary)
+        lines.append(f"{queries} queries, {candidates} candidates")
+    loss = "" if result.train_loss is None else f", train loss {result.train_loss:.4f}"
+    return Told(
+        done=f"{result.rows} rows in {result.seconds:.1f} s{loss}",
+        lines=lines,
+        fields={**scores, "queries": queries, "candidates": candidates},
+    )
 
 
 class Rows(NamedTuple):
-    """All rows, before those with label 1 are chosen: two paths, and the JSON text of the schema."""
+    """All rows, those of any label: two paths, and the JSON text of the schema."""
 
     train: str
     eval: str
@@ -236,8 +181,7 @@ def _check_batch(args: argparse.Namespace) -> None:
     if args.global_batch_size < 2 * ranks:
         raise ConfigError(
             f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's "
-            "batch "
-            f"are the negatives, so it must be at least {2 * ranks}."
+            f"batch are the negatives, so it must be at least {2 * ranks}."
         )
 
 
@@ -245,8 +189,8 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
     """Where the rows lie, converted if need be, and the folder for what is made of them."""
     if (args.source is None) == (args.train is None):
         raise ConfigError(
-            "say where the data is: --source DIR of the ml-100k files, or --train, "
-            "--eval and --schema."
+            "say where the data is: --source DIR of the ml-100k files, or --train, --eval and "
+            "--schema."
         )
     if args.train is not None and (args.eval is None or args.schema is None):
         raise ConfigError("--train needs --eval DIR and --schema FILE.")

@@ -17,7 +17,10 @@ from rayrec.errors import VersionError
 # through, for machines whose torch is given (docs/gpu.md)
 PAIRS = {"2.13": "1.8", "2.11": "1.6"}
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
-_REMEDY = "Install a fitting pair: `pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0`, or the extra rayrec[cpu] (rayrec[cuda] on GPUs)."
+_REMEDY = (
+    "Install a fitting pair: `pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0`, or the extra "
+    "rayrec[cpu] (rayrec[cuda] on GPUs)."
+)
 _OPS = ("asynchronous_complete_cumsum", "permute_2D_sparse_data", "jagged_to_padded_dense")
 
 
@@ -76,5 +79,6 @@ def require_fbgemm() -> None:
             getattr(torch.ops.fbgemm, op)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise VersionError(
-            f"torch {torch.__version__} and {fbgemm} are installed, but FBGEMM does not load: {error}. {_REMEDY}"
+            f"torch {torch.__version__} and {fbgemm} are installed, but FBGEMM does not load: "
+            f"{error}. {_REMEDY}"
         ) from error

@@ -15,9 +15,7 @@ class RayrecError(Exception):
 
 
 class VersionError(RayrecError, ImportError):
-    """torch and fbgemm-gpu do not fit each other; the message names the install command that mends
-    it.
-    """
+    """torch and fbgemm-gpu do not fit each other; the message names the command that mends it."""
 
 
 class ConfigError(RayrecError, ValueError):
@@ -25,13 +23,11 @@ class ConfigError(RayrecError, ValueError):
 
 
 class PlanError(RayrecError, ValueError):
-    """A sharding plan does not tile a table, does not fit the memory, or was made for other ranks."""
+    """A sharding plan does not tile a table, does not fit memory, or is for other ranks."""
 
 
 class InputError(RayrecError, ValueError):
-    """A batch, tensor, column or file holds what the model cannot take; names key, row, value,
-    file.
-    """
+    """A batch, tensor, column or file holds what the model cannot take; says where."""
 
 
 class ShapeError(InputError):
@@ -43,17 +39,11 @@ class CheckpointError(RayrecError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint's bytes are not those that were written, or a file of it is gone; an earlier
-    checkpoint may be whole.
-    """
+    """A checkpoint's bytes are not those that were written; an earlier one may be whole."""
 
 
 class SaveError(CheckpointError):
-    """A checkpoint, a result or converted data could not be written: the storage is full, gone or
-    read-only.
-
-    What was whole before is whole still.
-    """
+    """The storage is full, gone or read-only; what was whole before the write is whole still."""
 
 
 class CommError(RayrecError):
@@ -85,14 +75,8 @@ class TrainingFailed(RayrecError):
         self.traceback, self.log = traceback, log
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (
-            self.message,
-            self.rank,
-            self.host,
-            self.cause,
-            self.traceback,
-            self.log,
-        )
+        where = self.rank, self.host, self.cause, self.traceback, self.log
+        return type(self), (self.message, *where)
 
 
 class RunInterrupted(SystemExit):
@@ -115,15 +99,12 @@ USER_MISTAKES = (ConfigError, PlanError, InputError, CheckpointError, VersionErr
 
 
 def is_user_mistake(error: BaseException) -> bool:
-    """Return whether the user can mend what `error` says, so that trying again unchanged would fail
-    again.
-    """
+    """Return whether the user can mend what `error` says: trying again would fail again."""
     return isinstance(error, USER_MISTAKES) and not isinstance(error, SaveError)
 
 
 def as_user_mistake(error: BaseException, message: str) -> RayrecError | None:
-    """Return an error of the same class with another message, or None when `error` is no user's
-    mistake.
+    """Return an error of the same class with another message; None for no user's mistake.
 
     An error of a subclass from elsewhere becomes the nearest class of this module, so that it can
     be unpickled in any process.

@@ -1,5 +1,4 @@
-"""Where paths lead: their file system, files that must be writable, and folders that several hosts
-share.
+"""Where paths lead: file systems, files that must be writable, folders that several hosts share.
 
 Ranks on several hosts write one checkpoint, so they must see one folder. The driver leaves a token
 file in it, every rank looks for the token and proves that it can write, before training starts. The
@@ -53,8 +52,7 @@ def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.File
 
 
 def folder_trouble(path: str, token: str) -> str:
-    """Why this process cannot share the folder with the one that left the token there; "" when it
-    can.
+    """Why this process cannot share a folder with the one that left a token there, or "".
 
     Args:
         path: absolute folder or URI.
@@ -77,19 +75,18 @@ def folder_trouble(path: str, token: str) -> str:
 
 
 def missing_file(files: Sequence[tuple[str, int]]) -> str:
-    """The first of some local files that this process does not see as they are elsewhere; "" when
-    it sees all.
+    """The first local file that this process does not see as it is elsewhere, or "".
 
     Args:
         files: path and size in bytes of each.
     """
     for path, size in files:
         try:
-            found = os.stat(path).st_size
+            seen = os.stat(path).st_size
         except OSError:
             return f"does not see {path}"
-        if found != size:
-            return f"sees {path} with {found} bytes, the driver with {size}"
+        if seen != size:
+            return f"sees {path} with {seen} bytes, the driver with {size}"
     return ""
 
 
@@ -100,8 +97,7 @@ def one_line(error: BaseException) -> str:
 
 
 def probe_output(what: str, path: str | None) -> None:
-    """Check that a file can be written at `path`; nothing is left of the attempt, not even a
-    folder.
+    """Check that a file can be written at `path`; the attempt leaves nothing, not even a folder.
 
     Args:
         what: the option that names it, for the message.
@@ -120,14 +116,13 @@ def probe_output(what: str, path: str | None) -> None:
             _probe_local(Path(path))
     except (OSError, UnicodeError, CheckpointError) as error:
         raise ConfigError(
-            f"cannot write {what} to {path}: {one_line(error)}. Name a file in a "
-            "folder that can be written to."
+            f"cannot write {what} to {path}: {one_line(error)}. Name a file in a folder that can "
+            "be written to."
         ) from None
 
 
 def _write_uri(uri: str, content: bytes, keep: bool = True) -> None:
-    """Write a file of a file system that pyarrow knows, and delete it again unless it is to be
-    kept.
+    """Write a file of a file system that pyarrow knows, and delete it unless it is to be kept.
 
     Raises:
         OSError, CheckpointError: the file system refuses, or there is none.

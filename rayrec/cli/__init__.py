@@ -1,3 +1,1 @@
-"""The `rayrec` command: work around a model that needs no cluster. Subcommands import what they
-need when they run.
-"""
+"""The `rayrec` command. Subcommands import what they need when they run."""

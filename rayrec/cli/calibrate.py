@@ -1,5 +1,4 @@
-"""`rayrec calibrate`: measure the cluster that Ray joins, or this machine, and write the topology
-that plans are made for.
+"""`rayrec calibrate`: measure the cluster that Ray joins, or this machine, for plans.
 
 rayrec calibrate --ranks 2 --out topology.json
 rayrec plan --schema schema.json --topology topology.json
@@ -20,34 +19,16 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
         help="measure the ranks of a cluster, for plans",
         description=__doc__.splitlines()[0],
     )
-    parser.add_argument(
-        "--ranks",
-        type=arguments.whole(),
-        required=True,
-        metavar="N",
-        help="ranks, as they will train",
-    )
-    parser.add_argument("--gpu", action="store_true", help="one GPU per rank; otherwise CPU")
-    parser.add_argument(
-        "--cpus",
-        type=arguments.positive,
-        default=1,
-        metavar="C",
-        help="CPUs of a rank (%(default)s)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=arguments.positive,
-        metavar="GB",
-        help="10^9 bytes that a rank's tables may take; by default from the nodes",
-    )
-    parser.add_argument(
-        "--out",
-        type=arguments.path,
-        required=True,
-        metavar="FILE",
-        help="where to write the topology as JSON",
-    )
+    add = parser.add_argument
+    text = "ranks, as they will train"
+    add("--ranks", type=arguments.whole(), required=True, metavar="N", help=text)
+    add("--gpu", action="store_true", help="one GPU per rank; otherwise CPU")
+    text = "CPUs of a rank (%(default)s)"
+    add("--cpus", type=arguments.positive, default=1, metavar="C", help=text)
+    text = "10^9 bytes that a rank's tables may take; by default from the nodes"
+    add("--memory", type=arguments.positive, metavar="GB", help=text)
+    text = "where to write the topology as JSON"
+    add("--out", type=arguments.path, required=True, metavar="FILE", help=text)
     parser.set_defaults(run=run)
 
 
@@ -67,6 +48,6 @@ def run(options: argparse.Namespace) -> None:
     write_whole("the topology (--out)", options.out, topology.to_json() + "\n")
     print(
         f"{topology.world_size} ranks on {len(topology.hosts)} hosts: random rows "
-        f"{topology.memory_bw / 1e9:.1f} GB/s, a collective takes "
-        f"{topology.latency_s * 1e6:.0f} us\ntopology: {options.out}"
+        f"{topology.memory_bw / 1e9:.1f} GB/s, a collective takes {topology.latency_s * 1e6:.0f} "
+        f"us\ntopology: {options.out}"
     )

@@ -1,5 +1,6 @@
-"""Entry point of the `rayrec` command: one parser, one subcommand per module. A user's mistake ends
-in one line and code 2.
+"""Entry point of the `rayrec` command: one parser, one subcommand per module.
+
+A user's mistake ends in one line and code 2.
 """
 
 from __future__ import annotations

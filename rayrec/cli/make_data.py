@@ -1,8 +1,8 @@
 """`rayrec make-data`: click data with planted truth, to try a model, a plan or a cluster on.
 
 rayrec make-data data/clicks --rows 100000
-python -m jobs.train_dlrm --train data/clicks/train --eval data/clicks/eval --schema
-data/clicks/schema.json
+python -m jobs.train_dlrm --train data/clicks/train --eval data/clicks/eval \\
+    --schema data/clicks/schema.json
 """
 
 from __future__ import annotations
@@ -19,39 +19,16 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     about = "write click data whose best possible scores are known"
     parser = subcommands.add_parser("make-data", help=about, description=__doc__)
     add = parser.add_argument
-    add(
-        "out",
-        type=arguments.path,
-        metavar="DIR",
-        help="folder that gets train/, eval/, schema.json and truth.json",
-    )
-    add(
-        "--rows",
-        type=arguments.whole(),
-        default=1_500_000,
-        metavar="N",
-        help="rows to train on (%(default)s)",
-    )
-    add(
-        "--eval-rows",
-        type=arguments.whole(2),
-        default=100_000,
-        metavar="N",
-        help="rows to evaluate on (%(default)s)",
-    )
-    add(
-        "--dim",
-        type=arguments.whole(),
-        default=16,
-        metavar="D",
-        help="width of every table (%(default)s)",
-    )
-    add(
-        "--seed",
-        type=arguments.seed,
-        default=0,
-        help="other seeds make other rows of the same kind (%(default)s)",
-    )
+    text = "folder that gets train/, eval/, schema.json and truth.json"
+    add("out", type=arguments.path, metavar="DIR", help=text)
+    text = "rows to train on (%(default)s)"
+    add("--rows", type=arguments.whole(), default=1_500_000, metavar="N", help=text)
+    text = "rows to evaluate on (%(default)s)"
+    add("--eval-rows", type=arguments.whole(2), default=100_000, metavar="N", help=text)
+    text = "width of every table (%(default)s)"
+    add("--dim", type=arguments.whole(), default=16, metavar="D", help=text)
+    text = "other seeds make other rows of the same kind (%(default)s)"
+    add("--seed", type=arguments.seed, default=0, help=text)
     add("--overwrite", action="store_true", help="replace data that are in DIR already")
     parser.set_defaults(run=run)
 

@@ -1,7 +1,7 @@
 """`rayrec plan`: a sharding plan on a laptop, for clusters of any size; the same JSON trains.
 
-    rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 --out plan.json --html
-    plan.html
+    rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 \\
+        --out plan.json --html plan.html
 
 Needs neither torch nor Ray nor a cluster.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from rayrec import arguments
 from rayrec.checks import separate_files
-from rayrec.cli.tables import load_tables
 from rayrec.command import Parser
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
-from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
-from rayrec.planner.constraints import constraints_from_json
+from rayrec.layout.schema import FeatureSchema
+from rayrec.planner import EmbeddingShardingPlanner
+from rayrec.planner.constraints import NO_CONSTRAINTS, constraints_from_json
 from rayrec.report.plan_page import render_page
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
@@ -35,86 +35,40 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
         help="plan where every table lies, without a cluster",
         description=__doc__.splitlines()[0],
     )
-    parser.add_argument(
-        "--schema",
-        type=arguments.path,
-        required=True,
-        metavar="FILE",
-        help="schema.json with the tables and features",
-    )
+    add = parser.add_argument
+    text = "schema.json with the tables and features"
+    add("--schema", type=arguments.path, required=True, metavar="FILE", help=text)
     names = ", ".join([*PRESETS, CPU])
-    parser.add_argument(
-        "--topology",
-        type=arguments.path,
-        required=True,
-        metavar="FILE|PRESET",
-        help=f"a topology's JSON file, or one of {names}",
-    )
+    text = f"a topology's JSON file, or one of {names}"
+    add("--topology", type=arguments.path, required=True, metavar="FILE|PRESET", help=text)
     count = arguments.whole(1, MAX_RANKS)
-    ranks = "ranks of a preset, all hosts together (8 per host)"
-    parser.add_argument("--ranks", type=count, metavar="N", help=ranks)
-    hosts = "hosts of a preset (as few as the ranks need)"
-    parser.add_argument("--hosts", type=count, metavar="H", help=hosts)
-    kept = f"memory of a preset kept free ({RESERVE})"
-    parser.add_argument("--reserve", type=arguments.fraction, metavar="FRACTION", help=kept)
-    hidden = "share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)"
-    parser.add_argument("--input-hidden", type=arguments.share, metavar="SHARE", help=hidden)
-    parser.add_argument(
-        "--batch",
-        type=arguments.whole(),
-        default=2048,
-        metavar="B",
-        help="rows per rank and step (%(default)s)",
-    )
-    parser.add_argument(
-        "--optimizer",
-        default="rowwise_adagrad",
-        choices=list(SPARSE_OPTIMIZERS),
-        help="fused optimizer (%(default)s)",
-    )
-    parser.add_argument(
-        "--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}"
-    )
-    parser.add_argument(
-        "--qcomms-forward",
-        choices=WIRE_PRECISIONS,
-        default="fp32",
-        help="what rows travel as between ranks (%(default)s)",
-    )
-    parser.add_argument(
-        "--qcomms-backward",
-        choices=WIRE_PRECISIONS,
-        default="fp32",
-        help="what their gradients travel as (%(default)s)",
-    )
-    parser.add_argument(
-        "--share-tables",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="CPU ranks of one host read each other's rows in place where they can (default)",
-    )
-    parser.add_argument(
-        "--constraints",
-        type=arguments.path,
-        metavar="FILE",
-        help="JSON: table name -> fields of ParameterConstraints",
-    )
-    parser.add_argument(
-        "--profile",
-        type=arguments.path,
-        metavar="PATH",
-        help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)",
-    )
-    parser.add_argument(
-        "--out", type=arguments.path, metavar="FILE", help="where to write the plan as JSON"
-    )
-    parser.add_argument(
-        "--html",
-        type=arguments.path,
-        metavar="FILE",
-        help="where to write the plan as one self-contained page",
-    )
-    parser.add_argument(
+    text = "ranks of a preset, all hosts together (8 per host)"
+    add("--ranks", type=count, metavar="N", help=text)
+    text = "hosts of a preset (as few as the ranks need)"
+    add("--hosts", type=count, metavar="H", help=text)
+    text = f"memory of a preset kept free ({RESERVE})"
+    add("--reserve", type=arguments.fraction, metavar="FRACTION", help=text)
+    text = "share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)"
+    add("--input-hidden", type=arguments.share, metavar="SHARE", help=text)
+    text = "rows per rank and step (%(default)s)"
+    add("--batch", type=arguments.whole(), default=2048, metavar="B", help=text)
+    text = "fused optimizer (%(default)s)"
+    add("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_OPTIMIZERS), help=text)
+    add("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
+    text = "what rows travel as between ranks (%(default)s)"
+    add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help=text)
+    text = "what their gradients travel as (%(default)s)"
+    add("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help=text)
+    text = "CPU ranks of one host read each other's rows in place where they can (default)"
+    add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=text)
+    text = "JSON: table name -> fields of ParameterConstraints"
+    add("--constraints", type=arguments.path, metavar="FILE", help=text)
+    text = "Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)"
+    add("--profile", type=arguments.path, metavar="PATH", help=text)
+    add("--out", type=arguments.path, metavar="FILE", help="where to write the plan as JSON")
+    text = "where to write the plan as one self-contained page"
+    add("--html", type=arguments.path, metavar="FILE", help=text)
+    add(
         "--diff", type=arguments.path, metavar="FILE", help="an earlier plan: print what would move"
     )
     parser.set_defaults(run=run)
@@ -123,7 +77,7 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
 def run(options: argparse.Namespace) -> None:
     """Make the plan, print its report and write the files asked for. Raises RayrecError."""
     _check_files(options)
-    schema = load_tables(options.schema)
+    schema = FeatureSchema.load(options.schema)
     topology = _topology(options)
     if options.input_hidden is not None:
         topology = replace(topology, input_hidden=options.input_hidden)
@@ -131,27 +85,30 @@ def run(options: argparse.Namespace) -> None:
     if options.profile is not None:
         from rayrec.cli.profile import measure  # pyarrow, which planning alone does not need
 
-        measured = {
-            name: found._asdict()
-            for name, found in measure(
-                schema, options.profile, options.batch * topology.world_size
-            ).items()
-        }
+        step_rows = options.batch * topology.world_size
+        sampled = measure(schema, options.profile, step_rows)
+        measured = {name: facts._asdict() for name, facts in sampled.items()}
     given = _read(options.constraints) if options.constraints is not None else "{}"
     constraints = constraints_from_json(given, options.constraints or "constraints", measured)
-    if schema.weighted:
+    if schema.is_weighted:
         for table in schema.tables:
-            constraints[table.name] = replace(
-                constraints.get(table.name, ParameterConstraints()), weighted=True
-            )
+            limits = constraints.get(table.name, NO_CONSTRAINTS)
+            constraints[table.name] = replace(limits, weighted=True)
     earlier = ShardingPlan.load(options.diff) if options.diff is not None else None
-    kinds = (
-        [kind.strip() for kind in options.kinds.split(",")] if options.kinds is not None else None
+    kinds = None
+    if options.kinds is not None:
+        kinds = [kind.strip() for kind in options.kinds.split(",")]
+    planner = EmbeddingShardingPlanner(
+        topology,
+        options.batch,
+        constraints,
+        options.optimizer,
+        kinds,
+        qcomms_forward=options.qcomms_forward,
+        qcomms_backward=options.qcomms_backward,
+        share_tables=options.share_tables,
     )
-    coded = options.qcomms_forward, options.qcomms_backward, options.share_tables
-    plan = EmbeddingShardingPlanner(
-        topology, options.batch, constraints, options.optimizer, kinds, *coded
-    ).plan(schema.tables)
+    plan = planner.plan(schema.tables)
     written = []
     if options.out is not None:
         write_whole("--out", options.out, plan.to_json())
@@ -194,8 +151,8 @@ def _topology(options: argparse.Namespace) -> Topology:
     ):
         if asked not in (None, have):
             raise ConfigError(
-                f"--{name} {asked} contradicts {options.topology}, which has {have} "
-                f"{name}; leave it out."
+                f"--{name} {asked} contradicts {options.topology}, which has {have} {name}; leave "
+                "it out."
             )
     return topology
 

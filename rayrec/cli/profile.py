@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from rayrec.cli.tables import SchemaTables
 from rayrec.errors import ConfigError
+from rayrec.layout.schema import FeatureSchema
 from rayrec.planner.zipf import fit_skew
 
 SAMPLE_ROWS = 100_000
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    schema: SchemaTables, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
+    schema: FeatureSchema, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
 ) -> dict[str, Measured]:
     """Ids per bag and skew of each table.
 
@@ -49,7 +49,8 @@ def measure(
     Raises:
         ConfigError: nothing can be read there, or a feature's column is missing.
     """
-    wanted = sorted(set(schema.columns.values()))
+    column_of = {feature.name: feature.column for feature in schema.features}
+    wanted = sorted(set(column_of.values()))
     try:
         sample = ds.dataset(path, format=_format(Path(path))).head(rows, columns=wanted)
     except (OSError, pa.ArrowException) as error:
@@ -61,31 +62,25 @@ def measure(
         sample.take(pa.array(range(first, sample.num_rows, every)))
         for first in range(min(every, STEPS))
     ]
-    found = {}
+    measured = {}
     for table in schema.tables:
-        columns = [schema.columns[feature] for feature in table.feature_names]
-        ids = [sum(len(_ids(step.column(column))) for column in columns) for step in steps]
-        seen = [
-            len(
-                set().union(
-                    *(pc.unique(_ids(step.column(column))).to_pylist() for column in columns)
-                )
-            )
-            for step in steps
-        ]
+        columns = [column_of[feature] for feature in table.feature_names]
+        ids, seen = [], []  # of every step: how many ids, and of how many different rows
+        for step in steps:
+            drawn = [_ids(step.column(column)) for column in columns]
+            ids.append(sum(map(len, drawn)))
+            seen.append(len(set().union(*(pc.unique(each).to_pylist() for each in drawn))))
         mean = fmean(len(_ids(sample.column(column))) / sample.num_rows for column in columns)
-        found[table.name] = Measured(
-            max(mean, LEAST), fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
-        )
-    return found
+        skew = fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
+        measured[table.name] = Measured(max(mean, LEAST), skew)
+    return measured
 
 
 def _format(path: Path) -> str:
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
-    )
+    files = [path]
+    if not path.is_file():
+        below = sorted(path.rglob("*"))
+        files = [p for p in below if p.is_file() and not p.name.startswith((".", "_"))]
     return "ipc" if files and files[0].suffix in ARROW_SUFFIXES else "parquet"
 
 

@@ -1,6 +1,4 @@
-"""Tables, the one geometry, the named sharding kinds, the topology, and the plan that joins them.
-Standard library only.
-"""
+"""Tables, the one geometry, sharding kinds, topology and plan. Standard library only."""
 
 from __future__ import annotations
 

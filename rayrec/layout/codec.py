@@ -42,43 +42,39 @@ def plan_to_json(plan: ShardingPlan) -> str:
         f'  "tables": {_one_per_line(entries)}' + ("," if plan.estimates else ""),
     ]
     if plan.estimates:
-        e = plan.estimates
-        lines += [
-            '  "estimates": {',
-            f'    "topology": {e.topology.to_json()},',
-            f'    "batch_size": {e.batch_size},',
-            f'    "sparse_optimizer": {json.dumps(e.sparse_optimizer)},',
-            '    "ranks": ['
-            + ",".join(f"\n      {json.dumps(asdict(rank))}" for rank in e.ranks)
-            + "\n    ],",
-            f'    "tables": {_one_per_line({name: asdict(table) for name, table in e.tables.items()}, indent=4)}',
-            "  }",
-        ]
+        lines += _estimates_lines(plan.estimates)
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _estimates_lines(estimates: PlanEstimates) -> list[str]:
+    ranks = ",".join(f"\n      {json.dumps(asdict(rank))}" for rank in estimates.ranks)
+    tables = {name: asdict(table) for name, table in estimates.tables.items()}
+    return [
+        '  "estimates": {',
+        f'    "topology": {estimates.topology.to_json()},',
+        f'    "batch_size": {estimates.batch_size},',
+        f'    "sparse_optimizer": {json.dumps(estimates.sparse_optimizer)},',
+        f'    "ranks": [{ranks}\n    ],',
+        f'    "tables": {_one_per_line(tables, indent=4)}',
+        "  }",
+    ]
 
 
 def _one_per_line(entries: dict[str, dict[str, Any]], indent: int = 2) -> str:
     pad = " " * indent
-    body = ",".join(
-        f"\n{pad}  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()
-    )
-    return "{" + body + f"\n{pad}" + "}"
+    lines = [f"\n{pad}  {json.dumps(name)}: {json.dumps(each)}" for name, each in entries.items()]
+    return "{" + ",".join(lines) + f"\n{pad}" + "}"
 
 
 def _table_to_data(placement: TablePlacement, hosts: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-    layout, out = placement.layout, {"kind": kind_of(placement.layout, hosts)}
-    data: dict[str, Any] = (
-        {"shape": layout.shape, "replicated": layout.ranks}
-        if isinstance(layout, Replicated)
-        else {"row_cuts": layout.row_cuts, "col_cuts": layout.col_cuts, "owners": layout.owners}
-    )
-    return {
-        **out,
-        **data,
-        "storage": {
-            name: value for name, value in asdict(placement.storage).items() if value is not None
-        },
-    }
+    layout = placement.layout
+    data: dict[str, Any] = {"kind": kind_of(layout, hosts)}
+    if isinstance(layout, Replicated):
+        data |= {"shape": layout.shape, "replicated": layout.ranks}
+    else:
+        data |= asdict(layout)
+    storage = asdict(placement.storage).items()
+    return {**data, "storage": {name: value for name, value in storage if value is not None}}
 
 
 def plan_from_json(text: str, source: str) -> ShardingPlan:
@@ -99,21 +95,16 @@ def plan_from_json(text: str, source: str) -> ShardingPlan:
     world_size, hosts = root.integer("world_size"), root.int_rows("hosts")
     entries = root.child("tables")
     tables = {name: _table_from_fields(_named(entries, name, source)) for name in entries.keys()}  # noqa: SIM118
-    estimates = (
-        _estimates_from_fields(root.child("estimates"), tuple(tables))
-        if root.has("estimates")
-        else None
-    )
+    estimates = root.optional("estimates", root.child)
+    predicted = _estimates_from_fields(estimates, tuple(tables)) if estimates else None
     root.finish()
     try:
-        plan = ShardingPlan(world_size=world_size, tables=tables, hosts=hosts, estimates=estimates)
+        plan = ShardingPlan(world_size=world_size, tables=tables, hosts=hosts, estimates=predicted)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
-    if estimates and (
-        estimates.topology.world_size != world_size or len(estimates.ranks) != world_size
-    ):
+    if predicted and {predicted.topology.world_size, len(predicted.ranks)} != {world_size}:
         raise PlanError(
-            f"{source}: estimates are for {len(estimates.ranks)} ranks, the plan has "
+            f"{source}: estimates are for {len(predicted.ranks)} ranks, the plan has "
             f"world_size={world_size}."
         )
     return plan
@@ -131,20 +122,16 @@ def _table_from_fields(entry: Fields) -> TablePlacement:
         storage = _storage_from_fields(entry.child("storage"))
         layout = _layout_from_fields(entry)
     except (PlanError, ConfigError) as error:
-        text = str(error)
-        raise PlanError(
-            text if text.startswith(entry.where) else f"{entry.where}: {text}"
-        ) from None
+        where = "" if str(error).startswith(entry.where) else f"{entry.where}: "
+        raise PlanError(f"{where}{error}") from None
     entry.skip("storage")
     entry.finish()
     return TablePlacement(layout, storage)
 
 
 def _storage_from_fields(entry: Fields) -> Storage:
-    kind, factor = (
-        entry.text("kind"),
-        entry.number("load_factor") if entry.has("load_factor") else None,
-    )
+    kind = entry.text("kind")
+    factor = entry.optional("load_factor", entry.number)
     entry.finish()
     return Storage(kind, factor)  # type: ignore[arg-type]  # Storage checks it
 
@@ -165,10 +152,10 @@ def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimat
     if set(per_table.keys()) != set(names):
         odd = sorted(set(per_table.keys()) ^ set(names))
         raise PlanError(
-            f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, "
-            "but not in both."
+            f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, but not in "
+            "both."
         )
-    out = PlanEstimates(
+    estimates = PlanEstimates(
         topology=Topology.from_fields(entry.child("topology")),
         batch_size=entry.integer("batch_size"),
         sparse_optimizer=entry.text("sparse_optimizer"),
@@ -176,30 +163,26 @@ def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimat
         tables={name: _table_estimate_from_fields(per_table.child(name)) for name in names},
     )
     entry.finish()
-    return out
+    return estimates
 
 
 def _rank_from_fields(entry: Fields) -> RankEstimate:
-    byte_names = [f.name for f in fields(RankEstimate) if f.name.endswith("_bytes")]
-    second_names = [f.name for f in fields(RankEstimate) if f.name.endswith("_s")]
-    values: dict[str, Any] = {name: entry.integer(name) for name in byte_names} | {
-        name: entry.number(name) for name in second_names
-    }
+    values: dict[str, Any] = {}
+    for name in (field.name for field in fields(RankEstimate)):
+        values[name] = entry.integer(name) if name.endswith("_bytes") else entry.number(name)
     entry.finish()
     return RankEstimate(**values)
 
 
 def _table_estimate_from_fields(entry: Fields) -> TableEstimate:
-    out = TableEstimate(
+    estimate = TableEstimate(
         kind=entry.text("kind"),
         data_type=entry.text("data_type"),
         weight_bytes=entry.integer("weight_bytes"),
         why=entry.text("why"),
         work_s=entry.number("work_s"),
-        runner_up=entry.text("runner_up") if entry.has("runner_up") else None,
-        runner_up_work_s=entry.number("runner_up_work_s")
-        if entry.has("runner_up_work_s")
-        else None,
+        runner_up=entry.optional("runner_up", entry.text),
+        runner_up_work_s=entry.optional("runner_up_work_s", entry.number),
     )
     entry.finish()
-    return out
+    return estimate

@@ -1,5 +1,4 @@
-"""What changes from one plan to another, for people: kinds before and after, and the rectangles
-that move to another rank.
+"""What changes from one plan to another, for people: kinds, and the rectangles that move.
 
 A rectangle moves where a rank of the new plan holds what it did not hold in the old one. Cost:
 shards before x shards after, per table that changed. Standard library only.
@@ -20,29 +19,29 @@ MAX_MOVES = 8  # rectangles told per table; the rest is a number
 def moved_shards(
     name: str, before: TablePlacement, after: TablePlacement
 ) -> tuple[tuple[Shard, int], ...]:
-    """The rectangles of `after` whose rank did not hold them in `before`, each with the rank that
-    sends it.
+    """The rectangles of `after` that move, each with the rank that sends it.
 
-    A rectangle is taken from its owner in `before`; a replicated table is taken from its first
-    replica.
+    Those move whose rank did not hold them in `before`. A rectangle is sent by its owner there, one
+    of a replicated table by the first replica.
     """
-    old, new = before.layout.shards(name), after.layout.shards(name)
-    sources = old[:1] if isinstance(before.layout, Replicated) else old
-    held = {shard.rank for shard in old} if isinstance(before.layout, Replicated) else set()
-    out = []
-    for want in new:
+    sources = before.layout.shards(name)
+    holders: set[int] = set()
+    if isinstance(before.layout, Replicated):
+        holders = set(before.layout.ranks)
+        sources = sources[:1]
+    moves = []
+    for want in after.layout.shards(name):
         for have in sources:
             common = want.intersect(have)
-            if common and want.rank != have.rank and want.rank not in held:
-                out.append((Shard(name, *common, want.rank), have.rank))
-    return tuple(out)
+            if common and want.rank != have.rank and want.rank not in holders:
+                moves.append((Shard(name, *common, want.rank), have.rank))
+    return tuple(moves)
 
 
 def diff_plans(
     before: ShardingPlan, after: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | None = None
 ) -> str:
-    """The difference as text, one paragraph per changed table; "The plans are equal." when there is
-    none.
+    """The difference as text, one paragraph per changed table.
 
     Args:
         tables: the model's tables; with them, amounts are bytes of weights instead of elements.
@@ -54,24 +53,20 @@ def diff_plans(
     if before.world_size != after.world_size:
         lines.append(f"ranks: {before.world_size} -> {after.world_size}")
     if before.hosts != after.hosts:
-        lines.append(
-            f"hosts: {[len(h) for h in before.hosts]} -> {[len(h) for h in after.hosts]} ranks each"
-        )
+        sizes = [list(map(len, plan.hosts)) for plan in (before, after)]
+        lines.append(f"hosts: {sizes[0]} -> {sizes[1]} ranks each")
     if list(before.tables) != list(after.tables) and set(before.tables) == set(after.tables):
         lines.append("tables: the same in another order")
-    changed = 0
-    for name in [*before.tables, *(name for name in after.tables if name not in before.tables)]:
+    every = list(dict.fromkeys([*before.tables, *after.tables]))
+    changed = [name for name in every if before.tables.get(name) != after.tables.get(name)]
+    for name in changed:
         if name not in after.tables:
-            text = [f"{name}: removed (was {before.kind(name)})"]
+            lines.append(f"{name}: removed (was {before.kind(name)})")
         elif name not in before.tables:
-            text = [f"{name}: added as {after.kind(name)}"]
-        elif before.tables[name] != after.tables[name]:
-            text = _table_lines(name, before, after, element_bytes.get(name))
+            lines.append(f"{name}: added as {after.kind(name)}")
         else:
-            continue
-        changed += 1
-        lines += text
-    lines.append(f"{changed} of {len(set(before.tables) | set(after.tables))} tables change.")
+            lines += _table_lines(name, before, after, element_bytes.get(name))
+    lines.append(f"{len(changed)} of {len(every)} tables change.")
     return "\n".join(lines)
 
 
@@ -87,27 +82,19 @@ def _table_lines(
         return [f"{head}, resized {r0} x {c0} -> {r1} x {c1}"]
     moves = moved_shards(name, old, new)
     amounts = [len(shard.rows) * len(shard.cols) for shard, _ in moves]
-    head += (
-        f", {_amount(sum(amounts), element_bytes)} in {len(moves)} rectangles move"
-        if moves
-        else ", nothing moves"
-    )
-    lines = [head]
+    moving = f"{_amount(sum(amounts), element_bytes)} in {len(moves)} rectangles move"
+    lines = [f"{head}, {moving if moves else 'nothing moves'}"]
     for (shard, source), amount in list(zip(moves, amounts, strict=True))[:MAX_MOVES]:
-        where = (
-            f"rows {shard.rows.start}:{shard.rows.stop} cols {shard.cols.start}:{shard.cols.stop}"
-        )
-        lines.append(
-            f"    {where}  rank {source} -> {shard.rank}  {_amount(amount, element_bytes)}"
-        )
+        rows, cols = shard.rows, shard.cols
+        where = f"rows {rows.start}:{rows.stop} cols {cols.start}:{cols.stop}"
+        shown = _amount(amount, element_bytes)
+        lines.append(f"    {where}  rank {source} -> {shard.rank}  {shown}")
     if len(moves) > MAX_MOVES:
         lines.append(f"    ... and {len(moves) - MAX_MOVES} more")
     return lines
 
 
 def _amount(elements: int, element_bytes: int | None) -> str:
-    return (
-        f"{format_count(elements)} elements"
-        if element_bytes is None
-        else format_bytes(elements * element_bytes)
-    )
+    if element_bytes is None:
+        return f"{format_count(elements)} elements"
+    return format_bytes(elements * element_bytes)

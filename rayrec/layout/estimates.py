@@ -1,5 +1,4 @@
-"""What the planner expects of a plan: memory and time per rank, and the reason for each table's
-kind.
+"""What the planner expects of a plan: memory and time per rank, and why each table has its kind.
 
 Plain data that travels with a `ShardingPlan`, so that a report can be printed anywhere. It is a
 prediction: nothing in the runtime reads it and two plans that differ only here are equal. Standard
@@ -21,10 +20,11 @@ class RankEstimate:
     Attributes:
         weight_bytes, optimizer_bytes: the shards of this rank and their optimizer state.
         buffer_bytes: ids, rows and gradients in exchange, as owner and as home of the batch.
-        input_s: ids received. lookup_s: rows read and pooled. output_s: rows sent. gradient_s: row
-            gradients received.
-        update_s: fused backward and optimizer. overhead_s: fixed work per slot and latency of the
-            collectives.
+        input_s: ids received.
+        lookup_s: rows read and pooled.
+        output_s: rows sent. gradient_s: row gradients received.
+        update_s: fused backward and optimizer.
+        overhead_s: what every rank pays once a step, latency of the collectives included.
     """
 
     weight_bytes: int

@@ -1,10 +1,10 @@
-"""The one geometry: a table's layout is row cuts x column cuts x owner ranks, and every sharding
-kind is a value of it.
+"""The one geometry: a table's layout is row cuts x column cuts x owner ranks.
 
-A `Shard` is a rectangle of one table on one rank. A `TableLayout` tiles a table by a product grid:
-all column blocks share the row cuts, so that one bucketize per feature serves every column block.
-`Replicated` is the data-parallel case: the whole table on every rank. Uneven cuts and grids that
-have no TorchRec name are layouts like any other. Standard library only.
+Every sharding kind is a value of it. A `Shard` is a rectangle of one table on one rank. A
+`TableLayout` tiles a table by a product grid: all column blocks share the row cuts, so that one
+bucketize per feature serves every column block. `Replicated` is the data-parallel case: the whole
+table on every rank. Uneven cuts and grids that have no TorchRec name are layouts like any other.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class Shard:
         return len(self.rows), len(self.cols)
 
     def intersect(self, other: Shard) -> tuple[range, range] | None:
-        """Rows and columns that both rectangles cover, or None when they share nothing or are of
-        different tables.
-        """
+        """Rows and columns of one table that both rectangles cover, or None."""
         if self.table != other.table:
             return None
         rows = range(max(self.rows.start, other.rows.start), min(self.rows.stop, other.rows.stop))
@@ -46,8 +44,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Row blocks x column blocks, each cell owned by one rank; its shards tile the table exactly
-    once.
+    """Row blocks x column blocks, each cell owned by one rank; they tile the table exactly once.
 
     Attributes:
         row_cuts: 0 .. num_embeddings, strictly increasing.
@@ -65,19 +62,19 @@ class TableLayout:
         for what, cuts in (("row_cuts", self.row_cuts), ("col_cuts", self.col_cuts)):
             if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
                 raise PlanError(
-                    f"{what}={cuts} do not tile a table: they must start at 0 and "
-                    "strictly increase."
+                    f"{what}={cuts} do not tile a table: they must start at 0 and strictly "
+                    "increase."
                 )
         if any(cut % COLUMN_MULTIPLE for cut in self.col_cuts[:-1]):
             raise PlanError(
-                f"col_cuts={self.col_cuts} cut at what is no multiple of "
-                f"{COLUMN_MULTIPLE} columns; only the last may end so."
+                f"col_cuts={self.col_cuts} cut at what is no multiple of {COLUMN_MULTIPLE} "
+                "columns; only the last may end so."
             )
         rows, cols = self.num_row_blocks, self.num_col_blocks
         if len(self.owners) != rows or any(len(row) != cols for row in self.owners):
             raise PlanError(
-                f"owners={self.owners} must have {rows} rows of {cols} ranks, one per "
-                "block of the cuts."
+                f"owners={self.owners} must have {rows} rows of {cols} ranks, one per block of the "
+                "cuts."
             )
         if any(rank < 0 for row in self.owners for rank in row):
             raise PlanError(f"owners={self.owners} name a negative rank.")
@@ -104,11 +101,11 @@ class TableLayout:
 
     def shards(self, table: str) -> tuple[Shard, ...]:
         """The rectangles, row block by row block."""
-        return tuple(
-            Shard(table, range(r0, r1), range(c0, c1), self.owners[i][j])
-            for i, (r0, r1) in enumerate(pairwise(self.row_cuts))
-            for j, (c0, c1) in enumerate(pairwise(self.col_cuts))
-        )
+        rectangles = []
+        for (r0, r1), owners in zip(pairwise(self.row_cuts), self.owners, strict=True):
+            for (c0, c1), rank in zip(pairwise(self.col_cuts), owners, strict=True):
+                rectangles.append(Shard(table, range(r0, r1), range(c0, c1), rank))
+        return tuple(rectangles)
 
     def row_block(self, row: int) -> int:
         """Index of the row block that holds `row`."""
@@ -117,9 +114,7 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Replicated:
-    """The whole table on each of `ranks`: data parallel. `ranks` are all ranks of the world that
-    trains.
-    """
+    """The whole table on each of `ranks`, which are all ranks that train: data parallel."""
 
     num_embeddings: int
     embedding_dim: int
@@ -136,20 +131,18 @@ class Replicated:
 
     def shards(self, table: str) -> tuple[Shard, ...]:
         """One whole-table rectangle per rank; they overlap, unlike those of a `TableLayout`."""
-        return tuple(
-            Shard(table, range(self.num_embeddings), range(self.embedding_dim), r)
-            for r in self.ranks
-        )
+        rows, cols = range(self.num_embeddings), range(self.embedding_dim)
+        return tuple(Shard(table, rows, cols, rank) for rank in self.ranks)
 
 
 Layout = TableLayout | Replicated
 
 
 def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
-    """Cut `size` into at most `blocks` near-equal parts whose sizes are multiples of `multiple`;
-    the last may end a rest short of one.
+    """Cut `size` into at most `blocks` near-equal parts whose sizes are multiples of `multiple`.
 
-    Fewer parts result when there is not enough to cut; no part is ever empty.
+    The last part may be short of a multiple. Fewer parts result when there is not enough to cut; no
+    part is ever empty.
 
     Raises:
         PlanError: a number is not positive.
@@ -162,13 +155,15 @@ def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
 
 
 def weighted_cuts(size: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Cuts of `size`, at least one per weight, into one block per weight, as large as its share of
-    the weights but never empty.
+    """Cuts of `size` into one block per weight, each as large as its share but never empty.
+
+    Args:
+        size: at least the number of weights.
     """
-    total, blocks, sums = sum(weights), len(weights), [0.0]
-    for weight in weights:
-        sums.append(sums[-1] + weight)
-    cuts = [0]
-    for i in range(1, blocks):
-        cuts.append(min(max(round(size * sums[i] / total), cuts[-1] + 1), size - (blocks - i)))
+    total, blocks = sum(weights), len(weights)
+    cuts, below = [0], 0.0
+    for i, weight in enumerate(weights[:-1], start=1):
+        below += weight
+        cut = max(round(size * below / total), cuts[-1] + 1)
+        cuts.append(min(cut, size - (blocks - i)))  # room for the blocks that follow
     return (*cuts, size)

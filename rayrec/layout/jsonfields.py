@@ -1,5 +1,4 @@
-"""Typed reading of JSON objects: every wrong field is a PlanError that names the file, the place
-and the field.
+"""Typed reading of JSON objects: every wrong field is an error that names file, place and field.
 
 `parse_object` turns text into `Fields`; each read takes one field and checks its type (true is no
 integer, 1.0 is no integer); `finish` refuses fields that nobody read, so a misspelt name never
@@ -11,12 +10,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rayrec.errors import PlanError
 
 MAX_INTEGER = 2**63 - 1
+T = TypeVar("T")
+JSON_NAMES: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean"}
+JSON_NAMES |= {int: "integer", float: "number", type(None): "null"}
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -50,16 +53,7 @@ def parse_object(text: str, source: str) -> Fields:
 
 
 def _name(value: object) -> str:
-    names = {
-        dict: "object",
-        list: "array",
-        str: "string",
-        bool: "boolean",
-        int: "integer",
-        float: "number",
-        type(None): "null",
-    }
-    return names.get(type(value), type(value).__name__)
+    return JSON_NAMES.get(type(value), type(value).__name__)
 
 
 @dataclass
@@ -75,6 +69,10 @@ class Fields:
         if name in self.data and self.data[name] is None:
             self._seen.add(name)
         return self.data.get(name) is not None
+
+    def optional(self, name: str, read: Callable[[str], T]) -> T | None:
+        """What one of the reading methods takes from the field; None where it is not there."""
+        return read(name) if self.has(name) else None
 
     def skip(self, name: str) -> None:
         """Allow a field that is written for people and not read."""
@@ -149,12 +147,11 @@ class Fields:
         """An array of arrays of integers."""
         return tuple(self._ints(name, row) for row in self.array(name))
 
-    def _ints(self, name: str, values: object) -> tuple[int, ...]:
-        if not isinstance(values, list) or any(
-            type(v) is not int or abs(v) > MAX_INTEGER for v in values
-        ):
-            raise self.wrong(name, "integers only, of 64 bits", values)
-        return tuple(values)
+    def _ints(self, name: str, values: Any) -> tuple[int, ...]:
+        is_list = isinstance(values, list)
+        if is_list and all(type(v) is int and abs(v) <= MAX_INTEGER for v in values):
+            return tuple(values)
+        raise self.wrong(name, "integers only, of 64 bits", values)
 
     def child(self, name: str) -> Fields:
         """A nested object."""
@@ -162,9 +159,9 @@ class Fields:
 
     def children(self, name: str) -> list[Fields]:
         """An array of objects."""
-        out = []
+        entries = []
         for i, item in enumerate(self.array(name)):
             if not isinstance(item, dict):
                 raise self.wrong(f"{name}[{i}]", "an object", item)
-            out.append(Fields(item, f"{self.where}: {name}[{i}]"))
-        return out
+            entries.append(Fields(item, f"{self.where}: {name}[{i}]"))
+        return entries

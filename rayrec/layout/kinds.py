@@ -1,5 +1,4 @@
-"""The sharding kinds that have a name in TorchRec, each a short function that returns a value of
-the one geometry.
+"""The sharding kinds that have a name in TorchRec, each a value of the one geometry.
 
 Where a table has fewer rows (or fewer groups of four columns) than there are ranks, fewer blocks
 are made and the first ranks of the list own them. `kind_of` names a layout for people; nothing in
@@ -15,10 +14,9 @@ from rayrec.errors import PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, even_cuts
 from rayrec.layout.tables import BaseEmbeddingConfig
 
-# share of the bags of all row blocks that have ids; where it is larger, all bags travel
+# Where a larger share of a row block's bags have ids, all bags travel.
 COMPACT_BELOW = 0.6
-# of float32, a cache line: tables whose columns come in narrower blocks are not worth an index for
-# each
+# Columns of float32 in a cache line: for narrower blocks, an index per bag is not worth it.
 COMPACT_COLUMNS = 16
 
 KINDS = (
@@ -71,11 +69,8 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
         )
     rows = even_cuts(table.num_embeddings, len(hosts[0]))
     cols = even_cuts(table.embedding_dim, len(hosts), COLUMN_MULTIPLE)
-    return TableLayout(
-        rows,
-        cols,
-        tuple(tuple(hosts[j][i] for j in range(len(cols) - 1)) for i in range(len(rows) - 1)),
-    )
+    by_column = [hosts[j][: len(rows) - 1] for j in range(len(cols) - 1)]
+    return TableLayout(rows, cols, tuple(zip(*by_column, strict=True)))
 
 
 def data_parallel(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> Replicated:
@@ -84,11 +79,9 @@ def data_parallel(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> Replicate
 
 
 def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
-    """Name of a layout for reports: one of `KINDS`, or "product_grid" for cuts that have no
-    TorchRec name.
+    """Name of a layout for reports: one of `KINDS`, or "product_grid" where it has none of these.
 
     Args:
-        layout: any layout.
         hosts: ranks by host, which tells row_wise from table_row_wise; pass one host with all ranks
             when unknown.
     """
@@ -102,28 +95,27 @@ def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
         return "table_row_wise" if on_one_host else "row_wise"
     if one_row:
         return "table_column_wise" if on_one_host else "column_wise"
+    # A grid_shard has each column block on one host, and no two on the same.
     host_of = {rank: i for i, host in enumerate(hosts) for rank in host}
-    columns = [{host_of.get(row[j]) for row in layout.owners} for j in range(layout.num_col_blocks)]
-    per_host = all(len(owners) == 1 for owners in columns) and len(
-        {min(c, key=str) for c in columns}
-    ) == len(columns)
+    columns = [
+        {host_of.get(rank) for rank in column} for column in zip(*layout.owners, strict=True)
+    ]
+    on_hosts = set().union(*columns)
+    per_host = all(len(column) == 1 for column in columns) and len(on_hosts) == len(columns)
     return "grid_shard" if per_host else "product_grid"
 
 
 def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
-    """Whether a layout's rows are summed inside hosts first: its row blocks fill hosts, one block
-    of every column block per rank.
+    """Whether a layout's rows are summed inside hosts before they cross to others.
 
-    That sends 1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and
-    row_wise over all ranks are such layouts, where hosts have equally many ranks and there is more
-    than one of either.
+    They are where row blocks fill hosts, with one block of every column block per rank. That sends
+    1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and row_wise over
+    all ranks are such layouts, where hosts have equally many ranks and there is more than one of
+    either.
     """
-    if (
-        isinstance(layout, Replicated)
-        or len(hosts) < 2
-        or len({len(h) for h in hosts}) != 1
-        or len(hosts[0]) < 2
-    ):
+    if isinstance(layout, Replicated) or len(hosts) < 2:
+        return False
+    if len(hosts[0]) < 2 or len({len(host) for host in hosts}) != 1:
         return False
     for column in zip(*layout.owners, strict=True):
         counts = Counter(column)

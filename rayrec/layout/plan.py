@@ -1,10 +1,10 @@
-"""A sharding plan: table name -> layout and storage. The planner writes it, ranks obey it,
-checkpoints record it.
+"""A sharding plan: table name -> layout and storage.
 
-Plain, picklable data. Tables keep their order, which is the order of slots on every rank. A plan is
-checked twice: here, that it makes sense by itself (owners are ranks of its world, replicas are on
-all of them), and by `check`, that it is a plan for these tables on this world. JSON, diff and
-report live in modules of their own. Standard library only.
+The planner writes it, ranks obey it, checkpoints record it. It is plain, picklable data. Tables
+keep their order, which is the order of slots on every rank. A plan is checked twice: here, that it
+makes sense by itself (owners are ranks of its world, replicas are on all of them), and by `check`,
+that it is a plan for these tables on this world. JSON, diff and report live in modules of their
+own. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ StorageKind = Literal["device", "host", "cached"]
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a table's rows live: on the rank's device, in the memory of its host, or there with a
-    cache on the device.
+    """Where a table's rows live: on the device, in the host's memory, or there with a cache.
 
     Attributes:
         load_factor: share of its rows, above 0 and up to 1, that the cache of a "cached" table
@@ -61,9 +60,8 @@ class Storage:
     @property
     def label(self) -> str:
         """For people: "device", "host", "cached 20%"."""
-        return (
-            self.kind if self.load_factor is None else f"{self.kind} {100 * self.load_factor:.3g}%"
-        )
+        share = "" if self.load_factor is None else f" {100 * self.load_factor:.3g}%"
+        return f"{self.kind}{share}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,9 @@ class ShardingPlan:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise PlanError(f"a plan needs at least one rank, got world_size={self.world_size}.")
+        hosts = tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),)
         object.__setattr__(self, "tables", dict(self.tables))
-        object.__setattr__(
-            self, "hosts", tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),)
-        )
+        object.__setattr__(self, "hosts", hosts)
         try:
             check_hosts(self.hosts)
         except ConfigError as error:
@@ -121,12 +118,10 @@ class ShardingPlan:
 
     def shards(self, rank: int | None = None) -> tuple[Shard, ...]:
         """All shards, or those of one rank, table by table in the plan's order."""
-        every = (
-            shard
-            for name, placement in self.tables.items()
-            for shard in placement.layout.shards(name)
-        )
-        return tuple(shard for shard in every if rank is None or shard.rank == rank)
+        shards: list[Shard] = []
+        for name, placement in self.tables.items():
+            shards += placement.layout.shards(name)
+        return tuple(shard for shard in shards if rank is None or shard.rank == rank)
 
     def kind(self, table: str) -> str:
         """Name of the sharding kind of a table, for people."""
@@ -156,15 +151,12 @@ class ShardingPlan:
                 "such tables)."
             )
         for name, table in wanted.items():
-            planned, shape = (
-                self.tables[name].layout.shape,
-                (table.num_embeddings, table.embedding_dim),
-            )
+            planned = self.tables[name].layout.shape
+            shape = table.num_embeddings, table.embedding_dim
             if planned != shape:
                 raise PlanError(
                     f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model "
-                    f"has {shape[0]} x {shape[1]}. "
-                    f"Make a new plan for the changed table."
+                    f"has {shape[0]} x {shape[1]}. Make a new plan for the changed table."
                 )
 
     def to_json(self) -> str:
@@ -186,7 +178,7 @@ class ShardingPlan:
         return plan_from_json(text, source)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON to a local file; a reader sees the old file or the new one, never a part."""
+        """Write the JSON to a local file, which a reader sees whole: the old one or the new."""
         target = Path(path)
         scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         scratch.write_text(self.to_json(), encoding="utf-8")

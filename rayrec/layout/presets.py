@@ -1,5 +1,4 @@
-"""Topologies of known machines, by their makers' data sheets, for plans made before there is a
-cluster.
+"""Topologies of known machines, by data sheets, for plans made before there is a cluster.
 
 Bandwidths are per GPU. Random rows reach about half of the memory's streaming rate, links about 80%
 of theirs; data sheets give NVLink as the sum of both directions. Sources: NVIDIA data sheets "A100
@@ -29,8 +28,9 @@ class Preset:
     """One GPU of a host, in the data sheet's figures.
 
     Attributes:
-        memory_gb: 10^9 bytes. memory_gb_s: streaming. nvlink_gb_s: both directions together.
-            network_gb_s: one direction.
+        memory_gb: 10^9 bytes.
+        memory_gb_s: streaming.
+        nvlink_gb_s: both directions together. network_gb_s: one direction.
     """
 
     memory_gb: float
@@ -81,8 +81,8 @@ def preset_topology(
         raise ConfigError(f"{ranks} ranks; plans are made for at most {MAX_RANKS}.")
     if ranks % hosts:
         raise ConfigError(
-            f"{ranks} ranks do not divide evenly over {hosts} hosts; write a "
-            "topology file for hosts of unequal size."
+            f"{ranks} ranks do not divide evenly over {hosts} hosts; write a topology file for "
+            "hosts of unequal size."
         )
     device: Device = "cpu" if name == CPU else "cuda"
     if name == CPU:

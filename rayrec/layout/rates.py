@@ -1,5 +1,4 @@
-"""What a rank pays besides the wire, part by part of a training step: the constants of the
-planner's prices.
+"""What a rank pays besides the wire, by part of a step: the constants of the planner's prices.
 
 Every part of a step costs a fixed time, a time for each slot and each item, and bytes over the
 memory's bandwidth; a calibration fits these constants to measured steps, and they can be edited by
@@ -9,12 +8,16 @@ hand. The defaults count nothing but slots and bytes. Standard library only.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from rayrec.errors import ConfigError
 from rayrec.layout.jsonfields import Fields
 
 PARTS = ("input", "lookup", "output", "gradient", "update")
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"rate {name}={value} must be a finite number, 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +45,17 @@ class PartRates:
     rows: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self)):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(
-                    f"rate {name}={getattr(self, name)} must be a finite number, 0 or more."
-                )
+        for name, value in asdict(self).items():
+            _check_rate(name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Constants of all parts: ids out and sorted, rows read and pooled, rows home, gradients back,
-    rows updated.
+    """Constants of all parts of a step.
 
     Attributes:
+        input: ids are sent and sorted. lookup: rows are read and pooled.
+        output: rows go home. gradient: gradients come back. update: rows are updated.
         step_s: once a step, outside of all parts.
     """
 
@@ -66,26 +67,19 @@ class Rates:
     step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.step_s < float("inf"):
-            raise ConfigError(f"rate step_s={self.step_s} must be a finite number, 0 or more.")
+        _check_rate("step_s", self.step_s)
 
     def times(self, factor: float) -> Rates:
         """All constants of all parts times a factor."""
-        parts = {
-            part: PartRates(
-                **{name: value * factor for name, value in asdict(getattr(self, part)).items()}
-            )
-            for part in PARTS
-        }
+        parts = {}
+        for part in PARTS:
+            rates = asdict(getattr(self, part))
+            parts[part] = PartRates(**{name: value * factor for name, value in rates.items()})
         return Rates(**parts, step_s=self.step_s)
-
-    def to_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
     @classmethod
     def from_fields(cls, entry: Fields) -> Rates:
-        """Read what `to_data` wrote.
+        """Read the JSON of a topology's rates.
 
         Raises:
             PlanError: a field is missing or unknown. ConfigError: a constant makes no sense.
@@ -95,6 +89,6 @@ class Rates:
             child = entry.child(part)
             parts[part] = PartRates(**{f.name: child.number(f.name) for f in fields(PartRates)})
             child.finish()
-        found = cls(**parts, step_s=entry.number("step_s"))
+        rates = cls(**parts, step_s=entry.number("step_s"))
         entry.finish()
-        return found
+        return rates

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -36,8 +36,7 @@ class Speeds:
 DEFAULT_SPEEDS: dict[str, Speeds] = {
     # one core: random gather of 256 to 512 byte rows; gloo between two processes; a 10 Gbit network
     "cpu": Speeds(memory_bw=12e9, intra_host_bw=2.5e9, inter_host_bw=1.0e9, latency_s=150e-6),
-    # one data-centre GPU: random rows reach about half of the streaming rate; NVLink; one 200 Gbit
-    # port
+    # one data-centre GPU: random rows reach half of the streaming rate; NVLink; one 200 Gbit port
     "cuda": Speeds(memory_bw=1.5e12, intra_host_bw=200e9, inter_host_bw=20e9, latency_s=25e-6),
 }
 
@@ -90,8 +89,8 @@ class Topology:
                 raise ConfigError(f"{name}={value} must be a positive, finite number.")
         if not 0 <= self.input_hidden <= 1:
             raise ConfigError(
-                f"input_hidden={self.input_hidden} must be a share, from 0 (nothing "
-                "is hidden) to 1."
+                f"input_hidden={self.input_hidden} must be a share, from 0 (nothing is hidden) to "
+                "1."
             )
 
     @classmethod
@@ -114,26 +113,19 @@ class Topology:
         """
         if num_hosts < 1 or ranks_per_host < 1:
             raise ConfigError(
-                f"a topology needs hosts and ranks, got {num_hosts} hosts of "
-                f"{ranks_per_host} ranks."
+                f"a topology needs hosts and ranks, got {num_hosts} hosts of {ranks_per_host} "
+                "ranks."
             )
         if device not in DEFAULT_SPEEDS:
             raise ConfigError(
                 f"device={device!r} is unknown; use one of {', '.join(DEFAULT_SPEEDS)}."
             )
-        base = DEFAULT_SPEEDS[device]
-        hosts = tuple(
-            tuple(range(h * ranks_per_host, (h + 1) * ranks_per_host)) for h in range(num_hosts)
-        )
+        firsts = range(0, num_hosts * ranks_per_host, ranks_per_host)
         return cls(
-            hosts=hosts,
+            hosts=tuple(tuple(range(first, first + ranks_per_host)) for first in firsts),
             device=device,
             memory_bytes=(memory_bytes,) * (num_hosts * ranks_per_host),
-            memory_bw=speeds.pop("memory_bw", base.memory_bw),
-            intra_host_bw=speeds.pop("intra_host_bw", base.intra_host_bw),
-            inter_host_bw=speeds.pop("inter_host_bw", base.inter_host_bw),
-            latency_s=speeds.pop("latency_s", base.latency_s),
-            **speeds,  # type: ignore[arg-type]  # what is left is a misspelt name: the constructor refuses it
+            **(asdict(DEFAULT_SPEEDS[device]) | speeds),
         )
 
     @classmethod
@@ -155,22 +147,16 @@ class Topology:
         if memory_bytes is None:
             if device != "cpu":
                 raise ConfigError(
-                    "Topology.local needs memory_bytes for a GPU: what one rank's "
-                    "tables and buffers may take."
+                    "Topology.local needs memory_bytes for a GPU: what one rank's tables and "
+                    "buffers may take."
                 )
-            memory_bytes = (
-                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(num_ranks, 1)
-            )
+            machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory_bytes = machine // 2 // max(num_ranks, 1)
         return cls.uniform(1, num_ranks, memory_bytes, device, **speeds)
 
     def with_speeds_of(self, other: Topology) -> Topology:
         """These ranks and their memory, with the bandwidths, latency and rates of `other`."""
-        speeds = {
-            f.name: getattr(other, f.name)
-            for f in fields(self)
-            if f.name not in ("hosts", "memory_bytes", "device")
-        }
-        return replace(self, **speeds)
+        return replace(other, hosts=self.hosts, memory_bytes=self.memory_bytes, device=self.device)
 
     @property
     def world_size(self) -> int:
@@ -189,19 +175,9 @@ class Topology:
 
     def to_json(self) -> str:
         """One JSON object as text."""
-        return json.dumps(
-            {
-                "hosts": self.hosts,
-                "device": self.device,
-                "memory_bytes": self.memory_bytes,
-                "memory_bw": self.memory_bw,
-                "intra_host_bw": self.intra_host_bw,
-                "inter_host_bw": self.inter_host_bw,
-                "latency_s": self.latency_s,
-                "rates": self.rates.to_data(),
-                "input_hidden": self.input_hidden,
-            }
-        )
+        data = asdict(self)
+        first = {name: data.pop(name) for name in ("hosts", "device", "memory_bytes")}
+        return json.dumps({**first, **data})
 
     @classmethod
     def from_json(cls, text: str, source: str = "topology") -> Topology:
@@ -217,6 +193,7 @@ class Topology:
     def from_fields(cls, entry: Fields) -> Topology:
         """Read from a parsed JSON object. Raises PlanError, as `from_json`."""
         device = entry.text("device")
+        rates = entry.optional("rates", entry.child)
         try:
             topology = cls(
                 hosts=entry.int_rows("hosts"),
@@ -226,8 +203,8 @@ class Topology:
                 intra_host_bw=entry.number("intra_host_bw"),
                 inter_host_bw=entry.number("inter_host_bw"),
                 latency_s=entry.number("latency_s"),
-                rates=Rates.from_fields(entry.child("rates")) if entry.has("rates") else Rates(),
-                input_hidden=entry.number("input_hidden") if entry.has("input_hidden") else 0.0,
+                rates=Rates.from_fields(rates) if rates else Rates(),
+                input_hidden=entry.optional("input_hidden", entry.number) or 0.0,
             )
         except ConfigError as error:
             raise PlanError(f"{entry.where}: {error}") from None
@@ -244,6 +221,6 @@ def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
     joined = [rank for host in hosts for rank in host]
     if not joined or not all(hosts) or joined != list(range(len(joined))):
         raise ConfigError(
-            f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in "
-            "order, at least one per host."
+            f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in order, at least "
+            "one per host."
         )

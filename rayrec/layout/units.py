@@ -1,6 +1,4 @@
-"""Numbers for people: bytes, counts, seconds and ranges of ranks in few characters. Decimal units.
-Standard library only.
-"""
+"""Numbers for people in few characters, with decimal units. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sharding planner: constraints, candidates, prices, memory and packing. Standard library only."""
+"""The sharding planner: constraints, candidates, prices, memory, packing. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""From measured steps to the constants of a topology: for every part of a step, the non-negative
-constants that fit best.
+"""From measured steps to the constants of a topology: the non-negative ones that fit best.
 
 A sample is a step of some plan on one rank: what the cost model counts of each part, and the
 seconds that the part really took there. The model is linear in its constants, so each part is a
@@ -11,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 
 from rayrec.errors import ConfigError
 from rayrec.layout.rates import PARTS, PartRates
 from rayrec.layout.topology import Topology
-from rayrec.planner.costs import Amounts, CostModel, StepAmounts
+from rayrec.planner.amounts import Amounts, StepAmounts
+from rayrec.planner.costs import CostModel
 
 SWEEPS = 20_000  # of the coordinate descent; a few hundred suffice
 
@@ -51,7 +52,7 @@ class Links:
     far_byte_s: float | None
 
 
-NO_WIRE = 1e30
+NO_WIRE = 1e30  # bytes/s of links that take no time
 # in shared memory nothing but the latency is left: peers read where it was written
 LEAST_BYTE_S = 1e-12
 
@@ -68,44 +69,35 @@ def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology
     """
     if not samples:
         raise ConfigError("a calibration needs at least one measured step.")
-    speeds = {
-        "memory_bw": links.memory_bw,
-        "latency_s": max(links.latency_s, 0.0),
-        "intra_host_bw": topology.intra_host_bw
-        if links.near_byte_s is None
-        else 1 / max(links.near_byte_s, LEAST_BYTE_S),
-        "inter_host_bw": topology.inter_host_bw
-        if links.far_byte_s is None
-        else 1 / max(links.far_byte_s, LEAST_BYTE_S),
-    }
-    found = {part: _fit_part(i, samples, links.memory_bw) for i, part in enumerate(PARTS)}
-    fitted = replace(topology, **speeds, rates=replace(topology.rates, **found, step_s=0.0))  # type: ignore[arg-type]
-    # what no part explains: a constant, and a share of the rest
-    alone = CostModel(
-        replace(
-            fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE, input_hidden=0.0
-        )
+    parts = {part: _fit_part(i, samples, links.memory_bw) for i, part in enumerate(PARTS)}
+    fitted = replace(
+        topology,
+        memory_bw=links.memory_bw,
+        latency_s=max(links.latency_s, 0.0),
+        rates=replace(topology.rates, **parts, step_s=0.0),
     )
+    if links.near_byte_s is not None:
+        fitted = replace(fitted, intra_host_bw=1 / max(links.near_byte_s, LEAST_BYTE_S))
+    if links.far_byte_s is not None:
+        fitted = replace(fitted, inter_host_bw=1 / max(links.far_byte_s, LEAST_BYTE_S))
+    # What no part explains is a constant, and a share of the rest: step_s and share solve
+    # step = step_s + (1 + share) * (the parts' seconds, without waits), divided by the step.
+    at_once = replace(fitted, latency_s=0.0, intra_host_bw=NO_WIRE, inter_host_bw=NO_WIRE)
+    alone = CostModel(replace(at_once, input_hidden=0.0))
     known = [(alone.seconds(s.amounts) + alone.fixed_cost()).total_s / s.step_s for s in samples]
-    step_s, share = non_negative(
-        [[1 / s.step_s, part] for s, part in zip(samples, known, strict=True)],
-        [1 - part for part in known],
-    )
+    terms = [[1 / s.step_s, part] for s, part in zip(samples, known, strict=True)]
+    step_s, share = non_negative(terms, [1 - part for part in known])
     return replace(fitted, rates=replace(fitted.rates.times(1 + share), step_s=step_s))
 
 
 def _fit_part(index: int, samples: Sequence[Sample], memory_bw: float) -> PartRates:
+    rows, wanted = [], []
+    for sample in samples:
+        terms = _terms(sample.amounts[index], memory_bw)
+        rows.append([value / sample.step_s for value in terms])
+        wanted.append(sample.seconds[index] / sample.step_s)
     names = [f.name for f in fields(PartRates)]
-    rows = [[value / s.step_s for value in _terms(s.amounts[index], memory_bw)] for s in samples]
-    return PartRates(
-        **dict(
-            zip(
-                names,
-                non_negative(rows, [s.seconds[index] / s.step_s for s in samples]),
-                strict=True,
-            )
-        )
-    )
+    return PartRates(**dict(zip(names, non_negative(rows, wanted), strict=True)))
 
 
 def _terms(a: Amounts, memory_bw: float) -> list[float]:
@@ -114,15 +106,16 @@ def _terms(a: Amounts, memory_bw: float) -> list[float]:
 
 
 def non_negative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """x >= 0 that minimizes |rows x - wanted|^2, by coordinate descent on the normal equations; 0
-    for columns of zeros.
+    """The x >= 0 that minimizes |rows x - wanted|^2; 0 for columns of zeros.
+
+    It is found by coordinate descent on the normal equations of the scaled columns.
     """
     width = len(rows[0])
     scale = [sum(row[j] ** 2 for row in rows) ** 0.5 for j in range(width)]
     used = [j for j in range(width) if scale[j] > 0]
-    gram = {
-        j: {k: sum(r[j] * r[k] for r in rows) / (scale[j] * scale[k]) for k in used} for j in used
-    }
+    gram: dict[int, dict[int, float]] = {j: {} for j in used}
+    for j, k in product(used, used):
+        gram[j][k] = sum(r[j] * r[k] for r in rows) / (scale[j] * scale[k])
     aim = {j: sum(r[j] * w for r, w in zip(rows, wanted, strict=True)) / scale[j] for j in used}
     x = dict.fromkeys(used, 0.0)
     for _ in range(SWEEPS):

@@ -1,5 +1,4 @@
-"""The ways a table may be laid out: for each allowed sharding kind, a template and the groups of
-ranks it may go to.
+"""The ways a table may be laid out: templates, and the groups of ranks each may go to.
 
 A template is a layout whose owners are positions 0 .. k-1; a placement is a template and k ranks,
 ascending. So kinds differ by data: table_wise is one cell anywhere, row_wise k row blocks anywhere,
@@ -50,9 +49,7 @@ class Candidate:
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
-        """Replicated, cut by rows, cut by columns: what layouts of one kind have in common wherever
-        they lie.
-        """
+        """Whether it is replicated, cut by rows, cut by columns: wherever it lies."""
         template = self.template
         if isinstance(template, Replicated):
             return True, False, False
@@ -62,7 +59,7 @@ class Candidate:
         """The layout with position i on the i-th of `ranks`, which ascend."""
         if isinstance(self.template, Replicated):
             return Replicated(*self.template.shape, tuple(ranks))
-        owners = tuple(tuple(ranks[position] for position in row) for row in self.template.owners)
+        owners = tuple(tuple(map(ranks.__getitem__, row)) for row in self.template.owners)
         return TableLayout(self.template.row_cuts, self.template.col_cuts, owners)
 
 
@@ -73,12 +70,12 @@ def _parts(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Where tables may go: the ranks, those hosts that are allowed whole, and whether that is the
-    whole world.
+    """Where a table may go.
 
     Attributes:
-        ranks: ascending. hosts: of these, by host. by_size: hosts by number of ranks. whole:
-            nothing is left out.
+        ranks: ascending.
+        hosts: those hosts all of whose ranks are allowed. by_size: these by number of ranks.
+        whole: whether the ranks are the whole world.
         memory: bytes of each of the ranks where they differ, else empty.
     """
 
@@ -97,16 +94,11 @@ def find_sites(topology: Topology, allowed: Collection[int] | None = None) -> Si
     sizes = sorted({len(host) for host in hosts})
     by_size = {n: tuple(host for host in hosts if len(host) == n) for n in sizes}
     memory = tuple(topology.memory_bytes[rank] for rank in ranks)
-    return Sites(
-        ranks,
-        hosts,
-        by_size,
-        len(ranks) == topology.world_size,
-        memory if len(set(memory)) > 1 else (),
-    )
+    memory = memory if len(set(memory)) > 1 else ()
+    return Sites(ranks, hosts, by_size, len(ranks) == topology.world_size, memory)
 
 
-def _candidates_of(
+def _one_kind(
     kind: str, table: BaseEmbeddingConfig, sites: Sites, columns: int
 ) -> Iterator[Candidate]:
     """All candidates of one kind; `columns` is the most column blocks that the table allows."""
@@ -114,17 +106,15 @@ def _candidates_of(
     if kind == "table_wise":
         yield Candidate(kind, shapes.table_wise(table, 0), everywhere)
     elif kind == "row_wise":
-        # parts of a host would be table_row_wise, so fewer blocks than ranks only where there is
-        # one host
+        # Fewer blocks than ranks are made on one host alone: on several, those of one host are
+        # table_row_wise.
         for parts in _parts(world) if len(sites.hosts) <= 1 else [world]:
             yield Candidate(kind, shapes.row_wise(table, range(parts)), everywhere)
         if sites.memory and table.num_embeddings >= world:
             cuts = weighted_cuts(table.num_embeddings, sites.memory)
-            yield Candidate(
-                kind,
-                TableLayout(cuts, (0, table.embedding_dim), tuple((i,) for i in range(world))),
-                everywhere,
-            )
+            column = tuple((position,) for position in range(world))
+            template = TableLayout(cuts, (0, table.embedding_dim), column)
+            yield Candidate(kind, template, everywhere)
     elif kind == "column_wise":
         for parts in _parts(min(columns, world)):
             yield Candidate(kind, shapes.column_wise(table, range(parts)), everywhere)
@@ -139,11 +129,8 @@ def _candidates_of(
         if len(sites.by_size) == 1:
             layout = shapes.grid_shard(table, sites.hosts[:columns])
             position = {rank: i for i, rank in enumerate(layout.ranks)}
-            template = TableLayout(
-                layout.row_cuts,
-                layout.col_cuts,
-                tuple(tuple(position[r] for r in row) for row in layout.owners),
-            )
+            owners = tuple(tuple(map(position.__getitem__, row)) for row in layout.owners)
+            template = TableLayout(layout.row_cuts, layout.col_cuts, owners)
             yield Candidate(kind, template, (layout.ranks,))
     elif sites.whole:
         yield Candidate(kind, shapes.data_parallel(table, sites.ranks), everywhere)
@@ -158,18 +145,17 @@ def enumerate_candidates(
         sites: where it may go.
         min_partition: narrowest column block; None means 4 columns.
     Returns:
-        None where the kinds have no meaning: grid_shard on hosts of unequal size, data_parallel on
-        some of the ranks, table_row_wise and table_column_wise without a whole host.
+        No candidate of a kind that has no meaning here: of grid_shard on hosts of unequal size, of
+        data_parallel on some of the ranks, of table_row_wise and table_column_wise without a whole
+        host.
     """
     columns = max(1, table.embedding_dim // (min_partition or COLUMN_MULTIPLE))
-    found: dict[tuple[Layout, tuple[tuple[int, ...], ...]], Candidate] = {}
+    candidates: dict[tuple[Layout, tuple[tuple[int, ...], ...]], Candidate] = {}
     for kind in SIMPLEST_FIRST:
         if kind in kinds:
-            options = list(_candidates_of(kind, table, sites, columns))
-            # a table too small to cut is one cell under any name; else a kind that splits must
-            # split
-            for candidate in [
-                c for c in options if kind == "table_wise" or c.num_ranks > 1
-            ] or options:
-                found.setdefault((candidate.template, candidate.sites), candidate)
-    return tuple(found.values())
+            options = list(_one_kind(kind, table, sites, columns))
+            # A kind that splits must split, unless the table is too small: one cell under any name.
+            split = [c for c in options if kind == "table_wise" or c.num_ranks > 1]
+            for candidate in split or options:
+                candidates.setdefault((candidate.template, candidate.sites), candidate)
+    return tuple(candidates.values())

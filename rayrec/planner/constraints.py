@@ -1,8 +1,9 @@
-"""What a user may tell the planner about one table, in Python or as a JSON file. Standard library
-only.
+"""What a user may tell the planner about one table, in Python or as a JSON file.
 
-{"user": {"kinds": ["row_wise", "table_row_wise"], "pooling_factor": 12.5}, "item": {"hosts": [0],
-"together": "items"}}
+    {"user": {"kinds": ["row_wise", "table_row_wise"], "pooling_factor": 12.5},
+     "item": {"hosts": [0], "together": "items"}}
+
+Standard library only.
 """
 
 from __future__ import annotations
@@ -63,38 +64,33 @@ class ParameterConstraints:
             check_kinds(self.kinds)
         if not 0 < self.pooling_factor < float("inf"):
             raise ConfigError(
-                f"pooling_factor={self.pooling_factor} must be positive: the mean "
-                "number of ids per bag."
+                f"pooling_factor={self.pooling_factor} must be positive: the mean number of ids "
+                "per bag."
             )
         if not 0 <= self.skew < float("inf"):
             raise ConfigError(
-                f"skew={self.skew} must be a finite number, 0 or more: the exponent "
-                "of a Zipf law of the ids."
+                f"skew={self.skew} must be a finite number, 0 or more: the exponent of a Zipf law "
+                "of the ids."
             )
-        if self.min_partition is not None and (
-            self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE
-        ):
+        least = self.min_partition
+        if least is not None and (least < COLUMN_MULTIPLE or least % COLUMN_MULTIPLE):
             raise ConfigError(
                 f"min_partition={self.min_partition} must be a positive multiple of "
                 f"{COLUMN_MULTIPLE} columns."
             )
         if not 0 < self.cache_load_factor <= 1:
             raise ConfigError(
-                f"cache_load_factor={self.cache_load_factor} must be a share of the "
-                "rows, above 0 and up to 1."
+                f"cache_load_factor={self.cache_load_factor} must be a share of the rows, above 0 "
+                "and up to 1."
             )
         if self.storage != "auto":
             self._stored(self.storage)
         for name in ("ranks", "hosts"):
             pinned = getattr(self, name)
-            if pinned is not None and (
-                isinstance(pinned, str)
-                or not pinned
-                or any(not isinstance(i, int) or i < 0 for i in pinned)
-            ):
+            if pinned is not None and not _are_indices(pinned):
                 raise ConfigError(
-                    f"{name}={pinned!r} must be a non-empty list of indices, 0 or "
-                    "more; leave it out to allow all."
+                    f"{name}={pinned!r} must be a non-empty list of indices, 0 or more; leave it "
+                    "out to allow all."
                 )
         for name in ("together", "apart"):
             if getattr(self, name) == "":
@@ -126,21 +122,27 @@ class ParameterConstraints:
         ):
             if pinned is not None and max(pinned) >= count:
                 raise ConfigError(
-                    f"{name}={list(pinned)} pin a table to {name[:-1]} "
-                    f"{max(pinned)}, the topology has {count} {name}."
+                    f"{name}={list(pinned)} pin a table to {name[:-1]} {max(pinned)}, the topology "
+                    f"has {count} {name}."
                 )
         kept = set(topology.ranks if self.ranks is None else self.ranks)
-        kept &= set(
-            topology.ranks
-            if self.hosts is None
-            else (rank for host in self.hosts for rank in topology.hosts[host])
-        )
+        if self.hosts is not None:
+            kept &= {rank for host in self.hosts for rank in topology.hosts[host]}
         if not kept:
             raise ConfigError(
-                f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} "
-                "have no rank in common."
+                f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} have no rank "
+                "in common."
             )
         return frozenset(kept)
+
+
+NO_CONSTRAINTS = ParameterConstraints()
+
+
+def _are_indices(pinned: Sequence[Any]) -> bool:
+    if isinstance(pinned, str) or not pinned:
+        return False
+    return all(isinstance(index, int) and index >= 0 for index in pinned)
 
 
 def storages_of(
@@ -151,18 +153,18 @@ def storages_of(
     Raises:
         PlanError: its constraints name a storage that no kernel has for such a table.
     """
-    found = limits.storages(device)
+    storages = limits.storages(device)
     odd, bf16 = table.embedding_dim % COLUMN_MULTIPLE > 0, table.data_type is DataType.BF16
     if device == "cuda" and (odd or bf16):  # a kernel in torch trains it
-        found = tuple(storage for storage in found if storage.kind == "device")
-        if not found:
+        storages = tuple(storage for storage in storages if storage.kind == "device")
+        if not storages:
             raise PlanError(
                 f"table {table.name!r} has {table.embedding_dim} columns of "
-                f"{table.data_type.value} and storage={limits.storage!r}: "
-                f"outside of a GPU's memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or "
-                "FP16. Change it, or keep it there."
+                f"{table.data_type.value} and storage={limits.storage!r}: outside of a GPU's "
+                f"memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or FP16. Change it, or "
+                "keep it there."
             )
-    return found
+    return storages
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
@@ -172,22 +174,20 @@ def check_kinds(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(
-                f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the "
-                f"kinds are {', '.join(KINDS)}."
+                f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the kinds are "
+                f"{', '.join(KINDS)}."
             )
 
 
 def check_constraints(
     constraints: Mapping[str, ParameterConstraints], tables: Collection[str]
 ) -> None:
-    """Raise ConfigError when a constraint names a table that does not exist: it would silently do
-    nothing.
-    """
+    """Raise ConfigError when a constraint names a table that does not exist."""
     for name in constraints:
         if name not in tables:
             raise ConfigError(
-                f"constraints name table {name!r}, which is not among the "
-                f"{len(tables)} tables{did_you_mean(name, tables)}."
+                f"constraints name table {name!r}, which is not among the {len(tables)} "
+                f"tables{did_you_mean(name, tables)}."
             )
 
 
@@ -208,22 +208,22 @@ def constraints_from_json(
         ConfigError: no JSON object, a field that is unknown or of another type, or a value that
             makes no sense; names the table.
     """
-    found = {name: ParameterConstraints(**values) for name, values in (measured or {}).items()}
+    known = measured or {}
+    constraints = {name: ParameterConstraints(**values) for name, values in known.items()}
     try:
         root = parse_object(text, source)
         for name in root.keys():  # noqa: SIM118
             entry = root.child(name)
             entry.where = f"{source}: table {name!r}"
-            given = _given(entry)
-            found[name] = ParameterConstraints(**{**(measured or {}).get(name, {}), **given})
+            constraints[name] = ParameterConstraints(**{**known.get(name, {}), **_given(entry)})
     except (ConfigError, PlanError) as error:
         named = str(error).startswith(source)
         raise ConfigError(str(error) if named else f"{source}: table {name!r}: {error}") from None
-    return found
+    return constraints
 
 
 def _given(entry: Fields) -> dict[str, Any]:
-    """Return the fields of one table's constraints that are given.
+    """The fields of one table's constraints that are given.
 
     Raises:
         ConfigError: one is unknown. PlanError: one is of another type.

@@ -1,8 +1,4 @@
-"""From tables and constraints to the items that the search places: candidates under the pins,
-priced, and tables kept together joined.
-
-Standard library only.
-"""
+"""From tables and constraints to the priced items that the search places. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,22 +10,16 @@ from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
-from rayrec.planner.constraints import ParameterConstraints, storages_of
+from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints, storages_of
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, Routes, join_options, price_options
 from rayrec.planner.work import TableWork, table_work
 from rayrec.spec.wire import FLOAT32, Wire
 
-NO_CONSTRAINTS = ParameterConstraints()
-
 
 def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:
     """The kinds that a table and the planner both allow."""
-    return (
-        tuple(kinds)
-        if limits.kinds is None
-        else tuple(kind for kind in kinds if kind in limits.kinds)
-    )
+    return tuple(kind for kind in kinds if limits.kinds is None or kind in limits.kinds)
 
 
 def make_items(
@@ -48,7 +38,7 @@ def make_items(
     routes: Routes = {}
     known: dict[frozenset[int] | None, Sites] = {}
     groups: dict[str, list[int]] = {}
-    options: list[tuple[Option, ...]] = []
+    options: list[Sequence[Option]] = []
     for index, (table, work) in enumerate(zip(tables, works, strict=True)):
         limits = constraints.get(table.name, NO_CONSTRAINTS)
         try:
@@ -62,30 +52,24 @@ def make_items(
         )
         if not candidates:
             raise PlanError(_no_kind(table, limits, kinds, costs.topology))
-        ways = [
-            replace(work, storage=storage)
-            for storage in storages_of(table, limits, costs.topology.device)
-        ]
-        options.append(
-            tuple(
-                option for way in ways for option in price_options(way, candidates, costs, routes)
-            )
-        )
+        priced: list[Option] = []
+        for storage in storages_of(table, limits, costs.topology.device):
+            stored = replace(work, storage=storage)
+            priced += price_options(stored, candidates, costs, routes)
+        options.append(priced)
         groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
     items = []
     for group in groups.values():
-        joined = (
-            options[group[0]]
-            if len(group) == 1
-            else join_options([options[i] for i in group], costs.topology.world_size)
-        )
+        joined = options[group[0]]
+        if len(group) > 1:
+            joined = join_options([options[i] for i in group], costs.topology.world_size)
         if not joined:
             names = [tables[i].name for i in group]
             raise PlanError(
-                f"tables {names} must lie together, but their constraints share no "
-                "sharding kind and place. Allow one for all."
+                f"tables {names} must lie together, but their constraints share no sharding kind "
+                "and place. Allow one for all."
             )
-        items.append(Item.of(tuple(group), joined))
+        items.append(Item.from_options(tuple(group), joined))
     return _with_rivals(items, tables, constraints)
 
 
@@ -94,6 +78,7 @@ def _with_rivals(
     tables: Sequence[BaseEmbeddingConfig],
     constraints: Mapping[str, ParameterConstraints],
 ) -> list[Item]:
+    """The items, each with those that hold another table of one of its apart groups."""
     members: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         for index in item.tables:
@@ -101,18 +86,16 @@ def _with_rivals(
             if group is not None:
                 if number in members.get(group, ()):
                     raise ConfigError(
-                        f"table {tables[index].name!r} must lie together with a "
-                        f"table of its apart group {group!r}."
+                        f"table {tables[index].name!r} must lie together with a table of its apart "
+                        f"group {group!r}."
                     )
                 members.setdefault(group, []).append(number)
     rivals: dict[int, set[int]] = {}
     for group_members in members.values():
         for number in group_members:
-            rivals.setdefault(number, set()).update(
-                other for other in group_members if other != number
-            )
+            rivals.setdefault(number, set()).update(group_members)
     return [
-        replace(item, rivals=tuple(sorted(rivals[number]))) if number in rivals else item
+        replace(item, rivals=tuple(sorted(rivals.get(number, set()) - {number})))
         for number, item in enumerate(items)
     ]
 
@@ -127,10 +110,9 @@ def _no_kind(
     shown = f"hosts of {sizes[:16]} ranks" if len(sizes) <= 16 else f"{len(sizes)} hosts"
     return (
         f"table {table.name!r} may use no sharding kind here: its constraints allow "
-        f"{list(limits.kinds or kinds)}, the planner "
-        f"{list(kinds)}. On {shown}, grid_shard needs hosts of equal size, data_parallel all "
-        "ranks, and table_row_wise and "
-        f"table_column_wise a whole host. Allow row_wise or table_wise."
+        f"{list(limits.kinds or kinds)}, the planner {list(kinds)}. On {shown}, grid_shard needs "
+        "hosts of equal size, data_parallel all ranks, and table_row_wise and table_column_wise a "
+        "whole host. Allow row_wise or table_wise."
     )
 
 
@@ -143,23 +125,18 @@ def table_works(
     placed: Mapping[str, TablePlacement] | None = None,
     share_tables: bool = False,
 ) -> list[TableWork]:
-    """What a step does with each table, where it lies; tables that have no place yet lie where
-    their constraints let them first.
+    """What a step does with each table where it lies.
 
     Args:
+        placed: where it lies; the fastest storage is assumed of tables that have no place yet.
         share_tables: see `table_work`.
     """
-    storages = {name: placement.storage for name, placement in (placed or {}).items()}
-    return [
-        table_work(
-            table,
-            constraints.get(table.name, NO_CONSTRAINTS),
-            batch_size,
-            topology.world_size,
-            topology.device,
-            wire,
-            storages.get(table.name),
-            share_tables,
+    world, device = topology.world_size, topology.device
+    works = []
+    for table in tables:
+        limits = constraints.get(table.name, NO_CONSTRAINTS)
+        storage = placed[table.name].storage if placed and table.name in placed else None
+        works.append(
+            table_work(table, limits, batch_size, world, device, wire, storage, share_tables)
         )
-        for table in tables
-    ]
+    return works

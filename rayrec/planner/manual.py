@@ -1,5 +1,4 @@
-"""Every table by one named kind: for tests, comparisons, and those who know their cluster better
-than any price.
+"""Every table by one named kind: for comparisons, and for those who know their cluster.
 
 Where a kind leaves a choice of ranks (table_wise: any rank, table_row_wise: any host), the tables
 with most work go first, to the ranks with least: lookups and exchange, not bytes, decide how long a
@@ -16,13 +15,12 @@ from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
 from rayrec.planner.candidates import enumerate_candidates, find_sites
-from rayrec.planner.constraints import ParameterConstraints, check_kinds
+from rayrec.planner.constraints import NO_CONSTRAINTS, check_kinds
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Option, price_options
-from rayrec.planner.work import table_work
+from rayrec.planner.work import table_work, weight_bytes
 
 BATCH_SIZE = 2048  # rows per rank; one id per bag. Only ratios between tables matter
-NO_CONSTRAINTS = ParameterConstraints()
 
 
 def manual_plan(
@@ -44,14 +42,13 @@ def manual_plan(
         placements, used = _place(tables, places, topology, by_bytes)
         if all(taken <= limit for taken, limit in zip(used, topology.memory_bytes, strict=True)):
             ordered = {table.name: placements[table.name] for table in tables}
-            return ShardingPlan(
-                world_size=topology.world_size, tables=ordered, hosts=topology.hosts
-            )
+            world = topology.world_size
+            return ShardingPlan(world_size=world, tables=ordered, hosts=topology.hosts)
     rank = max(range(topology.world_size), key=lambda r: used[r] - topology.memory_bytes[r])
     raise PlanError(
         f"weights by {kind} take {format_bytes(used[rank])} on rank {rank}, which has "
-        f"{format_bytes(topology.memory_bytes[rank])}. "
-        f"Use another kind, fp16 tables or more ranks, or let EmbeddingShardingPlanner choose."
+        f"{format_bytes(topology.memory_bytes[rank])}. Use another kind, fp16 tables or more "
+        "ranks, or let EmbeddingShardingPlanner choose."
     )
 
 
@@ -63,8 +60,8 @@ def _places(
     if not candidates:
         sizes = [len(host) for host in topology.hosts]
         raise PlanError(
-            f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} "
-            "ranks; use row_wise or column_wise."
+            f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} ranks; use "
+            "row_wise or column_wise."
         )
     work = table_work(table, NO_CONSTRAINTS, BATCH_SIZE, topology.world_size, topology.device)
     widest: dict[int, Option] = {}
@@ -84,22 +81,18 @@ def _place(
     """Greedy by work or by bytes: the placements, and bytes of weights per rank."""
     load, used = [0.0] * topology.world_size, [0] * topology.world_size
     placements: dict[str, TablePlacement] = {}
-    sizes = [_weight_bytes(table) for table in tables]
-    amounts = [
-        (0.0 if by_bytes else min(option.work_s for option, _ in each), size)
-        for each, size in zip(places, sizes, strict=True)
-    ]
+    amounts = []
+    for table, options in zip(tables, places, strict=True):
+        least_work = min(option.work_s for option, _ in options)
+        amounts.append((0.0 if by_bytes else least_work, weight_bytes(table)))
     for index in sorted(range(len(tables)), key=lambda i: amounts[i], reverse=True):
         table = tables[index]
         option, site = min(
             places[index],
             key=lambda place: (sum(load[rank] for rank in place[1]) / len(place[1]), place[1]),
         )
-        ranks = tuple(
-            sorted(
-                sorted(site, key=lambda rank: (load[rank], used[rank], rank))[: option.num_ranks]
-            )
-        )
+        idlest = sorted(site, key=lambda rank: (load[rank], used[rank], rank))
+        ranks = tuple(sorted(idlest[: option.num_ranks]))
         layout = option.candidates[0].place(ranks)
         placements[table.name] = TablePlacement(layout)
         for shard in layout.shards(table.name):
@@ -108,7 +101,3 @@ def _place(
             near = len(topology.hosts[topology.host_of[rank]])
             load[rank] = used[rank] if by_bytes else load[rank] + option.seconds[near][position]
     return placements, used
-
-
-def _weight_bytes(table: BaseEmbeddingConfig) -> int:
-    return table.num_embeddings * table.embedding_dim * table.data_type.num_bytes

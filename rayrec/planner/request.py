@@ -1,4 +1,5 @@
-"""What is asked of the planner, as one value: it can be changed, asked again, and told in an error.
+"""What is asked of the planner, as one value: it can be changed and asked again.
+
 Standard library only.
 """
 
@@ -12,7 +13,12 @@ from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
 from rayrec.layout.topology import Topology
-from rayrec.planner.constraints import ParameterConstraints, check_constraints, check_kinds
+from rayrec.planner.constraints import (
+    NO_CONSTRAINTS,
+    ParameterConstraints,
+    check_constraints,
+    check_kinds,
+)
 from rayrec.planner.costs import CostModel
 from rayrec.planner.items import make_items, table_works
 from rayrec.planner.options import Item
@@ -53,6 +59,10 @@ class PlanRequest(ExchangeOptions):
         check_kinds(self.kinds)
         super().__post_init__()
         check_tables(self.tables)
+
+    def limits(self, index: int) -> ParameterConstraints:
+        """The constraints of one table by its index."""
+        return self.constraints.get(self.tables[index].name, NO_CONSTRAINTS)
 
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""

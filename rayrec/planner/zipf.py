@@ -22,10 +22,8 @@ HALVINGS = 40
 
 @lru_cache(maxsize=4096)
 def _ranks(rows: int) -> tuple[tuple[float, float], ...]:
-    """(ln rank, number of rows that it stands for) of terms whose sum is that over the ranks 1 ..
-    rows.
-    """
-    found = [(math.log(rank), 1.0) for rank in range(1, min(rows, HEAD) + 1)]
+    """(ln rank, number of rows that it stands for) of the terms of a sum over all rows."""
+    terms = [(math.log(rank), 1.0) for rank in range(1, min(rows, HEAD) + 1)]
     if rows > HEAD:
         low, high = math.log(HEAD + 0.5), math.log(rows + 0.5)
         count = math.ceil((high - low) / SPACING)
@@ -33,8 +31,9 @@ def _ranks(rows: int) -> tuple[tuple[float, float], ...]:
         for i in range(count):
             for node, weight in NODES:
                 at = low + width * (i + 0.5 + node / 2)
-                found.append((at, weight * width * math.exp(at)))
-    return tuple(found)
+                # a step d ln(rank) holds rank * d ln(rank) rows
+                terms.append((at, weight * width * math.exp(at)))
+    return tuple(terms)
 
 
 @lru_cache(maxsize=4096)
@@ -63,11 +62,12 @@ def distinct_rows(rows: int, ids: float, skew: float = 0.0, first: int | None = 
 
 
 def fit_skew(rows: int, ids: float, seen: float) -> float:
-    """The exponent for which so many ids are expected to be of so many different rows; 0 where
-    uniform ids would repeat as often.
+    """The exponent for which `ids` of a sample are expected to be of `seen` different rows.
+
+    It is 0 where uniform ids would repeat as often.
 
     Args:
-        rows: of the table. ids: of a sample. seen: different ones among them.
+        rows: of the table.
     """
     low, high = 0.0, STEEPEST
     if seen >= distinct_rows(rows, ids):

@@ -1,5 +1,4 @@
-"""A plan as one self-contained HTML page: time by part and memory by rank, and the rank x table
-map.
+"""A plan as one self-contained HTML page: time and memory by rank, and the rank x table map.
 
 No script, font or image from elsewhere; drawings are inline SVG, and the only script filters the
 table list. Neighbouring ranks with equal pieces are one rectangle, so that a thousand tables on a
@@ -51,7 +50,8 @@ def render_page(plan: ShardingPlan, title: str = "plan") -> str:
     body += [_map(plan), _tables(plan), f"<script>{SCRIPT}</script>"]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">',
         head,
         "</head><body>",
         *body,
@@ -69,64 +69,53 @@ def _facts(plan: ShardingPlan) -> str:
     e = plan.estimates
     if e is not None:
         fullest = max(range(plan.world_size), key=lambda r: e.ranks[r].memory_bytes)
+        taken = format_bytes(e.ranks[fullest].memory_bytes)
         facts += [
             ("predicted step", f"{format_ms(e.step_s)} ms"),
             ("slowest / mean rank", f"{e.step_s / e.mean_s if e.mean_s else 1.0:.2f}x"),
-            (
-                "fullest rank",
-                f"{format_bytes(e.ranks[fullest].memory_bytes)} of {format_bytes(e.topology.memory_bytes[fullest])}",
-            ),
+            ("fullest rank", f"{taken} of {format_bytes(e.topology.memory_bytes[fullest])}"),
             ("rows per rank", f"{e.batch_size}"),
             ("optimizer", e.sparse_optimizer),
         ]
-    return (
-        '<div class="facts">'
-        + "".join(f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in facts)
-        + "</div>"
-    )
+    cells = [f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in facts]
+    return f'<div class="facts">{"".join(cells)}</div>'
 
 
 def _time(plan: ShardingPlan) -> str:
     assert plan.estimates is not None
-    ranks = plan.estimates.ranks
-    columns = [[getattr(rank, name) * 1e3 for _, name in TIME_PARTS] for rank in ranks]
-    labels = [f"rank {i}: {format_ms(rank.total_s)} ms" for i, rank in enumerate(ranks)]
-    chart = _stacks(
-        columns, labels, [name for name, _ in TIME_PARTS], lambda value: f"{value:.3g} ms"
-    )
-    return f"<section><h2>Predicted time by rank</h2>{_legend([name for name, _ in TIME_PARTS])}{chart}</section>"
+    names = [name for name, _ in TIME_PARTS]
+    columns, labels = [], []
+    for i, rank in enumerate(plan.estimates.ranks):
+        columns.append([getattr(rank, field) * 1e3 for _, field in TIME_PARTS])
+        labels.append(f"rank {i}: {format_ms(rank.total_s)} ms")
+    chart = _stacks(columns, labels, names, lambda value: f"{value:.3g} ms")
+    return f"<section><h2>Predicted time by rank</h2>{_legend(names)}{chart}</section>"
 
 
 def _memory(plan: ShardingPlan) -> str:
     assert plan.estimates is not None
     e = plan.estimates
-    columns = [[float(getattr(rank, name)) for _, name in MEMORY_PARTS] for rank in e.ranks]
-    pairs = zip(e.ranks, e.topology.memory_bytes, strict=True)
-    labels = [
-        f"rank {i}: {format_bytes(rank.memory_bytes)} of {format_bytes(limit)}"
-        for i, (rank, limit) in enumerate(pairs)
-    ]
+    limits = e.topology.memory_bytes
     names = [name for name, _ in MEMORY_PARTS]
-    chart = _stacks(
-        columns,
-        labels,
-        names,
-        format_bytes,
-        limits=[float(limit) for limit in e.topology.memory_bytes],
-    )
-    low, high = min(e.topology.memory_bytes), max(e.topology.memory_bytes)
+    columns, labels = [], []
+    for i, rank in enumerate(e.ranks):
+        columns.append([float(getattr(rank, field)) for _, field in MEMORY_PARTS])
+        labels.append(f"rank {i}: {format_bytes(rank.memory_bytes)} of {format_bytes(limits[i])}")
+    chart = _stacks(columns, labels, names, format_bytes, limits)
+    low, high = min(limits), max(limits)
     shown = high <= FAR * max(rank.memory_bytes for rank in e.ranks)
     limit = f"{format_bytes(low)} to {format_bytes(high)}" if low < high else format_bytes(high)
     text = f"Limit: {limit} a rank{'.' if shown else ', far above the scale.'}"
-    return f"<section><h2>Memory by rank</h2><p>{text}</p>{_legend([*names, 'limit'] if shown else names)}{chart}</section>"
+    legend = _legend([*names, "limit"] if shown else names)
+    return f"<section><h2>Memory by rank</h2><p>{text}</p>{legend}{chart}</section>"
 
 
 def _legend(names: Sequence[str]) -> str:
-    keys = (
-        f'<span><i class="{"limit" if name == "limit" else f"p{i}"}"></i>{name}</span>'
-        for i, name in enumerate(names)
-    )
-    return '<div class="legend">' + "".join(keys) + "</div>"
+    keys = []
+    for i, name in enumerate(names):
+        style = "limit" if name == "limit" else f"p{i}"
+        keys.append(f'<span><i class="{style}"></i>{name}</span>')
+    return f'<div class="legend">{"".join(keys)}</div>'
 
 
 def _stacks(
@@ -146,37 +135,33 @@ def _stacks(
     for fraction in (0.0, 0.5, 1.0):
         y = CHART_HEIGHT * (1 - fraction)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        out.append(
-            f'<text x="{LEFT - 6}" y="{y + (10 if fraction == 1 else 0):.1f}" text-anchor="end">{show(top * fraction)}</text>'
-        )
+        below = y + (10 if fraction == 1 else 0)  # the topmost would be cut off above its line
+        out.append(_text(f"{LEFT - 6}", f"{below:.1f}", "end", show(top * fraction)))
     every = max(1, -(-len(columns) // 32))
     for rank, column in enumerate(columns):
         x, base = LEFT + rank * step, float(CHART_HEIGHT)
-        lines = "\n".join(
-            [
-                labels[rank],
-                *(f"{name}: {show(value)}" for name, value in zip(names, column, strict=True)),
-            ]
-        )
-        out.append(f"<g><title>{escape(lines)}</title>")
+        parts = [f"{name}: {show(value)}" for name, value in zip(names, column, strict=True)]
+        title = "\n".join([labels[rank], *parts])
+        out.append(f"<g><title>{escape(title)}</title>")
         for part, value in enumerate(column):
             height = value / top * CHART_HEIGHT
             base -= height
             if height > 0.05:
-                out.append(
-                    f'<rect class="p{part}" x="{x:.2f}" y="{base:.2f}" width="{step - gap:.2f}" height="{height:.2f}"/>'
-                )
+                place = f'x="{x:.2f}" y="{base:.2f}" width="{step - gap:.2f}"'
+                out.append(f'<rect class="p{part}" {place} height="{height:.2f}"/>')
         if limits and limits[rank] in near:
             y = CHART_HEIGHT * (1 - limits[rank] / top)
-            out.append(
-                f'<line class="limit" x1="{x:.2f}" x2="{x + step - gap:.2f}" y1="{y:.2f}" y2="{y:.2f}"/>'
-            )
+            place = f'x1="{x:.2f}" x2="{x + step - gap:.2f}" y1="{y:.2f}" y2="{y:.2f}"'
+            out.append(f'<line class="limit" {place}/>')
         out.append("</g>")
         if rank % every == 0:
-            out.append(
-                f'<text x="{x + (step - gap) / 2:.1f}" y="{CHART_HEIGHT + 15}" text-anchor="middle">{rank}</text>'
-            )
+            middle = f"{x + (step - gap) / 2:.1f}"
+            out.append(_text(middle, f"{CHART_HEIGHT + 15}", "middle", f"{rank}"))
     return "".join([*out, "</svg>"])
+
+
+def _text(x: str, y: str, anchor: str, text: str) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
 
 
 @dataclass(slots=True)
@@ -207,11 +192,9 @@ def _runs(plan: ShardingPlan, name: str) -> list[_Run]:
 def _order(plan: ShardingPlan) -> list[str]:
     """Tables by predicted work, the most first; in plan order where there is no prediction."""
     e = plan.estimates
-    return (
-        list(plan.tables)
-        if e is None
-        else sorted(plan.tables, key=lambda name: -e.tables[name].work_s)
-    )
+    if e is None:
+        return list(plan.tables)
+    return sorted(plan.tables, key=lambda name: -e.tables[name].work_s)
 
 
 def _map(plan: ShardingPlan) -> str:
@@ -223,71 +206,60 @@ def _map(plan: ShardingPlan) -> str:
     every = max(1, -(-plan.world_size // int(max(1, cell * plan.world_size // 26))))
     head = [f'<svg width="{width:.0f}" height="18" class="axis">']
     for rank in range(0, plan.world_size, every):
-        head.append(
-            f'<text x="{NAMES + cell * (rank + 0.5):.1f}" y="13" text-anchor="middle">{rank}</text>'
-        )
+        head.append(_text(f"{NAMES + cell * (rank + 0.5):.1f}", "13", "middle", f"{rank}"))
     out = [f'<svg width="{width:.0f}" height="{height}" class="map">']
     for host in plan.hosts:
-        out.append(
-            f'<line class="grid" x1="{NAMES + cell * host[0]:.1f}" x2="{NAMES + cell * host[0]:.1f}" y1="0" y2="{height}"/>'
-        )
+        x = f"{NAMES + cell * host[0]:.1f}"
+        out.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height}"/>')
     for row, name in enumerate(names):
-        kind, y = plan.kind(name), ROW * row
-        shown = name if len(name) <= 32 else name[:30] + ".."
-        out.append(
-            f'<g><text x="{NAMES - 8}" y="{y + 11}" text-anchor="end">{escape(shown)}</text>'
-        )
-        for run in _runs(plan, name):
-            ranks = (
-                f"rank {run.first}" if run.first == run.last else f"ranks {run.first} to {run.last}"
-            )
-            title = f"{name}: {kind}, {ranks}: {run.share:.1%} of it{' each' if run.first != run.last else ''}"
-            inner = max(cell * (run.last - run.first + 1) - (1.5 if cell > 6 else 0.5), 1.0)
-            at = f'x="{NAMES + cell * run.first + 0.75:.2f}" y="{y + 1.5}" width="{inner:.2f}" height="{ROW - 3}"'
-            out.append(f'<rect class="k-{kind}" {at}><title>{escape(title)}</title></rect>')
-        out.append("</g>")
+        out += _map_row(plan, name, ROW * row, cell)
     drawing = "".join([*head, "</svg>"]) + "".join([*out, "</svg>"])
     order = "most work first" if plan.estimates is not None else "in the plan's order"
     return (
-        f"<section><h2>Tables on ranks</h2><p>A row per table, {order}; a column per rank; lines part hosts.</p>"
-        f'<div class="legend">{legend}</div><div class="scroll">{drawing}</div></section>'
+        f"<section><h2>Tables on ranks</h2><p>A row per table, {order}; a column per rank; "
+        f'lines part hosts.</p><div class="legend">{legend}</div>'
+        f'<div class="scroll">{drawing}</div></section>'
     )
+
+
+def _map_row(plan: ShardingPlan, name: str, y: int, cell: float) -> list[str]:
+    kind = plan.kind(name)
+    shown = name if len(name) <= 32 else name[:30] + ".."
+    out = [f"<g>{_text(f'{NAMES - 8}', f'{y + 11}', 'end', escape(shown))}"]
+    for run in _runs(plan, name):
+        ranks, each = f"ranks {run.first} to {run.last}", " each"
+        if run.first == run.last:
+            ranks, each = f"rank {run.first}", ""
+        title = f"{name}: {kind}, {ranks}: {run.share:.1%} of it{each}"
+        inner = max(cell * (run.last - run.first + 1) - (1.5 if cell > 6 else 0.5), 1.0)
+        place = f'x="{NAMES + cell * run.first + 0.75:.2f}" y="{y + 1.5}" width="{inner:.2f}"'
+        bar = f'<rect class="k-{kind}" {place} height="{ROW - 3}">'
+        out.append(f"{bar}<title>{escape(title)}</title></rect>")
+    return [*out, "</g>"]
 
 
 def _tables(plan: ShardingPlan) -> str:
     e = plan.estimates
-    heads = ["table", "kind", "rows", "columns", "ranks", "storage"] + (
-        ["weights", "work ms", "why", "next kind", "its work"] if e else []
-    )
+    heads = ["table", "kind", "rows", "columns", "ranks", "storage"]
+    heads += ["weights", "work ms", "why", "next kind", "its work"] if e else []
     rows = []
     for name in _order(plan):
         layout = plan.tables[name].layout
         ranks = "all" if isinstance(layout, Replicated) else format_ranks(layout.ranks)
-        cells = [
-            name,
-            plan.kind(name),
-            format_count(layout.shape[0]),
-            str(layout.shape[1]),
-            ranks,
-            plan.tables[name].storage.label,
-        ]
+        shape = [format_count(layout.shape[0]), str(layout.shape[1])]
+        cells = [name, plan.kind(name), *shape, ranks, plan.tables[name].storage.label]
         if e is not None:
             t = e.tables[name]
-            ratio = (
-                f"{t.runner_up_work_s / t.work_s:.2f}x"
-                if t.runner_up_work_s is not None and t.work_s
-                else "-"
-            )
-            cells += [
-                format_bytes(t.weight_bytes),
-                format_ms(t.work_s),
-                t.why,
-                t.runner_up or "-",
-                ratio,
-            ]
+            ratio = "-"
+            if t.runner_up_work_s is not None and t.work_s:
+                ratio = f"{t.runner_up_work_s / t.work_s:.2f}x"
+            cells += [format_bytes(t.weight_bytes), format_ms(t.work_s)]
+            cells += [t.why, t.runner_up or "-", ratio]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     header = "".join(f"<th>{head}</th>" for head in heads)
     return (
-        '<section><h2>Tables</h2><input id="filter" placeholder="filter, for example row_wise" aria-label="filter tables">'
-        f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
+        '<section><h2>Tables</h2><input id="filter" placeholder="filter, for example row_wise" '
+        'aria-label="filter tables"><div class="scroll"><table>'
+        f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody>"
+        "</table></div></section>"
     )
