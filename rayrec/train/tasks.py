@@ -12,13 +12,13 @@ import torch
 
 from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
-from rayrec.distributed.calibrate import calibrate
 from rayrec.layout import Topology
 from rayrec.observe.times import RankTimes
+from rayrec.report.profile_page import Profile
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
+from rayrec.train.measure import measure_topology
 from rayrec.train.predictions import PredictionConfig
-from rayrec.train.profile_page import Profile
 from rayrec.train.seat import RankContext
 
 
@@ -151,7 +151,7 @@ class CalibrateTask:
         exchange: Exchange = (
             exchange_for(None, device) if self.topology.world_size > 1 else LocalExchange()
         )
-        return calibrate(exchange, self.topology, device, context.note)
+        return measure_topology(exchange, self.topology, device, context.note)
 
 
 def plain_scores(scores: object) -> dict[str, float]:

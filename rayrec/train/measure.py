@@ -1,8 +1,7 @@
-"""Measure this cluster: every rank runs a few real sharded steps and exchanges, and the cost
-model's constants are fitted to them.
+"""Measures the ranks of a cluster, and fits the cost model's constants to what was measured.
 
-    topology = calibrate(exchange, topology, device)        # the same call on every rank; the same
-    answer on every rank
+Every rank runs some real sharded steps and exchanges. All ranks make the same call and get the same
+answer: `topology = measure_topology(exchange, topology, device)`.
 
 The steps are random: tables of all sizes and widths, some or many ids per bag, every sharding kind,
 so that no two constants always occur together. Waiting for other ranks is taken out by the step's
@@ -33,8 +32,8 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import ParameterConstraints
-from rayrec.planner.calibrate import Links, Sample, fit
 from rayrec.planner.costs import CostModel, StepAmounts
+from rayrec.planner.fit_rates import Links, Sample, fit_topology
 from rayrec.planner.items import table_works
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -171,7 +170,7 @@ def measure_step(
     ], engine.shares_tables
 
 
-def calibrate(
+def measure_topology(
     exchange: Exchange,
     topology: Topology,
     device: torch.device | str = "cpu",
@@ -207,7 +206,7 @@ def calibrate(
             Sample(a, tuple(values[:-1]), values[-1])
             for a, values in zip(amounts, everyone, strict=True)
         ]
-    return fit(topology, links, samples)
+    return fit_topology(topology, links, samples)
 
 
 def _share(exchange: Exchange, values: Sequence[float], device: torch.device) -> list[list[float]]:
