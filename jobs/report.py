@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayrec.report.profile_page import Profile
 from rayrec.storage import write_whole
-from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:

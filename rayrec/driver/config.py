@@ -15,6 +15,7 @@ from rayrec.checks import absolute_path, lasting_path, positive, seconds, seed_n
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
+from rayrec.report.profile_page import Profile
 from rayrec.train.config import (
     DEFAULT_DENSE,
     DEFAULT_SPARSE,
@@ -23,7 +24,6 @@ from rayrec.train.config import (
     ProfileConfig,
     check_names,
 )
-from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone, ProgressReport
 
 PLACEMENT_TIMEOUT_S = 120.0

@@ -21,6 +21,7 @@ from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.placement import placed
 from rayrec.driver.policies import Observation, judge
+from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import started
 from rayrec.driver.run_log import RunLog
@@ -28,7 +29,6 @@ from rayrec.driver.signals import Signals, hold_signals
 from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.errors import TrainingFailed
 from rayrec.train.progress import Event, Milestone
-from rayrec.train.seat import RankTask
 
 POLL_S = 0.2  # between two looks at the ranks
 ANSWER_S = 0.5  # after which a rank without news says so
@@ -59,8 +59,7 @@ class Controller:
 
     Args:
         scaling: how many ranks, and what each gets.
-        prepare: makes the task, once the ranks' places are known and while they import torch; None
-            ends the run there.
+        prepare: says what to do, once the ranks' places are known and while they import torch.
         on_event: gets every report and line of the ranks and of the controller.
         timeout_s: bound on every collective.
         setup_timeout_s: bound on the start of the ranks.
@@ -76,7 +75,7 @@ class Controller:
     def __init__(
         self,
         scaling: ScalingConfig,
-        prepare: Callable[[RankGroup], RankTask | None],
+        prepare: Callable[[RankGroup], Prepared],
         on_event: Callable[[Event], None] = lambda event: None,
         *,
         timeout_s: float = 300.0,
@@ -91,14 +90,11 @@ class Controller:
         self.log = log or RunLog(None)
         self._on_poll, self._obeys_stop = on_poll, obeys_stop
         self._signals = Signals()
-        self._watch = StallWatch(self._on_stall, self.log, self._rank_stacks, stall_s)
+        self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
         self._progress: object = None
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
-        self._timeout_s, self._setup_timeout_s, self._stop_timeout_s = (
-            timeout_s,
-            setup_timeout_s,
-            stop_timeout_s,
-        )
+        self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
+        self._stop_timeout_s = stop_timeout_s
         self._stack = ExitStack()
         self._stop = threading.Event()
         self._stop_asked_at: float | None = None
@@ -107,6 +103,7 @@ class Controller:
         self._shown = 0
         self._cluster: Cluster | None = None
         self._group: RankGroup | None = None
+        self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
         self._error: Exception | None = None
 
@@ -114,16 +111,14 @@ class Controller:
         """Ask the ranks to stop at their next agreed point; from any thread or signal handler."""
         self._stop.set()
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> Ran:
         """Go through all states.
 
-        Returns:
-            the task's result of every rank, in rank order; empty when `prepare` gave no task.
         Raises:
             RayrecError: a user's mistake, found while preparing or by a rank.
             TrainingFailed: names the first rank that failed.
             RunInterrupted: a signal came before the ranks had begun. Later ones stop the ranks,
-                which then return what they have; see `signal_number`.
+                which then return what they have.
         """
         actions: dict[State, Callable[[], State]] = {
             State.INITIALIZING: self._initialize,
@@ -145,12 +140,7 @@ class Controller:
             self._stack.close()  # a no-op unless the loop was left by an interrupt
         if self._error is not None:
             raise self._error
-        return self._results
-
-    @property
-    def signal_number(self) -> int | None:
-        """The signal that ended the run early, or None."""
-        return self._signals.number
+        return Ran(self._prepared, self._results, self._signals.number)
 
     def _initialize(self) -> State:
         self._signals = self._stack.enter_context(hold_signals())
@@ -174,7 +164,8 @@ class Controller:
         self._on_event(Milestone("actors"))
         check()
         self._watch.at("planning")
-        task = self._prepare(self._group)
+        self._prepared = self._prepare(self._group)
+        task = self._prepared.task
         if task is None:
             return State.SHUTTING_DOWN
         check()
@@ -231,9 +222,6 @@ class Controller:
             where = "; ".join(f"rank {', '.join(who)} is {what}" for what, who in doing.items())
         step = max((poll.step for poll in polls if poll is not None), default=0)
         self._watch.at(f"{where}, after step {step}" if step else where)
-
-    def _on_stall(self, line: str) -> None:
-        self._on_event(line)
 
     def _rank_stacks(self) -> str:
         return self._group.stacks(STACKS_S) if self._group is not None else "-- no ranks yet"

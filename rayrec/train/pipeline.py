@@ -1,7 +1,6 @@
-"""Pipelines: `progress(iterator)` does one step while later batches are read, copied to the device
-and, when sharded, exchanged.
+"""Pipelines: a step is done while later batches are read, copied and, when sharded, exchanged.
 
-Names and use are TorchRec's: build a pipeline once, call `progress` until StopIteration.
+Names and use are TorchRec's: build a pipeline once, call `progress(iterator)` until StopIteration.
 `TrainPipelineBase` reads and copies ahead; `TrainPipelineSparseDist` also starts the input exchange
 of the next batch's ids, over connections of its own, before the current batch is computed. Where
 ids go does not depend on weights, so every result equals that of the plain loop over `train_step`,
@@ -28,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
 from rayrec.observe.timer import StepTimer, span
-from rayrec.train.ahead import Prefetcher, Reader
+from rayrec.train.ahead import AheadBatch, Prefetcher, Reader
+from rayrec.train.step import loss_weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +42,15 @@ class PipelineOptions:
             optimizers with state it is `accumulate` smaller ones. Dense gradients cross the wire
             once per dense update. When the data ends within a group, the dense update is done with
             what there is.
+        read_ahead: batches that the reading thread holds beyond those on the device. One suffices
+            where each batch takes about as long to read; more even out a reader that decodes the
+            rows of several batches at once.
         autocast: dtype of the dense layers' matrix products, such as torch.bfloat16; None computes
             in the parameters' own. Tables, their exchange and their updates stay in float32.
     """
 
     accumulate: int = 1
+    read_ahead: int = 1
     autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +58,8 @@ class PipelineOptions:
             raise ConfigError(
                 f"accumulate={self.accumulate}; a dense update needs at least one micro-batch."
             )
+        if self.read_ahead < 1:
+            raise ConfigError(f"read_ahead={self.read_ahead}; the thread reads at least one batch.")
         if self.autocast not in (None, torch.bfloat16):
             raise ConfigError(
                 f"autocast={self.autocast}; use torch.bfloat16 or None. float16 "
@@ -84,6 +90,7 @@ class _Pipeline(ABC):
         device: torch.device | str,
         prefetch: bool,
         autocast: torch.dtype | None = None,
+        read_ahead: int = 1,
     ) -> None:
         self.model, self.device = model, torch.device(device)
         self._autocast = autocast
@@ -93,7 +100,8 @@ class _Pipeline(ABC):
         )
         on_gpu = self.device.type == "cuda"
         # on a GPU a batch is copied before it is exchanged
-        self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)
+        depth = 3 if on_gpu and prefetch else 2
+        self._reader = Reader(self.device, depth, read_ahead)
 
     @property
     def data_wait_s(self) -> float:
@@ -120,9 +128,10 @@ class _Pipeline(ABC):
             self._reader.fill(dataloader_iter, self._timer)
         if not self._reader.ready:
             raise StopIteration
-        batch = self._reader.ready.popleft().wait()
+        current = self._reader.ready.popleft()
+        current.wait()
         self._start_next()
-        return self._step(batch, last=not self._reader.ready)
+        return self._step(current, last=not self._reader.ready)
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[PipelineStep]:
         """Steps until the batches are used up; when the caller stops earlier, batches read ahead
@@ -160,17 +169,17 @@ class _Pipeline(ABC):
     def _start_next(self) -> None:
         if self._prefetcher is not None and self._reader.ready:
             with span(self._timer, "input"):
-                self._prefetcher.start(self._reader.ready[0].wait())
+                self._prefetcher.start(self._reader.ready[0])
 
-    def _forward(self, batch: Any) -> tuple[Tensor, Any]:
-        watching: AbstractContextManager[None] = (
-            self._prefetcher.watching(batch) if self._prefetcher is not None else nullcontext()
-        )
+    def _forward(self, current: AheadBatch) -> tuple[Tensor, Any]:
+        watching: AbstractContextManager[None] = nullcontext()
+        if self._prefetcher is not None:
+            watching = self._prefetcher.watching(current)
         autocast = torch.autocast(
             self.device.type, dtype=self._autocast, enabled=self._autocast is not None
         )
         with span(self._timer, "dense"), watching, autocast:
-            result = self.model(batch)
+            result = self.model(current.batch)
         # for the first batch only now: its forward has taught the model who reads which ids
         self._start_next()
         try:
@@ -183,7 +192,7 @@ class _Pipeline(ABC):
         return loss, output
 
     @abstractmethod
-    def _step(self, batch: Any, last: bool) -> PipelineStep: ...
+    def _step(self, current: AheadBatch, last: bool) -> PipelineStep: ...
 
 
 class TrainPipelineBase(_Pipeline):
@@ -216,35 +225,30 @@ class TrainPipelineBase(_Pipeline):
         _prefetch: bool = False,
     ) -> None:
         self.options = options or PipelineOptions()
-        super().__init__(model, device, _prefetch, self.options.autocast)
+        super().__init__(model, device, _prefetch, self.options.autocast, self.options.read_ahead)
         self.optimizer = optimizer
         self.world_size = world_size or (dist.get_world_size() if dist.is_initialized() else 1)
         self._micro = 0  # micro-batches done of the current group
 
-    def _step(self, batch: Any, last: bool) -> PipelineStep:
+    def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
         if self._micro == 0 and self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         update = last or self._micro + 1 == self.options.accumulate
         with nullcontext() if update else _no_sync(self.model):
-            loss, output = self._forward(batch)
+            loss, output = self._forward(current)
             with span(self._timer, "backward"):
-                (loss * (self._weight(batch) / self.options.accumulate)).sum().backward()
+                weight = loss_weight(current.batch, self.world_size) / self.options.accumulate
+                (loss * weight).sum().backward()
         if update and self.optimizer is not None:
             with span(self._timer, "optimizer"):
                 self.optimizer.step()
         self._micro = 0 if update else self._micro + 1
-        return PipelineStep(batch, loss.detach(), output)
+        return PipelineStep(current.batch, loss.detach(), output)
 
     def reset(self) -> None:
         """As `_Pipeline.reset`; gradients of an unfinished group are dropped with the next step."""
         super().reset()
         self._micro = 0
-
-    def _weight(self, batch: Any) -> float:
-        rows, global_rows = getattr(batch, "rows", None), getattr(batch, "global_rows", None)
-        if rows is None or global_rows is None:
-            return 1.0
-        return rows * self.world_size / max(1, global_rows)
 
 
 class TrainPipelineSparseDist(TrainPipelineBase):
@@ -292,8 +296,8 @@ class EvalPipeline(_Pipeline):
         super().__init__(model, device, _prefetch, autocast)
 
     @torch.no_grad()
-    def _step(self, batch: Any, last: bool) -> PipelineStep:
-        return PipelineStep(batch, *self._forward(batch))
+    def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
+        return PipelineStep(current.batch, *self._forward(current))
 
 
 class EvalPipelineSparseDist(EvalPipeline):

@@ -57,12 +57,8 @@ class Place:
     def __init__(
         self, spec: TrainSpec, rank: int, world_size: int, pin_memory: bool = False
     ) -> None:
-        self._spec, self._rank, self._world_size, self._pin_memory = (
-            spec,
-            rank,
-            world_size,
-            pin_memory,
-        )
+        self._spec, self._pin_memory = spec, pin_memory
+        self._rank, self._world_size = rank, world_size
         self.epoch, self.batch = 0, 0
         self._per_epoch = 1
 
@@ -88,8 +84,11 @@ class Place:
         spec, data = self._spec, self._spec.data
         assert data is not None
         loader: Callable[..., Iterator[Any]] = data.loader
-        if isinstance(data, FileDataset):  # the windows of training are scored as clicks
-            loader = partial(data.loader, pin_memory=self._pin_memory, binary_labels=True)
+        if isinstance(data, FileDataset):
+            # the windows of training are scored as clicks; the pipeline has the reading thread
+            loader = partial(
+                data.loader, pin_memory=self._pin_memory, binary_labels=True, threaded=False
+            )
         while True:
             yield from loader(
                 self._rank,

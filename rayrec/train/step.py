@@ -1,9 +1,9 @@
 """One training step: forward, scaled backward with the tables' update inside, dense update.
 
-The scale is the one subtle thing. The loss is a mean over the local rows n_r, DDP averages dense
-gradients over W ranks and the sharded tables divide their summed gradients by W. With loss * n_r *
-W / G, G rows in the global batch, both give the exact mean over the global batch, also when ranks
-hold different numbers of rows in the last batch, or none. No host sync happens here.
+The weight of the loss is the one subtle thing. The loss is a mean over the local rows n_r, DDP
+averages dense gradients over W ranks and the sharded tables divide their summed gradients by W. With
+loss * n_r * W / G, G rows in the global batch, both give the exact mean over the global batch, also
+when ranks hold different numbers of rows in the last batch, or none. No host sync happens here.
 """
 
 from __future__ import annotations
@@ -54,11 +54,22 @@ def train_step(
     with span(timer, "dense"):
         result = forward(model, batch)
     with span(timer, "backward"):
-        (result[0] * (batch.rows * world_size / max(1, batch.global_rows))).backward()
+        (result[0] * loss_weight(batch, world_size)).backward()
     if dense_optimizer is not None:
         with span(timer, "optimizer"):
             dense_optimizer.step()
     return summarize(result, batch.rows)
+
+
+def loss_weight(batch: Any, world_size: int) -> float:
+    """What a rank's mean loss is multiplied by, so that ranks together train on the global mean.
+
+    A batch without `rows` and `global_rows` counts as one of equal parts.
+    """
+    rows, global_rows = getattr(batch, "rows", None), getattr(batch, "global_rows", None)
+    if rows is None or global_rows is None:
+        return 1.0
+    return rows * world_size / max(1, global_rows)
 
 
 def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:

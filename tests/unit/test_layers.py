@@ -26,6 +26,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "command": 1,
     "_compat": 1,
     "layout": 1,
+    "observe.times": 1,
     "machine": 1,
     "arguments": 2,
     "storage": 2,
@@ -53,7 +54,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "jobs": 15,
 }
 # standard library only: plans are made and read without torch
-PURE = {"errors", "arguments", "checks", "command", "version", "layout", "planner"}
+PURE = {"errors", "arguments", "checks", "command", "version", "layout", "observe.times", "planner"}
 MAY_IMPORT_RAY = {"driver", "actors", "jobs"}
 MAY_IMPORT_ACTORS = {"driver", "actors"}
 EXEMPT = {"rayrec"}  # rayrec/__init__.py, whose lazy exports name every layer

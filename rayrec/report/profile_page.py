@@ -17,7 +17,6 @@ from typing import Any
 from rayrec.errors import ConfigError
 from rayrec.layout.units import fit, format_ms
 from rayrec.observe.times import STEP_PARTS, RankTimes
-from rayrec.train.config import ProfileConfig
 
 TEXT, DATA = "summary.txt", "profile.json"
 MAX_COLUMNS = 4  # more ranks are shown by the least, the mean and the most of them
@@ -179,19 +178,6 @@ def _line(
         + "".join(f"{form(value):>9}" for value in values)
         + f"  {what}".rstrip()
     )
-
-
-def ready_profile(profile: ProfileConfig | None, steps: int) -> ProfileConfig | None:
-    """Check that a run of so many steps can write the profile, before ranks are started for it.
-
-    Raises:
-        ConfigError: the path cannot be written to from here, or the run is too short.
-    """
-    if profile is None:
-        return None
-    profile.check_steps(steps)
-    check_folder(profile.path)
-    return profile
 
 
 def check_folder(path: str) -> None:
