@@ -1,4 +1,4 @@
-"""What Ray says of the actors, turned into values or into one line: answers of calls, and deaths."""
+"""What Ray says of the actors, as values or as one line: answers of calls, and deaths."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def answers(
     waiting, deadline = list(references.values()), time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
         check()
-        _, waiting = ray.wait(
-            waiting, num_returns=len(waiting), timeout=min(WAIT_TURN_S, timeout_s)
-        )
+        turn_s = min(WAIT_TURN_S, timeout_s)
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)
     values = []
     for rank, reference in references.items():
         where = addresses[rank].host if rank < len(addresses) else ""
@@ -75,10 +74,11 @@ def death_line(error: BaseException) -> str:
         return "its node's raylet does not answer: it was killed, or the node lost its connection"
     if "OutOfMemory" in type(error).__name__ or "memory monitor" in low or "low memory" in low:
         return "its process was killed because the node ran out of memory"
-    if any(
-        words in low
-        for words in ("worker unexpectedly exits", "exit_detail", "worker process has died")
-    ):
-        return "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or crashed in native code)"
+    silent = ("worker unexpectedly exits", "exit_detail", "worker process has died")
+    if any(words in low for words in silent):
+        return (
+            "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or "
+            "crashed in native code)"
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"its process died: {lines[-1] if lines else type(error).__name__}"

@@ -1,5 +1,4 @@
-"""The controller: a small state machine that carries one task from a connection to Ray to its
-result.
+"""The controller: a small state machine that carries one task to its result.
 
 INITIALIZING connects, SCHEDULING reserves room and starts the ranks while the task is prepared,
 RUNNING polls until the verdict is finish or fail, SHUTTING_DOWN ends all that was started, and
@@ -30,8 +29,10 @@ from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.errors import TrainingFailed
 from rayrec.train.progress import Event, Milestone
 
-POLL_S = 0.2  # between two looks at the ranks
-ANSWER_S = 0.5  # after which a rank without news says so
+# between two looks at the ranks
+POLL_S = 0.2
+# a rank without news says so after as long
+ANSWER_S = 0.5
 SILENT_S = 10.0
 STACKS_S = 5.0
 
@@ -137,7 +138,8 @@ class Controller:
                     self._error, self.state = error, State.SHUTTING_DOWN
         finally:
             self._watch.close()
-            self._stack.close()  # a no-op unless the loop was left by an interrupt
+            # does something only where an interrupt left the loop
+            self._stack.close()
         if self._error is not None:
             raise self._error
         return Ran(self._prepared, self._results, self._signals.number)
@@ -146,7 +148,8 @@ class Controller:
         self._signals = self._stack.enter_context(hold_signals())
         self._watch.at("connecting to Ray")
         self._cluster = self._stack.enter_context(connected())
-        self._signals.install()  # `ray.init` took SIGTERM
+        # `ray.init` took SIGTERM for itself
+        self._signals.install()
         self._signals.check()
         self._on_event(Milestone("connection to Ray"))
         return State.SCHEDULING
@@ -185,6 +188,7 @@ class Controller:
             self._on_event(event)
         self._shown = len(self._group.events)
         self._tell_silent(ranks)
+        # the cause may be heard of after its symptoms, so the verdict waits for it a moment
         if self._trouble_since is None and any(
             rank.death or (rank.poll and rank.poll.error) for rank in ranks
         ):
@@ -195,6 +199,7 @@ class Controller:
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
             return State.SHUTTING_DOWN
         if verdict.failure is not None:
+            # the other ranks would wait in a collective until its timeout
             self._group.abort()
             failure = verdict.failure
             error = failure.error(self._group.world_size)
@@ -239,8 +244,8 @@ class Controller:
             group.request_stop()
         elif time.monotonic() - self._stop_asked_at > self._stop_timeout_s:
             raise TrainingFailed(
-                "the ranks were asked to stop and did not in "
-                f"{self._stop_timeout_s:.0f} s; they were killed."
+                f"the ranks were asked to stop and did not in {self._stop_timeout_s:.0f} s; they "
+                "were killed."
             )
 
     def _tell_silent(self, ranks: tuple[Observation, ...]) -> None:

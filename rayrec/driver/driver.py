@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.planner import ParameterConstraints
+    from rayrec.train.predictions import PredictionConfig
     from rayrec.train.tasks import FitOutcome, Scorer
 
 
@@ -62,8 +63,9 @@ class Driver:
         ConfigError: the options contradict each other.
 
     Example:
-        driver = Driver(build_model, data, ScalingConfig(num_workers=2),
-        RunConfig(global_batch_size=4096, epochs=1)) print(driver.fit().metrics)
+        run = RunConfig(global_batch_size=4096, epochs=1)
+        driver = Driver(build_model, data, ScalingConfig(num_workers=2), run)
+        print(driver.fit().metrics)
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Driver:
     ) -> None:
         if not callable(model):
             raise ConfigError(
-                f"model is a {type(model).__name__}; pass a function that builds the "
-                "module on each rank."
+                f"model is a {type(model).__name__}; pass a function that builds the module on "
+                "each rank."
             )
         check_plan_word(plan)
         check_same_features(data, eval_data)
@@ -116,8 +118,9 @@ class Driver:
         return plan
 
     def calibrate(self) -> Topology:
-        """Measure the ranks that this driver gets, in seconds; later plans of this driver use what
-        was found.
+        """Measure the ranks that this driver gets; later plans of this driver use what was found.
+
+        It takes some ten seconds.
 
         Returns:
             the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan
@@ -171,7 +174,7 @@ class Driver:
 
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
-                display.plan(plan)
+                display.line(plan.report())
                 spec = train_spec(
                     run,
                     self._model,
@@ -215,35 +218,15 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import (
-            check_keys,
-            check_outside,
-            check_values,
-            local_files,
-            manifest_file,
-            train_spec,
-        )
+        from rayrec.driver.specs import check_values, local_files, manifest_file, train_spec
         from rayrec.driver.start import check_scored
-        from rayrec.train.predictions import PredictionConfig
 
         scored = data if data is not None else self._eval_data
         if scored is None:
             raise ConfigError(
                 "Driver.evaluate needs data: pass it, or make the driver with eval_data."
             )
-        wanted = None
-        if predictions is not None:
-            wanted = PredictionConfig(
-                path=lasting_path("predictions", predictions), keys=tuple(keys)
-            )
-            check_keys(scored, keys)
-            check_outside(scored, wanted.path)
-            probe_output("predictions", wanted.path)
-        elif keys:
-            raise ConfigError(
-                f"keys={list(keys)} are columns of predictions; give predictions, "
-                "too, or leave keys out."
-            )
+        wanted = _checked_predictions(predictions, keys, scored)
         check_values(scored)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
@@ -267,9 +250,7 @@ class Driver:
         return metrics
 
     def request_stop(self) -> None:
-        """End a running `fit` early, after a last checkpoint; from another thread or a signal
-        handler.
-        """
+        """End a running `fit` early, after a last checkpoint; any thread may call it."""
         self._stop.set()
         if self._controller is not None:
             self._controller.request_stop()
@@ -316,6 +297,27 @@ class Driver:
         finally:
             self._controller = None
             display.close()
+
+
+def _checked_predictions(
+    path: str | None, keys: Sequence[str], scored: Dataset
+) -> PredictionConfig | None:
+    """Where the predictions of an evaluation go, checked before ranks start; None without any."""
+    from rayrec.driver.specs import check_keys, check_outside
+    from rayrec.train.predictions import PredictionConfig
+
+    if path is None:
+        if keys:
+            raise ConfigError(
+                f"keys={list(keys)} are columns of predictions; give predictions, too, or leave "
+                "keys out."
+            )
+        return None
+    config = PredictionConfig(path=lasting_path("predictions", path), keys=tuple(keys))
+    check_keys(scored, keys)
+    check_outside(scored, config.path)
+    probe_output("predictions", config.path)
+    return config
 
 
 def _result(ran: Ran, display: Display) -> Result:

@@ -19,7 +19,8 @@ from rayrec.storage import one_line
 from rayrec.train.progress import Event, Milestone, ProgressLog
 from rayrec.train.seat import RankContext, Seat
 
-GPU_SHARE = 0.8  # of a GPU's free memory, that tables and buffers may take
+# share of a GPU's free memory that tables and buffers may take
+GPU_SHARE = 0.8
 
 
 def local_topology(scaling: ScalingConfig) -> Topology:

@@ -60,7 +60,8 @@ class Profiler:
         rank: int,
         gather: Callable[[Any], list[Any]],
     ) -> None:
-        self._model, self._folder, self._rank, self._gather = model, folder, rank, gather
+        self._model, self._folder = model, folder
+        self._rank, self._gather = rank, gather
         self._first_step, self._steps = first_step, steps
         self.due: int | None = first_step - 1
         self.times: StepTimes | None = None
@@ -112,12 +113,14 @@ class Profiler:
         threads = _ExperimentalConfig(profile_all_threads=True)
         self._mean = timed.mean()
         self._model.timer = StepTimer(tracing=True)
-        self.times = StepTimes(None)  # traced steps are slow, and count nowhere
+        # traced steps are slow, and count nowhere
+        self.times = StepTimes(None)
         trace = profile(activities=activities, acc_events=True, experimental_config=threads)
         self._trace = self._undo.enter_context(trace)
         self.due = step + self._steps
 
     def _finish(self, trace: profile) -> None:
+        # the trace ends here, before the ranks exchange what they saw
         self.close()
         operators = self._largest(trace) if self._rank == 0 else ()
         gathered = self._gather((self._mean, operators))

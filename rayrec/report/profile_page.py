@@ -1,8 +1,8 @@
-"""What a profile found, as one page of text and as JSON: milliseconds by part and rank, and the
-largest operators. No torch here.
+"""What a profile found, as one page of text and as JSON.
 
-A part's own milliseconds exclude waiting for other ranks, which has a row of its own, so that
-parts, wait and rest add up to the step. What threads do beside the step before stands below it.
+It shows milliseconds by part and rank, and the largest operators. Waiting for other ranks has a row
+of its own and is left out of the parts, so that parts, wait and rest add up to the step. What
+threads do beside the step before stands below it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Operator:
 
     Attributes:
         self_s: seconds of a step in it and in no operator that it called; on a GPU of the device.
-            calls: of a step.
+        calls: of it in a step.
     """
 
     name: str
@@ -57,10 +57,13 @@ class Profile:
 
     def text(self) -> str:
         """The page."""
-        ranks, traced = self.ranks, self.first_step + self.steps
-        count = f"{len(ranks)} {self.device} rank{'s' if len(ranks) > 1 else ''}"
+        return "\n".join([*self._head(), *self._steps(), "", *self._largest()])
+
+    def _head(self) -> list[str]:
+        count = f"{len(self.ranks)} {self.device} rank{'s' if len(self.ranks) > 1 else ''}"
+        last = self.first_step + self.steps - 1
         lines = [
-            f"Mean of steps {self.first_step} to {traced - 1} on {count}, milliseconds; "
+            f"Mean of steps {self.first_step} to {last} on {count}, milliseconds; "
             "nothing traced them."
         ]
         if self.device == "cuda":
@@ -68,93 +71,63 @@ class Profile:
                 "The device was waited for at the end of every part, so that nothing "
                 "overlaps: such steps take longer."
             )
-        heads = (
-            [f"rank {rank}" for rank in range(len(ranks))]
-            if len(ranks) <= MAX_COLUMNS
-            else ["least", "mean", "most"]
-        )
-        lines.append(f"{'part':<10}{'share':>6}" + "".join(f"{head:>9}" for head in heads))
+        heads = ["least", "mean", "most"]
+        if len(self.ranks) <= MAX_COLUMNS:
+            heads = [f"rank {rank}" for rank in range(len(self.ranks))]
+        return [*lines, f"{'part':<10}{'share':>6}" + "".join(f"{head:>9}" for head in heads)]
+
+    def _steps(self) -> list[str]:
+        """What adds up to the step, and below it what does not."""
+        ranks, lines = self.ranks, []
         for part, what in STEP_PARTS.items():
             own = [rank.parts[part].seconds - rank.parts[part].waited for rank in ranks]
-            lines += [self._row(part, own, what)] if any(own) else []
-        lines.append(
-            self._row(
-                "wait",
-                [rank.waited_s for rank in ranks],
-                "for other ranks, in all parts; for ids ahead",
-            )
-        )
-        lines.append(
-            self._row("rest", [rank.rest_s for rank in ranks], "between the parts: Python, scores")
-        )
+            if any(own):
+                lines.append(self._row(part, own, what))
+        waited = [rank.waited_s for rank in ranks]
+        lines.append(self._row("wait", waited, "for other ranks, in all parts; for ids ahead"))
+        rest = [rank.rest_s for rank in ranks]
+        lines.append(self._row("rest", rest, "between the parts: Python, scores"))
         lines.append(self._row("step", [rank.step_s for rank in ranks], ""))
         for part in STEP_PARTS:
             ahead = [rank.parts[part].ahead for rank in ranks]
-            lines += (
-                [_line(part, "", ahead, "ahead: beside the step before, no part of it")]
-                if any(ahead)
-                else []
-            )
-        lines.append(
-            _line(
-                "waits",
-                "",
-                [rank.waits for rank in ranks],
-                "times that the step stops to wait",
-                "{:.1f}".format,
-            )
-        )
-        lines.append(
-            _line(
-                "faults",
-                "",
-                [rank.faults for rank in ranks],
-                "minor page faults a step",
-                "{:.0f}".format,
-            )
-        )
+            if any(ahead):
+                what = "ahead: beside the step before, no part of it"
+                lines.append(_line(part, "", ahead, what))
+        waits = [rank.waits for rank in ranks]
+        faults = [rank.faults for rank in ranks]
         used = [rank.cpu_s / rank.step_s for rank in ranks]
-        lines.append(_line("CPU", "", used, "of a core, all threads of the rank", "{:.0%}".format))
-        lines += [
-            "",
-            f"Largest operators of rank 0 in steps {traced} to "
-            f"{traced + self.steps - 1}, which were traced and so took longer:",
+        return [
+            *lines,
+            _line("waits", "", waits, "times that the step stops to wait", "{:.1f}".format),
+            _line("faults", "", faults, "minor page faults a step", "{:.0f}".format),
+            _line("CPU", "", used, "of a core, all threads of the rank", "{:.0%}".format),
         ]
-        lines.append(f"{'self ms':>9}{'calls':>8}  operator, of a step")
-        lines += [
-            f"{format_ms(o.self_s):>9}{o.calls:>8.1f}  {fit(o.name, 80)}" for o in self.operators
+
+    def _largest(self) -> list[str]:
+        first = self.first_step + self.steps
+        return [
+            f"Largest operators of rank 0 in steps {first} to {first + self.steps - 1}, which were "
+            "traced and so took longer:",
+            f"{'self ms':>9}{'calls':>8}  operator, of a step",
+            *(
+                f"{format_ms(o.self_s):>9}{o.calls:>8.1f}  {fit(o.name, 80)}"
+                for o in self.operators
+            ),
         ]
-        return "\n".join(lines)
 
     def _row(self, name: str, seconds: list[float], what: str) -> str:
-        return _line(
-            name, f"{sum(seconds) / sum(rank.step_s for rank in self.ranks):.0%}", seconds, what
-        )
+        share = sum(seconds) / sum(rank.step_s for rank in self.ranks)
+        return _line(name, f"{share:.0%}", seconds, what)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers; seconds of the mean step."""
+        operators = [{"name": o.name, "self": o.self_s, "calls": o.calls} for o in self.operators]
         return {
             "device": self.device,
             "first_step": self.first_step,
             "steps": self.steps,
-            "ranks": [
-                {
-                    "parts": {
-                        name: {**times._asdict(), "share": times.seconds / r.step_s}
-                        for name, times in r.parts.items()
-                    },
-                    "waited": r.waited_s,
-                    "rest": r.rest_s,
-                    "step": r.step_s,
-                    "waits": r.waits,
-                    "faults": r.faults,
-                    "cpu_share": r.cpu_s / r.step_s,
-                }
-                for r in self.ranks
-            ],
-            "operators": [
-                {"name": o.name, "self": o.self_s, "calls": o.calls} for o in self.operators
-            ],
+            "ranks": [_rank_json(rank) for rank in self.ranks],
+            "operators": operators,
         }
 
     def write(self) -> None:
@@ -168,16 +141,28 @@ class Profile:
         (folder / DATA).write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
 
+def _rank_json(rank: RankTimes) -> dict[str, Any]:
+    parts = {}
+    for name, times in rank.parts.items():
+        parts[name] = {**times._asdict(), "share": times.seconds / rank.step_s}
+    return {
+        "parts": parts,
+        "waited": rank.waited_s,
+        "rest": rank.rest_s,
+        "step": rank.step_s,
+        "waits": rank.waits,
+        "faults": rank.faults,
+        "cpu_share": rank.cpu_s / rank.step_s,
+    }
+
+
 def _line(
     name: str, share: str, values: list[float], what: str, form: Callable[[float], str] = format_ms
 ) -> str:
     if len(values) > MAX_COLUMNS:
         values = [min(values), sum(values) / len(values), max(values)]
-    return (
-        f"{name:<10}{share:>6}"
-        + "".join(f"{form(value):>9}" for value in values)
-        + f"  {what}".rstrip()
-    )
+    cells = "".join(f"{form(value):>9}" for value in values)
+    return f"{name:<10}{share:>6}{cells}" + f"  {what}".rstrip()
 
 
 def check_folder(path: str) -> None:
@@ -192,6 +177,6 @@ def check_folder(path: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"cannot write a profile to {path}: {error}. Name a local folder that "
-            "every rank can write to."
+            f"cannot write a profile to {path}: {error}. Name a local folder that every rank can "
+            "write to."
         ) from None

@@ -1,4 +1,4 @@
-"""What a pipeline does ahead of the step: read batches, copy them to the device, exchange their ids.
+"""What a pipeline does ahead of a step: read batches, copy them to the device, exchange their ids.
 
 `Reader` has one thread that reads the next batches; on a GPU they are then copied from pinned
 memory on a stream of their own. `Prefetcher` learns from the first forward which KeyedJaggedTensors
@@ -121,6 +121,7 @@ class Reader:
         Raises:
             whatever the source raised, once the batches before are used up.
         """
+        # a batch of one source never overtakes one of another
         if source is not self._source and not self._reading and not self.ready:
             self._source = source
             self._read_on(timer)
@@ -129,8 +130,9 @@ class Reader:
             error = self._reading[0].exception()
             self.waited_s += time.perf_counter() - started
             if error is not None:
+                # first come the batches before it
                 if self.ready:
-                    return  # first the batches before it
+                    return
                 self._end_thread()
                 raise error
             batch = self._reading.popleft().result()
@@ -168,6 +170,7 @@ class Reader:
                 f"a batch of {type(batch).__name__} has no to(device, non_blocking=...), which a "
                 "pipeline on a GPU needs."
             )
+        # beside the kernels of the step; who uses the batch waits for the event
         with torch.cuda.stream(self._copies):
             moved = batch.to(self.device, non_blocking=True)
             return AheadBatch(moved, self._copies.record_event())
@@ -216,6 +219,7 @@ class Prefetcher:
         Every rank calls it for the same batches in the same order.
         """
         ahead.wait()
+        # in the same order on every rank, since exchanges are matched by their order
         for place in sorted(self._places or ()):
             if place in ahead.started or place >= len(ahead.kjts):
                 continue
@@ -233,6 +237,7 @@ class Prefetcher:
             yield
         finally:
             self._given = None
+        # a collection is given the batch's own object, or ids that the model made
         place_of = {id(kjt): place for place, kjt in enumerate(ahead.kjts)}
         foreign = [(path, kjt) for path, kjt in given if id(kjt) not in place_of]
         # an exchange is started for whoever reads these keys: of two KJTs with the same keys

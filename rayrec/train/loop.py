@@ -35,7 +35,8 @@ from rayrec.train.progress import ProgressReport
 from rayrec.train.step import checked, summarize
 from rayrec.train.window import Window, WindowSum, gather_objects, next_length
 
-READ_AHEAD = 4  # batches; a block of shuffled rows is decoded for several at once
+# batches; a block of shuffled rows is decoded for several at once
+READ_AHEAD = 4
 
 
 class RankTrainer:
@@ -91,7 +92,8 @@ class RankTrainer:
             spec, self.model, self.tables, self._dense, self._place, self.rank, self.world_size
         )
         self._window_steps = 1
-        if self.device.type == "cpu":  # a GPU's parts would have to be waited for
+        # a GPU's parts would have to be waited for
+        if self.device.type == "cpu":
             self.model.timer = StepTimer()
         self._times = StepTimes(self.model.timer, warm_up=True)
         self._pipeline = TrainPipelineSparseDist(
@@ -154,6 +156,7 @@ class RankTrainer:
         finally:
             if profiler is not None:
                 profiler.close()
+            # first the thread that reads them
             self._pipeline.reset()
             batches.close()
         if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
@@ -168,6 +171,7 @@ class RankTrainer:
         times.begin()
         first, waited_s = self.step + 1, self._pipeline.data_wait_s
         while self.step < end:
+            # nothing here waits for the device: losses and scores are summed there
             done = self._pipeline.advance(batches)
             window.add(summarize(checked((done.loss, done.output)), done.batch.rows))
             self._place.advance()

@@ -137,12 +137,14 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
 def measure_step(
     design: Design, exchange: Exchange, topology: Topology, device: torch.device, share_tables: bool
 ) -> tuple[list[float], bool]:
-    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile
-    of some steps; and whether rows were read in place, which is only where `share_tables` asks for
-    it.
+    """Seconds on this rank of every part and of the whole step, without waits.
 
-    Of a rank that works in one thread, the seconds that this thread worked; then others may use the
-    machine meanwhile.
+    They are the lower quartile of some steps. Of a rank that works in one thread, only the seconds
+    in which this thread worked count, so that others may use the machine meanwhile.
+
+    Returns:
+        the seconds, those of the step last; and whether rows were read in place, as they may be
+        where `share_tables` asks for it.
     """
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
     options = EngineOptions(share_tables=share_tables)
@@ -155,7 +157,7 @@ def measure_step(
     gradient = torch.ones(
         design.batch_size, sum(t.embedding_dim for t in design.tables), device=device
     )
-    found = []
+    steps = []
     for i in range(WARMUP + STEPS):
         timer.reset()
         start = clock()
@@ -164,9 +166,9 @@ def measure_step(
             torch.cuda.synchronize()
         took, parts = clock() - start, timer.read()
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
-        found.append([*worked, took - sum(part.waited for part in parts.values())])
+        steps.append([*worked, took - sum(part.waited for part in parts.values())])
     return [
-        quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)
+        quantiles(values, n=4)[0] for values in zip(*steps[WARMUP:], strict=True)
     ], engine.shares_tables
 
 
@@ -244,20 +246,21 @@ def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> fl
 
 
 def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch.device) -> float:
-    """Median seconds of an exchange of `count` float32 with each peer, from the moment it is
-    packed; as the quickest rank saw it.
+    """Median seconds of an exchange of `count` float32 with each peer, by the quickest rank.
+
+    They begin when the message is packed.
     """
     like = torch.zeros(1, device=device)
     splits = [count if rank in peers else 0 for rank in range(exchange.world_size)]
-    found = []
+    took = []
     for _ in range(LINK_REPEATS):
         exchange.all_gather(like, [1] * exchange.world_size).wait()
         send = exchange.buffer(sum(splits), like).fill_(1.0)
         start = perf_counter()
         exchange.views(send, splits, splits).wait()
         seconds = perf_counter() - start
-        found.append(min(value for (value,) in _share(exchange, [seconds], device)))
-    return median(found)
+        took.append(min(value for (value,) in _share(exchange, [seconds], device)))
+    return median(took)
 
 
 def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
@@ -265,13 +268,13 @@ def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
     table = torch.ones(GATHER_ROWS, GATHER_WIDTH, device=device)
     rows = torch.randint(GATHER_ROWS, (GATHER_ROWS // 4,), device=device)
     out = torch.empty(len(rows), GATHER_WIDTH, device=device)
-    found = []
+    took = []
     for _ in range(7):
         exchange.all_gather(torch.zeros(1, device=device), [1] * exchange.world_size).wait()
         start = perf_counter()
         _gather(table, rows, out)
-        found.append(perf_counter() - start)
-    shared = _share(exchange, [len(rows) * GATHER_WIDTH * 4 / median(found)], device)
+        took.append(perf_counter() - start)
+    shared = _share(exchange, [len(rows) * GATHER_WIDTH * 4 / median(took)], device)
     return sum(value for (value,) in shared) / len(shared)
 
 

@@ -62,8 +62,8 @@ class PipelineOptions:
             raise ConfigError(f"read_ahead={self.read_ahead}; the thread reads at least one batch.")
         if self.autocast not in (None, torch.bfloat16):
             raise ConfigError(
-                f"autocast={self.autocast}; use torch.bfloat16 or None. float16 "
-                "would need loss scaling."
+                f"autocast={self.autocast}; use torch.bfloat16 or None. float16 would need loss "
+                "scaling."
             )
 
 
@@ -130,12 +130,14 @@ class _Pipeline(ABC):
             raise StopIteration
         current = self._reader.ready.popleft()
         current.wait()
+        # the ids of the next batch travel while this one is computed
         self._start_next()
         return self._step(current, last=not self._reader.ready)
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[PipelineStep]:
-        """Steps until the batches are used up; when the caller stops earlier, batches read ahead
-        are dropped.
+        """Steps until the batches are used up.
+
+        When the caller stops earlier, batches read ahead are dropped.
         """
         source = iter(batches)
         try:
@@ -149,8 +151,9 @@ class _Pipeline(ABC):
             self.reset()
 
     def reset(self) -> None:
-        """Drop batches that were read ahead; waits for the reading thread, so that the iterator may
-        be closed after this.
+        """Drop batches that were read ahead.
+
+        It waits for the reading thread, so that the iterator may be closed afterwards.
         """
         self._reader.close()
         if self._prefetcher is not None:
@@ -228,11 +231,13 @@ class TrainPipelineBase(_Pipeline):
         super().__init__(model, device, _prefetch, self.options.autocast, self.options.read_ahead)
         self.optimizer = optimizer
         self.world_size = world_size or (dist.get_world_size() if dist.is_initialized() else 1)
-        self._micro = 0  # micro-batches done of the current group
+        # micro-batches done of the current group
+        self._micro = 0
 
     def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
         if self._micro == 0 and self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
+        # a group that the end of the data cuts short is still updated from
         update = last or self._micro + 1 == self.options.accumulate
         with nullcontext() if update else _no_sync(self.model):
             loss, output = self._forward(current)
@@ -252,8 +257,7 @@ class TrainPipelineBase(_Pipeline):
 
 
 class TrainPipelineSparseDist(TrainPipelineBase):
-    """Training steps of a sharded model, with the next batch's ids exchanged during the current
-    one.
+    """Training steps of a sharded model; the next batch's ids are exchanged during the current one.
 
     Args:
         model: a `DistributedModelParallel` made with prefetch=True, or a module around one.
@@ -301,8 +305,7 @@ class EvalPipeline(_Pipeline):
 
 
 class EvalPipelineSparseDist(EvalPipeline):
-    """`EvalPipeline` of a sharded model, with the next batch's ids exchanged during the current
-    one.
+    """`EvalPipeline` of a sharded model; the next batch's ids are exchanged during the current one.
 
     Args:
         model: as for `TrainPipelineSparseDist`.

@@ -1,6 +1,4 @@
-"""The tasks of this package, as picklable values that ranks run: train a model (and score it),
-score a checkpoint, measure the ranks.
-"""
+"""The tasks of this package, picklable values that ranks run: train, score, measure the ranks."""
 
 from __future__ import annotations
 
@@ -69,11 +67,8 @@ class FitTask:
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
-            context.phase(
-                "reading the checkpoint"
-                if self.spec.resume_from or self.spec.init_from
-                else "starting"
-            )
+            reads = self.spec.resume_from or self.spec.init_from
+            context.phase("reading the checkpoint" if reads else "starting")
             trainer.begin(context.note)
             context.at_step(trainer.step)
             context.mark("model and tables made")
@@ -106,8 +101,8 @@ class FitTask:
             return dict(self.scorer(trainer))
         if self.spec.eval_data is None:
             return {}
-        found = trainer.evaluate(self.spec.eval_data, None, context.should_stop, context.beat)
-        return None if found is None else plain_scores(found)
+        scores = trainer.evaluate(self.spec.eval_data, None, context.should_stop, context.beat)
+        return None if scores is None else plain_scores(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,10 +128,10 @@ class EvaluateTask:
                 context.phase("reading the checkpoint")
                 trainer.restore(self.checkpoint, weights_only=True)
             context.phase("evaluating")
-            found = trainer.evaluate(
+            scores = trainer.evaluate(
                 self.spec.eval_data, self.predictions, context.should_stop, context.beat
             )
-        return None if found is None else plain_scores(found)
+        return None if scores is None else plain_scores(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,20 +143,17 @@ class CalibrateTask:
     def run(self, context: RankContext) -> Topology:
         """On one rank; all ranks run it together."""
         device = torch.device(_device(context))
-        exchange: Exchange = (
-            exchange_for(None, device) if self.topology.world_size > 1 else LocalExchange()
-        )
+        exchange: Exchange = LocalExchange()
+        if self.topology.world_size > 1:
+            exchange = exchange_for(None, device)
         return measure_topology(exchange, self.topology, device, context.note)
 
 
 def plain_scores(scores: object) -> dict[str, float]:
     """A dataclass of scores as name -> number."""
     assert dataclasses.is_dataclass(scores) and not isinstance(scores, type)
-    return {
-        name: value
-        for name, value in dataclasses.asdict(scores).items()
-        if isinstance(value, int | float)
-    }
+    values = dataclasses.asdict(scores).items()
+    return {name: value for name, value in values if isinstance(value, int | float)}
 
 
 def _device(context: RankContext) -> str:
