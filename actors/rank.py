@@ -90,7 +90,8 @@ class RankActor:
         """Begin `task` in a thread and return at once."""
         if self._state == "running":
             raise RuntimeError(f"rank {seat.rank} is already running a task")
-        self._log, self._state, self._error, self._result = ProgressLog(), "running", None, None
+        self._log, self._state = ProgressLog(), "running"
+        self._error, self._result = None, None
         self._stop.clear()
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 

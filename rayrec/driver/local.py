@@ -62,7 +62,6 @@ def run_here(
         prepare: says what to do on the topology.
         on_event: gets every report and line.
         stop_asked: read at the end of each window of training.
-        timeout_s: bound on every collective, of which one rank has none.
     Raises:
         ConfigError: the rank cannot have what `scaling` says.
         TrainingFailed: the memory did not suffice.

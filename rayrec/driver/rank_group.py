@@ -25,8 +25,6 @@ class RankGroup:
 
     Args:
         actors: Ray handles, in rank order.
-        addresses: where each of them lives.
-        scaling: what each of them has.
         check: called several times a second while the group waits; what it raises ends the wait.
     """
 

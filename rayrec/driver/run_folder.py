@@ -38,8 +38,8 @@ class Owner:
 
     Attributes:
         token: a random name of this hold.
-        host: its host's name. machine: identifies the kernel and the process namespace.
-        pid: its process. started: when that process started, in ticks since boot.
+        machine: identifies the kernel and the process namespace.
+        started: when its process started, in ticks since boot.
         beat: when it was last heard of, in seconds of its wall clock.
     """
 

@@ -192,9 +192,7 @@ class Prefetcher:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        sharded = [
-            module for module in model.modules() if isinstance(module, DistributedModelParallel)
-        ]
+        sharded = [m for m in model.modules() if isinstance(m, DistributedModelParallel)]
         if len(sharded) != 1:
             raise ConfigError(
                 "a sparse pipeline needs one DistributedModelParallel, the model has "

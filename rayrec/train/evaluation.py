@@ -47,9 +47,7 @@ def evaluate(
 
     Args:
         model: forward(batch) -> (loss, (loss, logits, labels)).
-        data: what to score on.
-        part: this rank's part of it.
-        device: where the model is.
+        part: this rank's part of the data.
         predictions: also write the score of every row; needs a `FileDataset`.
         should_stop: read every few batches; one rank's True ends the evaluation of all.
         on_batch: called after every batch.

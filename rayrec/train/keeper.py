@@ -31,12 +31,10 @@ class Keeper:
     """Saves and restores one rank of a run.
 
     Args:
-        spec: the run.
         model: the sharded model, whose shards are saved and filled in place.
         tables: the configs of all tables of the model.
         dense: the optimizer of the dense parameters, or None where there are none.
         place: the place in the data, which a resume moves.
-        rank, world_size: this rank of so many.
     Attributes:
         newest: path of the newest checkpoint of the run, or None.
     """
@@ -100,12 +98,10 @@ class Keeper:
         return where
 
     def begin(self, note: Callable[[str], None]) -> int:
-        """Put the model where the spec says that the run starts.
+        """Put the model where the spec says that the run starts; the number of steps done there.
 
         Args:
             note: gets a line about what was done.
-        Returns:
-            global steps done.
         Raises:
             CheckpointError, ConfigError: as `restore` and `warm_start`.
         """
@@ -129,13 +125,10 @@ class Keeper:
         return step
 
     def restore(self, path: str, *, weights_only: bool = False) -> int:
-        """Continue from a checkpoint of any number of ranks and any plan.
+        """Continue from a checkpoint of any number of ranks and any plan; its global steps.
 
         Args:
-            path: a checkpoint directory.
             weights_only: take no optimizer state and no place in the data, as evaluation does.
-        Returns:
-            global steps done.
         Raises:
             CheckpointError: it is missing, damaged, or of another model.
             ConfigError: the run's data, batch size or seed differ, so that the place in the data
@@ -154,13 +147,11 @@ class Keeper:
         """Take the weights of another run; step and place in the data stay at the beginning.
 
         Args:
-            path: a checkpoint directory; its tables and dense layers have the names and sizes of
-                this model's.
-            optimizer_state: take the optimizers' state, too.
+            path: a checkpoint whose tables and dense layers have this model's names and sizes.
         Raises:
             CheckpointError: it is missing, damaged, of another model, or was trained with other
                 sparse optimizers whose state is wanted.
-            ConfigError: the same of the dense optimizer.
+            ConfigError: it was trained with another dense optimizer whose state is wanted.
         """
         self._load(path, with_state=optimizer_state)
 

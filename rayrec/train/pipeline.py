@@ -84,23 +84,25 @@ class PipelineStep(NamedTuple):
 class _Pipeline(ABC):
     """Batches flow through; a subclass says what is done with each."""
 
+    # whether the ids of the next batch are exchanged ahead
+    _sparse = False
+
     def __init__(
         self,
         model: nn.Module,
         device: torch.device | str,
-        prefetch: bool,
         autocast: torch.dtype | None = None,
         read_ahead: int = 1,
     ) -> None:
         self.model, self.device = model, torch.device(device)
         self._autocast = autocast
-        self._prefetcher = Prefetcher(model) if prefetch else None
+        self._prefetcher = Prefetcher(model) if self._sparse else None
         self._sharded = next(
             (m for m in model.modules() if isinstance(m, DistributedModelParallel)), None
         )
         on_gpu = self.device.type == "cuda"
         # on a GPU a batch is copied before it is exchanged
-        depth = 3 if on_gpu and prefetch else 2
+        depth = 3 if on_gpu and self._sparse else 2
         self._reader = Reader(self.device, depth, read_ahead)
 
     @property
@@ -224,11 +226,9 @@ class TrainPipelineBase(_Pipeline):
         device: torch.device | str,
         options: PipelineOptions | None = None,
         world_size: int | None = None,
-        *,
-        _prefetch: bool = False,
     ) -> None:
         self.options = options or PipelineOptions()
-        super().__init__(model, device, _prefetch, self.options.autocast, self.options.read_ahead)
+        super().__init__(model, device, self.options.autocast, self.options.read_ahead)
         self.optimizer = optimizer
         self.world_size = world_size or (dist.get_world_size() if dist.is_initialized() else 1)
         # micro-batches done of the current group
@@ -269,15 +269,7 @@ class TrainPipelineSparseDist(TrainPipelineBase):
     pipeline; one warning names it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        device: torch.device | str,
-        options: PipelineOptions | None = None,
-        world_size: int | None = None,
-    ) -> None:
-        super().__init__(model, optimizer, device, options, world_size, _prefetch=True)
+    _sparse = True
 
 
 class EvalPipeline(_Pipeline):
@@ -288,16 +280,6 @@ class EvalPipeline(_Pipeline):
         device: of the model.
         autocast: see `PipelineOptions`.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device | str,
-        autocast: torch.dtype | None = None,
-        *,
-        _prefetch: bool = False,
-    ) -> None:
-        super().__init__(model, device, _prefetch, autocast)
 
     @torch.no_grad()
     def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
@@ -314,10 +296,7 @@ class EvalPipelineSparseDist(EvalPipeline):
         ConfigError: the model holds no DistributedModelParallel.
     """
 
-    def __init__(
-        self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None
-    ) -> None:
-        super().__init__(model, device, autocast, _prefetch=True)
+    _sparse = True
 
 
 def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:

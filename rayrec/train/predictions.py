@@ -77,7 +77,7 @@ class PredictionWriter:
 
         Args:
             scores: (B,) predicted probabilities of label 1.
-            labels: (B,) what the data says.
+            labels: (B,)
             origin: of the B rows; None when this rank's part has none.
         Raises:
             InputError: a key column has other types in other files.

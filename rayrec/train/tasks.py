@@ -54,7 +54,6 @@ class FitTask:
     """Train as the spec says, then score the model.
 
     Attributes:
-        spec: the run.
         scorer: gives the scores of the trained model, on every rank alike; None scores
             `spec.eval_data`.
     """

@@ -88,6 +88,7 @@ class Window:
         numbers = torch.tensor(head, dtype=torch.float64, device=self._device)
         total = torch.cat([numbers, state.flatten().double()])
         all_sum(total)
+        # what was put into the head, summed
         stop, mean_seconds, rows, loss, *data_wait = total[: len(head)].tolist()
         auc, ne = None, None
         # the scores of a diverged model are an error of their own, which says less
