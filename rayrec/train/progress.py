@@ -12,6 +12,7 @@ import re
 import threading
 import time
 import traceback as traceback_module
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -164,17 +165,22 @@ class ProgressLog:
             self._changed.wait_for(lambda: self._over or len(self.events) > seen, timeout_s)
 
 
-def is_collateral(error: BaseException) -> bool:
-    """Whether an error or a cause of it blames the other end of a connection: gone, or silent."""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from or during, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def is_collateral(error: BaseException) -> bool:
+    """Whether an error or a cause of it blames the other end of a connection: gone, or silent."""
+    for link in causes(error):
         if any(kind.__name__ in _WIRE_TYPES for kind in type(link).__mro__):
             return True
-        if isinstance(link, RuntimeError | TimeoutError | OSError) and _PEER_TROUBLE.search(
-            str(link)
-        ):
+        may_blame = isinstance(link, RuntimeError | TimeoutError | OSError)
+        if may_blame and _PEER_TROUBLE.search(str(link)):
             return True
-        link = link.__cause__ or link.__context__
     return False

@@ -20,6 +20,7 @@ from rayrec.comm.process_group import (
     shutdown_sockets,
 )
 from rayrec.machine.cores import pinned
+from rayrec.train.progress import causes
 from rayrec.train.seat import Seat
 
 
@@ -67,9 +68,5 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
 
 def _forget_locals(error: BaseException) -> None:
     """Let go of the model, which the frames of an error hold, before its process groups end."""
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    for link in causes(error):
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
