@@ -10,15 +10,14 @@ it.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import socket
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayrec.machine.memory import start_thread, tune_malloc
+from rayrec.machine.stacks import thread_stacks
 from rayrec.train.progress import ProgressLog, RankError, RankPoll, RankState
 from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 
@@ -50,29 +49,23 @@ class RankActor:
         address = ray.util.get_node_ip_address()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
         if not os.environ["GLOO_SOCKET_IFNAME"]:
-            del os.environ["GLOO_SOCKET_IFNAME"]  # unknown: gloo then asks the resolver
+            # an unknown interface: gloo then asks the resolver
+            del os.environ["GLOO_SOCKET_IFNAME"]
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
     def stacks(self) -> str:
         """Return the stacks of all threads of this process, as text."""
-        with tempfile.TemporaryFile("w+") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            return file.read()
+        return thread_stacks()
 
     def folder_trouble(self, path: str, token: str) -> str:
-        """Return why this rank cannot share a folder with the driver, which left a token there; ""
-        when it can.
-        """
+        """Return why this rank does not share the folder where the driver left a token, or ""."""
         self._loading.join()
         from rayrec.storage import folder_trouble
 
         return folder_trouble(path, token)
 
     def missing_file(self, files: Sequence[tuple[str, int]]) -> str:
-        """Return which of some local files, given by path and size, this rank does not see as the
-        driver does; "" for none.
-        """
+        """Return which file, of paths and sizes, this rank does not see as the driver, or ""."""
         self._loading.join()
         from rayrec.storage import missing_file
 
@@ -97,17 +90,20 @@ class RankActor:
         """Begin `task` in a thread and return at once."""
         if self._state == "running":
             raise RuntimeError(f"rank {seat.rank} is already running a task")
-        self._log, self._state, self._error, self._result = ProgressLog(), "running", None, None
+        self._log, self._state = ProgressLog(), "running"
+        self._error, self._result = None, None
         self._stop.clear()
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
     def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
-        """State with the reports and notes after the first `seen` of them: as soon as there are any
-        or the task ends, else in `wait_s`.
+        """State, with the events after the first `seen`.
+
+        It answers when there are any or the task ends, and else after `wait_s` seconds.
         """
         log = self._log
         log.wait(seen, wait_s)
-        state = self._state  # before the rest: a final state must not outrun what came before it
+        # read before the rest, since a final state must not outrun what came before it
+        state = self._state
         ended = state in ("done", "failed")
         return RankPoll(
             state=state,
@@ -170,8 +166,7 @@ def interface_of(address: str) -> str:
 
 
 def _import_torch() -> None:
-    """Import what every task needs, while the driver plans; an error shows again, with its cause,
-    when the task imports it.
-    """
+    """Import what every task needs, while the driver plans."""
+    # an error shows again, with its cause, when the task imports it
     with contextlib.suppress(Exception):
         import rayrec.train.loop  # noqa: F401

@@ -187,8 +187,8 @@ def rank_main(rank: int, port: Any, options: argparse.Namespace, results: Any) -
 
     from rayrec.comm.choose import exchange_for
     from rayrec.comm.process_group import destroy_process_group
-    from rayrec.distributed.calibrate import calibrate
     from rayrec.machine.memory import tune_malloc
+    from rayrec.train.measure import measure_topology
 
     tune_malloc()
     join(
@@ -199,7 +199,7 @@ def rank_main(rank: int, port: Any, options: argparse.Namespace, results: Any) -
     )
     default = Topology.local(options.ranks, memory_bytes=MEMORY)
     start = time.perf_counter()
-    topology = calibrate(exchange_for(None, torch.device("cpu")), default)
+    topology = measure_topology(exchange_for(None, torch.device("cpu")), default)
     calibration_s = time.perf_counter() - start
     measured = []
     for done, seed in enumerate(seeds_of(options), start=1):

@@ -254,26 +254,26 @@ class _Ranks:
 
 def _profiled(step: ModelStep, rank: int, first: int, path: str) -> str:
     """The page of a profile of steps from `first` on."""
-    from itertools import count
-
+    from rayrec.observe.profile import Profiler
+    from rayrec.report.profile_page import check_folder
     from rayrec.train.config import ProfileConfig
-    from rayrec.train.profile import profile_steps
-    from rayrec.train.profile_page import check_folder
-    from rayrec.train.times import StepTimes
-
-    numbers = count(first)
-
-    def run(times: StepTimes, steps: int) -> bool:
-        times.begin()
-        for _ in range(steps):
-            step(next(numbers))
-        times.add(steps)
-        return False
+    from rayrec.train.window import gather_objects
 
     check_folder(path)
-    profile = profile_steps(step.model, ProfileConfig(path=path), run, rank=rank, first_step=first)
-    assert profile is not None
-    return profile.text()
+    config, done = ProfileConfig(path=path), first - 1
+    profiler = Profiler(
+        step.model, path, first_step=first, steps=config.steps, rank=rank, gather=gather_objects
+    )
+    profiler.turn(done)
+    while profiler.times is not None and profiler.due is not None:
+        profiler.times.begin()
+        for number in range(done + 1, profiler.due + 1):
+            step(number)
+        profiler.times.add(config.steps)
+        done = profiler.due
+        profiler.turn(done)
+    assert profiler.result is not None
+    return profiler.result.text()
 
 
 def _waits(step: ModelStep, number: int) -> int:

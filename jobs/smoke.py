@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from jobs.options import add_scaling_options, scaling_of
 from rayrec.command import Parser, run_command
@@ -114,22 +113,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     import ray
 
     from rayrec.driver.controller import Controller
+    from rayrec.driver.prepared import Prepared
     from rayrec.driver.rank_group import RankGroup
 
-    def prepare(group: RankGroup) -> Any:
+    def prepare(group: RankGroup) -> Prepared:
         total = ray.cluster_resources()
         alive = sum(1 for node in ray.nodes() if node["Alive"])
         room = f"{total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
         print(f"OK Ray {ray.__version__}: {alive} nodes, {room}")
         hosts = [f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts]
         print(f"OK {group.world_size} ranks started, by host {', '.join(hosts)}", flush=True)
-        return SmokeTask()
+        return Prepared(SmokeTask())
 
     scaling = scaling_of(args)
     say = lambda event: print(event, flush=True) if isinstance(event, str) else None  # noqa: E731
-    results = Controller(scaling, prepare, say, timeout_s=60.0, obeys_stop=False).run()
-    print(f"OK {results[0][0]}")
-    for _, step in results:
+    ran = Controller(scaling, prepare, say, timeout_s=60.0, obeys_stop=False).run()
+    print(f"OK {ran.results[0][0]}")
+    for _, step in ran.results:
         print(f"OK {step}")
     return 0
 

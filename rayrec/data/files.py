@@ -192,6 +192,7 @@ class FileDataset:
         with_rows: bool = False,
         keep_columns: Sequence[str] = (),
         binary_labels: bool = False,
+        threaded: bool = True,
     ) -> BatchLoader:
         """An iterator over one rank's parts of the global batches of one epoch.
 
@@ -207,6 +208,8 @@ class FileDataset:
                 (`Batch.origin`).
             keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
             binary_labels: refuse labels other than 0 and 1.
+            threaded: read in a thread; otherwise in that of the caller, when a batch is asked for,
+                as a caller wants who reads ahead itself.
         Raises:
             ConfigError: a rank outside the world, or a size or cursor out of range, or options that
                 contradict each other.
@@ -237,6 +240,7 @@ class FileDataset:
                 binary_labels=binary_labels,
                 pin_memory=pin_memory,
             ),
+            threaded=threaded,
         )
 
     def open(self, file: DataFile) -> FileReader:

@@ -66,6 +66,7 @@ class BatchLoader(Iterator[Batch]):
         batches: range,
         prefetch: int,
         reading: Reading,
+        threaded: bool = True,
     ) -> None:
         self.batches = batches
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(prefetch)
@@ -79,12 +80,13 @@ class BatchLoader(Iterator[Batch]):
             batches=batches,
             reading=reading,
         )
+        # where there is no thread, batches are made by whoever asks for them
+        self._made = None if threaded else made
         args = (made, self._queue, self._stop)
-        self._thread = threading.Thread(
-            target=_produce, args=args, name="rayrec-loader", daemon=True
-        )
-        self._close = weakref.finalize(self, _end, self._thread, self._queue, self._stop)
-        self._thread.start()
+        thread = threading.Thread(target=_produce, args=args, name="rayrec-loader", daemon=True)
+        self._close = weakref.finalize(self, _end, thread, self._queue, self._stop)
+        if threaded:
+            thread.start()
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -92,6 +94,10 @@ class BatchLoader(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._stop.is_set():
             raise StopIteration
+        if self._made is not None:
+            batch = next(self._made)
+            self.batches = self.batches[1:]
+            return batch
         item = self._queue.get()
         if isinstance(item, Batch):
             self.batches = self.batches[1:]

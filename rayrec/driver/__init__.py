@@ -1,5 +1,6 @@
-"""The driver: Ray as the control plane of a training run. The only part of rayrec that imports ray
-and the actors.
+"""The driver: Ray as the control plane of a training run.
+
+No other part of rayrec imports ray and the actors.
 """
 
 from rayrec.driver.calibration import calibrate

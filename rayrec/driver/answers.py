@@ -1,4 +1,4 @@
-"""What Ray says of the actors, turned into values or into one line: answers of calls, and deaths."""
+"""What Ray says of the actors, as values or as one line: answers of calls, and deaths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rayrec.driver.policies import Failure
 from rayrec.errors import TrainingFailed, as_user_mistake
 from rayrec.train.seat import RankAddress
 
@@ -34,32 +33,29 @@ def answers(
     waiting, deadline = list(references.values()), time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
         check()
-        _, waiting = ray.wait(
-            waiting, num_returns=len(waiting), timeout=min(WAIT_TURN_S, timeout_s)
-        )
+        turn_s = min(WAIT_TURN_S, timeout_s)
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)
     values = []
     for rank, reference in references.items():
-        where = addresses[rank].host if rank < len(addresses) else ""
-        failure = None
+        details = ""
         try:
-            if reference in waiting:
-                failure = Failure(rank=rank, host=where, cause=f"no answer in {timeout_s:.0f} s")
-            else:
+            if reference not in waiting:
                 values.append(ray.get(reference))
+                continue
+            cause = f"no answer in {timeout_s:.0f} s"
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause if error.cause is not None else error
-            mistake = as_user_mistake(cause, str(cause).strip())
+            raised = error.cause if error.cause is not None else error
+            words = str(raised).strip()
+            mistake = as_user_mistake(raised, words)
             if mistake is not None:
                 raise mistake from error
-            first = (str(cause).strip().splitlines() or [""])[0]
-            line = f"{type(cause).__name__}: {first}"
-            failure = Failure(rank=rank, host=where, cause=line, traceback=str(error))
+            cause = f"{type(raised).__name__}: {(words.splitlines() or [''])[0]}"
+            details = str(error)
         except ray.exceptions.RayActorError as error:
-            failure = Failure(rank=rank, host=where, cause=death_line(error), traceback=str(error))
-        if failure is not None:
-            who = f"rank {rank} of {world_size} on {where or 'an unknown host'}"
-            message = f"{who} could not {what}: {failure.cause}"
-            raise TrainingFailed(message, rank, where, failure.cause, failure.traceback)
+            cause, details = death_line(error), str(error)
+        where = addresses[rank].host if rank < len(addresses) else ""
+        who = f"rank {rank} of {world_size} on {where or 'an unknown host'}"
+        raise TrainingFailed(f"{who} could not {what}: {cause}", rank, where, cause, details)
     return values
 
 
@@ -75,10 +71,11 @@ def death_line(error: BaseException) -> str:
         return "its node's raylet does not answer: it was killed, or the node lost its connection"
     if "OutOfMemory" in type(error).__name__ or "memory monitor" in low or "low memory" in low:
         return "its process was killed because the node ran out of memory"
-    if any(
-        words in low
-        for words in ("worker unexpectedly exits", "exit_detail", "worker process has died")
-    ):
-        return "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or crashed in native code)"
+    silent = ("worker unexpectedly exits", "exit_detail", "worker process has died")
+    if any(words in low for words in silent):
+        return (
+            "its process died without a word (killed by SIGKILL or the kernel's OOM killer, or "
+            "crashed in native code)"
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"its process died: {lines[-1] if lines else type(error).__name__}"

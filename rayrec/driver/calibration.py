@@ -1,5 +1,4 @@
-"""Measure a cluster: its ranks are started as for training, calibrate themselves, and end; what is
-left is a topology.
+"""Measures a cluster: its ranks are started as for training, and leave a topology.
 
 topology = calibrate(ScalingConfig(num_workers=8))
 Path("topology.json").write_text(topology.to_json())
@@ -8,17 +7,14 @@ Path("topology.json").write_text(topology.to_json())
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.controller import Controller
+from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.topology import discover
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
-
-if TYPE_CHECKING:
-    from rayrec.train.seat import RankTask
 
 
 def calibrate(
@@ -39,10 +35,10 @@ def calibrate(
         TrainingFailed: a rank failed.
     """
 
-    def prepare(group: RankGroup) -> RankTask:
+    def prepare(group: RankGroup) -> Prepared:
         from rayrec.train.tasks import CalibrateTask
 
-        return CalibrateTask(topology=discover(group, scaling, setup_timeout_s))
+        return Prepared(CalibrateTask(topology=discover(group, scaling, setup_timeout_s)))
 
     def on_event(event: object) -> None:
         if isinstance(event, str):
@@ -60,5 +56,5 @@ def calibrate(
         setup_timeout_s=setup_timeout_s,
         obeys_stop=False,
     )
-    found: Topology = controller.run()[0]
-    return found
+    topology: Topology = controller.run().results[0]
+    return topology

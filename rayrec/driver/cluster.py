@@ -1,5 +1,4 @@
-"""Being connected to Ray: join the cluster that the environment names, or start a private one on
-this machine, and leave no trace.
+"""Joins the Ray cluster that the environment names, or starts a private one on this machine.
 
 RAY_ADDRESS (which `ray job submit` sets) says which cluster to join; without it a private cluster
 starts here, on this machine only and without token authentication, unless RAY_AUTH_MODE says
@@ -29,7 +28,8 @@ from rayrec.errors import ConfigError
 from rayrec.storage import one_line
 
 CONNECT_TIMEOUT_S = 10.0
-STATUS_S = 3.0  # an autoscaler reports its first status about a second after the head starts
+# an autoscaler reports its first status about a second after the head starts
+STATUS_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,15 +68,14 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
         else:
             stack.enter_context(_reaper())
             _start(num_cpus)
-        stack.callback(ray.shutdown)  # of a joined cluster: disconnects; of a private one: ends it
+        # leaves a joined cluster, and ends a private one
+        stack.callback(ray.shutdown)
         yield _describe()
 
 
 @contextmanager
 def _reaper() -> Iterator[None]:
-    """Have what this process starts inside the block ended, however this process ends; see
-    `reaper`.
-    """
+    """Have what this process starts in the block ended, however this process ends; see `reaper`."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     command = [sys.executable, "-I", "-S", reaper.__file__, mark]
@@ -99,8 +98,8 @@ def _join(address: str) -> None:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"cannot join the Ray cluster at {os.environ['RAY_ADDRESS']}: {first} Start a cluster "
-            "with `ray start --head`, correct "
-            "RAY_ADDRESS, or unset it to run on this machine alone."
+            "with `ray start --head`, correct RAY_ADDRESS, or unset it to run on this machine "
+            "alone."
         ) from error
 
 
@@ -117,24 +116,24 @@ def _start(num_cpus: int | None) -> None:
             log_to_driver=True,
             logging_level="WARNING",
         )
-    except (
-        Exception
-    ) as error:  # Ray raises what it meets: paths too long, no shared memory, its own time-outs
+    # Ray raises what it meets: paths too long, no shared memory, its own time-outs
+    except Exception as error:
         raise ConfigError(
             f"Ray does not start on this machine: {type(error).__name__}: {one_line(error)}. Mend "
-            "that, "
-            "join a cluster by RAY_ADDRESS, or train one rank without Ray (num_workers=0, --local)."
+            "that, join a cluster by RAY_ADDRESS, or train one rank without Ray (num_workers=0, "
+            "--local)."
         ) from error
 
 
 def _check_reachable(address: str) -> None:
+    # for "auto" Ray finds the file that `ray start` wrote, and says at once when there is none
     if address == "auto":
-        return  # Ray finds the file that `ray start` wrote, and says at once when there is none
+        return
     if address.startswith("ray://"):
         raise ConfigError(
             f"RAY_ADDRESS={address} is a Ray Client address; the driver must run inside the "
-            "cluster. "
-            "Use `ray job submit -- python -m jobs.NAME`, or RAY_ADDRESS=host:port of the head."
+            "cluster. Use `ray job submit -- python -m jobs.NAME`, or RAY_ADDRESS=host:port of the "
+            "head."
         )
     host, _, port = _without_scheme(address).rpartition(":")
     try:
@@ -143,8 +142,7 @@ def _check_reachable(address: str) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"RAY_ADDRESS={address}: nothing answers there ({error}). Start a cluster with `ray "
-            "start --head`, correct the address, "
-            "or unset RAY_ADDRESS to run on this machine alone."
+            "start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
         ) from None
 
 
@@ -182,9 +180,7 @@ def _grows() -> bool:
 
 
 def _is_head_here() -> bool:
-    """Whether this process started the head, which a `ray.init` without address does: such a
-    cluster has no autoscaler.
-    """
+    """Whether this process started the head by a `ray.init` without address."""
     import ray._private.worker as worker
 
     node = getattr(worker, "_global_node", None)

@@ -15,8 +15,8 @@ from rayrec.checks import absolute_path, lasting_path, positive, seconds, whole_
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
+from rayrec.report.profile_page import Profile
 from rayrec.train.config import ProfileConfig, RunOptions
-from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone, ProgressReport
 
 PLACEMENT_TIMEOUT_S = 120.0

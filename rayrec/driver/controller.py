@@ -1,5 +1,4 @@
-"""The controller: a small state machine that carries one task from a connection to Ray to its
-result.
+"""The controller: a small state machine that carries one task to its result.
 
 INITIALIZING connects, SCHEDULING reserves room and starts the ranks while the task is prepared,
 RUNNING polls until the verdict is finish or fail, SHUTTING_DOWN ends all that was started, and
@@ -21,6 +20,7 @@ from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.placement import placed
 from rayrec.driver.policies import Observation, judge
+from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import started
 from rayrec.driver.run_log import RunLog
@@ -28,10 +28,11 @@ from rayrec.driver.signals import Signals, hold_signals
 from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.errors import TrainingFailed
 from rayrec.train.progress import Event, Milestone
-from rayrec.train.seat import RankTask
 
-POLL_S = 0.2  # between two looks at the ranks
-ANSWER_S = 0.5  # after which a rank without news says so
+# between two looks at the ranks
+POLL_S = 0.2
+# a rank without news says so after as long
+ANSWER_S = 0.5
 SILENT_S = 10.0
 STACKS_S = 5.0
 
@@ -59,8 +60,7 @@ class Controller:
 
     Args:
         scaling: how many ranks, and what each gets.
-        prepare: makes the task, once the ranks' places are known and while they import torch; None
-            ends the run there.
+        prepare: says what to do, once the ranks' places are known and while they import torch.
         on_event: gets every report and line of the ranks and of the controller.
         timeout_s: bound on every collective.
         setup_timeout_s: bound on the start of the ranks.
@@ -76,7 +76,7 @@ class Controller:
     def __init__(
         self,
         scaling: ScalingConfig,
-        prepare: Callable[[RankGroup], RankTask | None],
+        prepare: Callable[[RankGroup], Prepared],
         on_event: Callable[[Event], None] = lambda event: None,
         *,
         timeout_s: float = 300.0,
@@ -91,14 +91,11 @@ class Controller:
         self.log = log or RunLog(None)
         self._on_poll, self._obeys_stop = on_poll, obeys_stop
         self._signals = Signals()
-        self._watch = StallWatch(self._on_stall, self.log, self._rank_stacks, stall_s)
+        self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
         self._progress: object = None
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
-        self._timeout_s, self._setup_timeout_s, self._stop_timeout_s = (
-            timeout_s,
-            setup_timeout_s,
-            stop_timeout_s,
-        )
+        self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
+        self._stop_timeout_s = stop_timeout_s
         self._stack = ExitStack()
         self._stop = threading.Event()
         self._stop_asked_at: float | None = None
@@ -107,6 +104,7 @@ class Controller:
         self._shown = 0
         self._cluster: Cluster | None = None
         self._group: RankGroup | None = None
+        self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
         self._error: Exception | None = None
 
@@ -114,16 +112,14 @@ class Controller:
         """Ask the ranks to stop at their next agreed point; from any thread or signal handler."""
         self._stop.set()
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> Ran:
         """Go through all states.
 
-        Returns:
-            the task's result of every rank, in rank order; empty when `prepare` gave no task.
         Raises:
             RayrecError: a user's mistake, found while preparing or by a rank.
             TrainingFailed: names the first rank that failed.
             RunInterrupted: a signal came before the ranks had begun. Later ones stop the ranks,
-                which then return what they have; see `signal_number`.
+                which then return what they have.
         """
         actions: dict[State, Callable[[], State]] = {
             State.INITIALIZING: self._initialize,
@@ -142,21 +138,18 @@ class Controller:
                     self._error, self.state = error, State.SHUTTING_DOWN
         finally:
             self._watch.close()
-            self._stack.close()  # a no-op unless the loop was left by an interrupt
+            # does something only where an interrupt left the loop
+            self._stack.close()
         if self._error is not None:
             raise self._error
-        return self._results
-
-    @property
-    def signal_number(self) -> int | None:
-        """The signal that ended the run early, or None."""
-        return self._signals.number
+        return Ran(self._prepared, self._results, self._signals.number)
 
     def _initialize(self) -> State:
         self._signals = self._stack.enter_context(hold_signals())
         self._watch.at("connecting to Ray")
         self._cluster = self._stack.enter_context(connected())
-        self._signals.install()  # `ray.init` took SIGTERM
+        # `ray.init` took SIGTERM for itself
+        self._signals.install()
         self._signals.check()
         self._on_event(Milestone("connection to Ray"))
         return State.SCHEDULING
@@ -174,7 +167,8 @@ class Controller:
         self._on_event(Milestone("actors"))
         check()
         self._watch.at("planning")
-        task = self._prepare(self._group)
+        self._prepared = self._prepare(self._group)
+        task = self._prepared.task
         if task is None:
             return State.SHUTTING_DOWN
         check()
@@ -194,6 +188,7 @@ class Controller:
             self._on_event(event)
         self._shown = len(self._group.events)
         self._tell_silent(ranks)
+        # the cause may be heard of after its symptoms, so the verdict waits for it a moment
         if self._trouble_since is None and any(
             rank.death or (rank.poll and rank.poll.error) for rank in ranks
         ):
@@ -204,6 +199,7 @@ class Controller:
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
             return State.SHUTTING_DOWN
         if verdict.failure is not None:
+            # the other ranks would wait in a collective until its timeout
             self._group.abort()
             failure = verdict.failure
             error = failure.error(self._group.world_size)
@@ -232,9 +228,6 @@ class Controller:
         step = max((poll.step for poll in polls if poll is not None), default=0)
         self._watch.at(f"{where}, after step {step}" if step else where)
 
-    def _on_stall(self, line: str) -> None:
-        self._on_event(line)
-
     def _rank_stacks(self) -> str:
         return self._group.stacks(STACKS_S) if self._group is not None else "-- no ranks yet"
 
@@ -251,8 +244,8 @@ class Controller:
             group.request_stop()
         elif time.monotonic() - self._stop_asked_at > self._stop_timeout_s:
             raise TrainingFailed(
-                "the ranks were asked to stop and did not in "
-                f"{self._stop_timeout_s:.0f} s; they were killed."
+                f"the ranks were asked to stop and did not in {self._stop_timeout_s:.0f} s; they "
+                "were killed."
             )
 
     def _tell_silent(self, ranks: tuple[Observation, ...]) -> None:

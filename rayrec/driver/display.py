@@ -1,5 +1,4 @@
-"""What a user sees of a run: a live bar on a terminal, plain lines where stdout is no terminal,
-nothing when told so.
+"""What a user sees of a run: a live bar on a terminal, plain lines elsewhere, nothing if told so.
 
 It keeps the milestones of the start and the progress reports. rich is imported only for the live
 bar.
@@ -11,7 +10,6 @@ import sys
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.layout import ShardingPlan
 from rayrec.train.progress import Event, Milestone, ProgressReport
 
 
@@ -44,10 +42,6 @@ class Display:
         else:
             print(text, flush=True)
 
-    def plan(self, plan: ShardingPlan) -> None:
-        """Show where the tables lie."""
-        self.line(plan.report())
-
     def event(self, event: Event) -> None:
         """Show what a rank said; milestones and reports are kept, for the result."""
         if isinstance(event, Milestone):
@@ -77,13 +71,10 @@ class Display:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         if self._bar is None:
-            columns = (
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
+            steps, scores = "step {task.completed}/{task.total}", "{task.description}"
+            self._bar = Progress(
+                TextColumn(steps), BarColumn(), TextColumn(scores), TimeRemainingColumn()
             )
-            self._bar = Progress(*columns)
             self._task = self._bar.add_task("", total=self.total_steps)
             self._bar.start()
         self._bar.update(self._task, completed=report.step, description=summary(report))

@@ -7,10 +7,11 @@ keeps one cluster for all. A Ray that is up is joined.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayrec.checks import absolute_path, lasting_path
 from rayrec.driver.calibration import calibrate
@@ -20,23 +21,23 @@ from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
+from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run_folder import RunFolder, held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover, read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.layout.estimates import RankEstimate
 from rayrec.observe.hindsight import Hindsight
+from rayrec.report.profile_page import check_folder
 from rayrec.storage import probe_output
 from rayrec.train.config import Dataset
-from rayrec.train.profile_page import ready_profile
-from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.planner import ParameterConstraints
+    from rayrec.train.predictions import PredictionConfig
     from rayrec.train.tasks import FitOutcome, Scorer
 
 
@@ -62,8 +63,9 @@ class Driver:
         ConfigError: the options contradict each other.
 
     Example:
-        driver = Driver(build_model, data, ScalingConfig(num_workers=2),
-        RunConfig(global_batch_size=4096, epochs=1)) print(driver.fit().metrics)
+        run = RunConfig(global_batch_size=4096, epochs=1)
+        driver = Driver(build_model, data, ScalingConfig(num_workers=2), run)
+        print(driver.fit().metrics)
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Driver:
     ) -> None:
         if not callable(model):
             raise ConfigError(
-                f"model is a {type(model).__name__}; pass a function that builds the "
-                "module on each rank."
+                f"model is a {type(model).__name__}; pass a function that builds the module on "
+                "each rank."
             )
         check_plan_word(plan)
         check_same_features(data, eval_data)
@@ -107,17 +109,18 @@ class Driver:
             ConfigError: the ranks do not fit the cluster.
             PlanError: the tables do not fit the ranks.
         """
-        plans: list[ShardingPlan] = []
 
-        def prepare(topology: Topology) -> None:
-            plans.append(self._planning.plan(topology))
+        def prepare(topology: Topology) -> Prepared:
+            return Prepared(None, self._planning.plan(topology))
 
-        self._control(Display("off"), prepare, RunLog(None))
-        return plans[0]
+        plan = self._control(Display("off"), prepare, RunLog(None)).prepared.plan
+        assert plan is not None
+        return plan
 
     def calibrate(self) -> Topology:
-        """Measure the ranks that this driver gets, in seconds; later plans of this driver use what
-        was found.
+        """Measure the ranks that this driver gets; later plans of this driver use what was found.
+
+        It takes some ten seconds.
 
         Returns:
             the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan
@@ -162,51 +165,35 @@ class Driver:
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
             display.total_steps = steps
-            profile = ready_profile(run.profile, steps - start.step)
-            plans: list[ShardingPlan] = []
-            predicted: list[tuple[RankEstimate, ...]] = []
+            if run.profile is not None:
+                run.profile.check_steps(steps - start.step)
+                check_folder(run.profile.path)
 
-            def prepare(topology: Topology) -> RankTask:
+            def prepare(topology: Topology) -> Prepared:
                 from rayrec.train.tasks import FitTask
 
-                plans.append(self._planning.plan(topology))
-                predicted.append(self._planning.predict(plans[0], topology))
-                display.plan(plans[0])
+                plan = self._planning.plan(topology)
+                predicted = self._planning.predict(plan, topology)
+                display.line(plan.report())
                 spec = train_spec(
                     run,
                     self._model,
-                    plans[0],
+                    plan,
                     data=data,
                     eval_data=self._eval_data,
                     steps=steps,
                     start=start,
-                    profile=profile,
+                    profile=run.profile,
                 )
-                return FitTask(spec=spec, scorer=self._scorer)
+                return Prepared(FitTask(spec=spec, scorer=self._scorer), plan, predicted)
 
             files = [*local_files(data), *local_files(self._eval_data)]
-            results, signal_number = self._control(display, prepare, log, folder, {"data": files})
-            outcome: FitOutcome = results[0]
-            hindsight = Hindsight(predicted[0], outcome.times) if outcome.times else None
-            if hindsight is not None:
-                display.line(hindsight.report())
-        result = Result(
-            steps=outcome.steps,
-            rows=outcome.rows,
-            seconds=outcome.seconds,
-            rows_per_s=outcome.rows / outcome.seconds if outcome.seconds else 0.0,
-            train_loss=outcome.train_loss,
-            metrics=outcome.metrics,
-            checkpoint=outcome.checkpoint,
-            plan=plans[0],
-            stopped=outcome.stopped,
-            milestones=tuple(display.milestones),
-            reports=tuple(display.reports),
-            hindsight=hindsight,
-            profile=outcome.profile,
-        )
-        if outcome.stopped and signal_number is not None:
-            raise RunInterrupted(signal_number, result)
+            ran = self._control(display, prepare, log, folder, {"data": files})
+            result = _result(ran, display)
+            if result.hindsight is not None:
+                display.line(result.hindsight.report())
+        if result.stopped and ran.signal_number is not None:
+            raise RunInterrupted(ran.signal_number, result)
         return result
 
     def evaluate(
@@ -231,35 +218,15 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import (
-            check_keys,
-            check_outside,
-            check_values,
-            local_files,
-            manifest_file,
-            train_spec,
-        )
+        from rayrec.driver.specs import check_values, local_files, manifest_file, train_spec
         from rayrec.driver.start import check_scored
-        from rayrec.train.predictions import PredictionConfig
 
         scored = data if data is not None else self._eval_data
         if scored is None:
             raise ConfigError(
                 "Driver.evaluate needs data: pass it, or make the driver with eval_data."
             )
-        wanted = None
-        if predictions is not None:
-            wanted = PredictionConfig(
-                path=lasting_path("predictions", predictions), keys=tuple(keys)
-            )
-            check_keys(scored, keys)
-            check_outside(scored, wanted.path)
-            probe_output("predictions", wanted.path)
-        elif keys:
-            raise ConfigError(
-                f"keys={list(keys)} are columns of predictions; give predictions, "
-                "too, or leave keys out."
-            )
+        wanted = _checked_predictions(predictions, keys, scored)
         check_values(scored)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
@@ -268,24 +235,22 @@ class Driver:
             files["checkpoint"] = manifest_file(checkpoint)
         display = Display(self._run.progress)
 
-        def prepare(topology: Topology) -> RankTask:
+        def prepare(topology: Topology) -> Prepared:
             from rayrec.train.tasks import EvaluateTask
 
-            spec = train_spec(
-                self._run, self._model, self._planning.plan(topology), eval_data=scored
-            )
-            return EvaluateTask(spec=spec, checkpoint=checkpoint, predictions=wanted)
+            plan = self._planning.plan(topology)
+            spec = train_spec(self._run, self._model, plan, eval_data=scored)
+            task = EvaluateTask(spec=spec, checkpoint=checkpoint, predictions=wanted)
+            return Prepared(task, plan)
 
-        results, signal_number = self._control(display, prepare, RunLog(None), None, files)
-        metrics: Mapping[str, float] | None = results[0]
+        ran = self._control(display, prepare, RunLog(None), None, files)
+        metrics: Mapping[str, float] | None = ran.results[0]
         if metrics is None:
-            raise RunInterrupted(signal_number or 15)
+            raise RunInterrupted(ran.signal_number or signal.SIGTERM)
         return metrics
 
     def request_stop(self) -> None:
-        """End a running `fit` early, after a last checkpoint; from another thread or a signal
-        handler.
-        """
+        """End a running `fit` early, after a last checkpoint; any thread may call it."""
         self._stop.set()
         if self._controller is not None:
             self._controller.request_stop()
@@ -293,43 +258,86 @@ class Driver:
     def _control(
         self,
         display: Display,
-        prepare: Callable[[Topology], RankTask | None],
+        prepare: Callable[[Topology], Prepared],
         log: RunLog,
         folder: RunFolder | None = None,
         files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
-    ) -> tuple[tuple[Any, ...], int | None]:
-        """Run the task that `prepare` makes; its result by rank, and the signal that came
-        meanwhile.
+    ) -> Ran:
+        """Do on the ranks what `prepare` says.
 
         Args:
             folder: the run's folder, which every rank must share.
             files: by what they are, local files that every host must see.
         """
-        run = self._run
+        run, scaling = self._run, self._scaling
         self._stop.clear()
-        if self._scaling.num_workers == 0:
-            return run_here(self._scaling, prepare, display.event, self._stop.is_set, run.timeout_s)
 
-        def prepare_group(group: RankGroup) -> RankTask | None:
-            task = prepare(discover(group, self._scaling, run.setup_timeout_s))
+        def prepare_group(group: RankGroup) -> Prepared:
+            prepared = prepare(discover(group, scaling, run.setup_timeout_s))
             if folder is not None:
                 group.see_folder(folder.path, folder.token, run.setup_timeout_s)
             for what, paths in (files or {}).items():
                 group.see_files(paths, what, run.setup_timeout_s)
-            return task
+            return prepared
 
-        self._controller = Controller(
-            self._scaling,
-            prepare_group,
-            display.event,
-            timeout_s=run.timeout_s,
-            setup_timeout_s=run.setup_timeout_s,
-            stop_timeout_s=run.stop_timeout_s,
-            log=log,
-            on_poll=folder.check if folder is not None else lambda: None,
-        )
         try:
-            return self._controller.run(), self._controller.signal_number
+            if scaling.num_workers == 0:
+                return run_here(scaling, prepare, display.event, self._stop.is_set, run.timeout_s)
+            self._controller = Controller(
+                scaling,
+                prepare_group,
+                display.event,
+                timeout_s=run.timeout_s,
+                setup_timeout_s=run.setup_timeout_s,
+                stop_timeout_s=run.stop_timeout_s,
+                log=log,
+                on_poll=folder.check if folder is not None else lambda: None,
+            )
+            return self._controller.run()
         finally:
             self._controller = None
             display.close()
+
+
+def _checked_predictions(
+    path: str | None, keys: Sequence[str], scored: Dataset
+) -> PredictionConfig | None:
+    """Where the predictions of an evaluation go, checked before ranks start; None without any."""
+    from rayrec.driver.specs import check_keys, check_outside
+    from rayrec.train.predictions import PredictionConfig
+
+    if path is None:
+        if keys:
+            raise ConfigError(
+                f"keys={list(keys)} are columns of predictions; give predictions, too, or leave "
+                "keys out."
+            )
+        return None
+    config = PredictionConfig(path=lasting_path("predictions", path), keys=tuple(keys))
+    check_keys(scored, keys)
+    check_outside(scored, config.path)
+    probe_output("predictions", config.path)
+    return config
+
+
+def _result(ran: Ran, display: Display) -> Result:
+    """What a user gets of a training that ran."""
+    outcome: FitOutcome = ran.results[0]
+    plan = ran.prepared.plan
+    assert plan is not None
+    hindsight = Hindsight(ran.prepared.predicted, outcome.times) if outcome.times else None
+    return Result(
+        steps=outcome.steps,
+        rows=outcome.rows,
+        seconds=outcome.seconds,
+        rows_per_s=outcome.rows / outcome.seconds if outcome.seconds else 0.0,
+        train_loss=outcome.train_loss,
+        metrics=outcome.metrics,
+        checkpoint=outcome.checkpoint,
+        plan=plan,
+        stopped=outcome.stopped,
+        milestones=tuple(display.milestones),
+        reports=tuple(display.reports),
+        hindsight=hindsight,
+        profile=outcome.profile,
+    )

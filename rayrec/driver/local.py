@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any
 
 from rayrec.driver.config import ScalingConfig
+from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.signals import hold_signals
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology
 from rayrec.storage import one_line
 from rayrec.train.progress import Event, Milestone, ProgressLog
-from rayrec.train.seat import RankContext, RankTask, Seat
+from rayrec.train.seat import RankContext, Seat
 
-GPU_SHARE = 0.8  # of a GPU's free memory, that tables and buffers may take
+# share of a GPU's free memory that tables and buffers may take
+GPU_SHARE = 0.8
 
 
 def local_topology(scaling: ScalingConfig) -> Topology:
@@ -49,22 +50,18 @@ def local_topology(scaling: ScalingConfig) -> Topology:
 
 def run_here(
     scaling: ScalingConfig,
-    prepare: Callable[[Topology], RankTask | None],
+    prepare: Callable[[Topology], Prepared],
     on_event: Callable[[Event], None],
     stop_asked: Callable[[], bool],
     timeout_s: float,
-) -> tuple[tuple[Any, ...], int | None]:
+) -> Ran:
     """Run one task in this thread.
 
     Args:
         scaling: what the rank gets; its threads are cpus_per_worker.
-        prepare: makes the task for the topology; None ends the run there.
+        prepare: says what to do on the topology.
         on_event: gets every report and line.
         stop_asked: read at the end of each window of training.
-        timeout_s: bound on every collective, of which one rank has none.
-    Returns:
-        the task's result as a tuple of one, empty without a task; and the signal that ended it
-        early.
     Raises:
         ConfigError: the rank cannot have what `scaling` says.
         TrainingFailed: the memory did not suffice.
@@ -80,9 +77,10 @@ def run_here(
             on_event(event)
 
     with hold_signals() as signals:
-        task = prepare(local_topology(scaling))
+        prepared = prepare(local_topology(scaling))
+        task = prepared.task
         if task is None:
-            return (), None
+            return Ran(prepared)
         signals.check()
         on_event(Milestone("plan"))
         threads_before = torch.get_num_threads()
@@ -114,7 +112,7 @@ def run_here(
             ) from error
         finally:
             torch.set_num_threads(threads_before)
-        return (result,), signals.number
+        return Ran(prepared, (result,), signals.number)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,5 +1,4 @@
-"""Room for the ranks: check that the cluster can hold them, then reserve one bundle per rank in a
-placement group.
+"""Room for the ranks: a placement group with one bundle for each, on a cluster that can hold it.
 
 A placement group is all or nothing, so ranks never start half. What can never fit is refused at
 once with the numbers; what may fit later (an autoscaling cluster) is waited for, with a bound, and
@@ -29,12 +28,16 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
             if resource == "CPU":
-                remedy += f", cpus_per_worker={_fraction(have / scaling.num_workers)}, or a larger cluster."
+                cpus = _fraction(have / scaling.num_workers)
+                remedy += f", cpus_per_worker={cpus}, or a larger cluster."
             elif resource == "GPU":
                 remedy += ", use_gpu=False, or a larger cluster."
             else:
                 remedy += f" or start nodes with --resources '{{\"{resource}\": ...}}'."
-            return f"{scaling.num_workers} ranks with {each:g} {resource} each need {need:g} {resource}, the cluster has {have:g}. {remedy}"
+            return (
+                f"{scaling.num_workers} ranks with {each:g} {resource} each need {need:g} "
+                f"{resource}, the cluster has {have:g}. {remedy}"
+            )
     return ""
 
 
@@ -60,16 +63,13 @@ def placed(
     missing = shortage(scaling, ray.cluster_resources())
     if missing and cluster.fixed and scaling.placement_timeout_s is None:
         hint = (
-            ""
-            if cluster.private
-            else (
-                " The cluster does not grow by itself; to wait for nodes that you add, say placement_timeout_s (--placement-timeout)."
-            )
+            " The cluster does not grow by itself; to wait for nodes that you add, say "
+            "placement_timeout_s (--placement-timeout)."
         )
-        raise ConfigError(missing + hint)
-    wait_s = (
-        PLACEMENT_TIMEOUT_S if scaling.placement_timeout_s is None else scaling.placement_timeout_s
-    )
+        raise ConfigError(missing if cluster.private else missing + hint)
+    wait_s = scaling.placement_timeout_s
+    if wait_s is None:
+        wait_s = PLACEMENT_TIMEOUT_S
     bundles = [dict(scaling.bundle)] * scaling.num_workers
     group = placement_group(bundles, strategy=scaling.placement_strategy)
     try:
@@ -102,18 +102,17 @@ def _refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
     table = placement_group_table(group)
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
     have = shortage(scaling, ray.cluster_resources())
-    free = ", ".join(
-        f"{ray.available_resources().get(name, 0.0):g} {name}" for name in scaling.bundle
+    left = ray.available_resources()
+    free = ", ".join(f"{left.get(name, 0.0):g} {name}" for name in scaling.bundle)
+    why = (
+        have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy."
     )
     return (
-        f"no room for {scaling.num_workers} ranks of {scaling.bundle} ({scaling.placement_strategy}) after "
-        f"{waited_s:.0f} s; Ray says {state}. "
-        + (
-            have
-            or f"Free now: {free}. End what holds the rest, or choose another placement_strategy."
-        )
+        f"no room for {scaling.num_workers} ranks of {scaling.bundle} "
+        f"({scaling.placement_strategy}) after {waited_s:.0f} s; Ray says {state}. {why}"
     )
 
 
 def _fraction(value: float) -> str:
-    return f"{int(value * 100) / 100:g}"  # rounded down, so that it fits
+    # rounded down, so that as many fit
+    return f"{int(value * 100) / 100:g}"

@@ -1,5 +1,4 @@
-"""Pure decisions over what ranks say: is the run going on, done, or failed, and which rank failed
-FIRST.
+"""Pure decisions over what ranks say: the run goes on, is done, or failed, and who failed first.
 
 When a rank dies the others fail a moment later in a collective, and their error may reach the
 driver first. So a symptom (an error that blames the other end of a connection) is held back for a
@@ -19,7 +18,8 @@ from rayrec.train.progress import RankError, RankPoll
 
 # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
 GRACE_S = 3.0
-COLLECT_S = 0.5  # after a real cause, how long to wait for an earlier one
+# how long to wait, after a real cause, for an earlier one
+COLLECT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +44,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The failure to report: which rank, where, why, and what another rank said of its own that may
-    be the reason.
-    """
+    """The failure to report; `also` is what another rank said that may be the reason."""
 
     rank: int
     host: str
@@ -57,9 +55,7 @@ class Failure:
     mistake: RayrecError | None = None
 
     def error(self, world_size: int) -> RayrecError:
-        """The error to raise: a user's mistake keeps its class, everything else is a
-        `TrainingFailed`.
-        """
+        """The error to raise: a user's mistake keeps its class, else it is a `TrainingFailed`."""
         where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
         if self.mistake is not None:
             when = f" after step {self.step}" if self.step else ""
@@ -89,11 +85,7 @@ def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float 
     if not any(_failed(rank) for rank in ranks):
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
         return Verdict(action="finish" if done else "wait")
-    own = [
-        rank
-        for rank in ranks
-        if rank.death or ((error := _error(rank)) is not None and not error.collateral)
-    ]
+    own = [rank for rank in ranks if rank.death or _own_error(rank)]
     settled = all(_failed(rank) for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
         return Verdict(action="wait")
@@ -107,12 +99,12 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     first = min(failed, key=_order)
     error = _error(first)
     if first.death:
-        others = [
-            (rank.rank, said)
-            for rank in failed
-            if (said := _error(rank)) is not None and not said.collateral
-        ]
-        also = "".join(f"rank {rank} failed with {said.cause}" for rank, said in others[:1])
+        also = ""
+        for rank in failed:
+            said = _own_error(rank)
+            if said is not None:
+                also = f"rank {rank.rank} failed with {said.cause}"
+                break
         return Failure(
             rank=first.rank, host=first.host, cause=first.death, step=_last_step(ranks), also=also
         )
@@ -121,7 +113,10 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
         if hung:
             mute = max(hung, key=lambda rank: rank.silent_s)
-            cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded); others then failed with {error.cause}"
+            cause = (
+                f"no answer for {mute.silent_s:.0f} s (stopped or overloaded); others then failed "
+                f"with {error.cause}"
+            )
             return Failure(rank=mute.rank, host=mute.host, cause=cause, step=_last_step(ranks))
     return Failure(
         rank=first.rank,
@@ -149,6 +144,12 @@ def _failed(rank: Observation) -> bool:
 
 def _error(rank: Observation) -> RankError | None:
     return None if rank.poll is None else rank.poll.error
+
+
+def _own_error(rank: Observation) -> RankError | None:
+    """A rank's error unless it blames another rank."""
+    error = _error(rank)
+    return None if error is None or error.collateral else error
 
 
 def _last_step(ranks: Sequence[Observation]) -> int:

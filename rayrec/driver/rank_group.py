@@ -25,8 +25,6 @@ class RankGroup:
 
     Args:
         actors: Ray handles, in rank order.
-        addresses: where each of them lives.
-        scaling: what each of them has.
         check: called several times a second while the group waits; what it raises ends the wait.
     """
 
@@ -81,24 +79,21 @@ class RankGroup:
         self._answered = [time.monotonic()] * self.world_size
         threads = max(1, math.floor(self._scaling.cpus_per_worker))
         pin = places_on_machines(self.addresses)
-        starts = [
-            actor.start.remote(
-                shared,
-                Seat(
-                    rank=rank,
-                    world_size=self.world_size,
-                    host=self.addresses[rank].host,
-                    store_host=host,
-                    store_port=port,
-                    device="cuda" if self._scaling.use_gpu else "cpu",
-                    threads=threads,
-                    pin=pin[rank] if self._scaling.pin_cores else None,
-                    timeout_s=timeout_s,
-                    generation=self._generation,
-                ),
+        starts = []
+        for rank, actor in enumerate(self._actors):
+            seat = Seat(
+                rank=rank,
+                world_size=self.world_size,
+                host=self.addresses[rank].host,
+                store_host=host,
+                store_port=port,
+                device="cuda" if self._scaling.use_gpu else "cpu",
+                threads=threads,
+                pin=pin[rank] if self._scaling.pin_cores else None,
+                timeout_s=timeout_s,
+                generation=self._generation,
             )
-            for rank, actor in enumerate(self._actors)
-        ]
+            starts.append(actor.start.remote(shared, seat))
         self._answers(starts, "start", setup_timeout_s)
 
     def observe(self, timeout_s: float, answer_s: float) -> tuple[Observation, ...]:
@@ -116,9 +111,9 @@ class RankGroup:
             if rank not in asked and not self._ended(rank):
                 self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
         if self._pending:
-            for reference in ray.wait(
-                list(self._pending), num_returns=len(self._pending), timeout=timeout_s
-            )[0]:
+            asked_now = list(self._pending)
+            ready, _ = ray.wait(asked_now, num_returns=len(asked_now), timeout=timeout_s)
+            for reference in ready:
                 self._take(self._pending.pop(reference), reference)
         else:
             time.sleep(timeout_s)
@@ -148,11 +143,8 @@ class RankGroup:
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
-        return tuple(
-            self._answers(
-                [actor.gpu_memory.remote() for actor in self._actors], "look at its GPU", timeout_s
-            )
-        )
+        asked = [actor.gpu_memory.remote() for actor in self._actors]
+        return tuple(self._answers(asked, "look at its GPU", timeout_s))
 
     def _take(self, rank: int, reference: Any) -> None:
         import ray
@@ -170,9 +162,8 @@ class RankGroup:
 
     def _ended(self, rank: int) -> bool:
         poll = self._polls[rank]
-        return bool(self._deaths[rank][0]) or (
-            poll is not None and poll.state in ("done", "failed")
-        )
+        ended = poll is not None and poll.state in ("done", "failed")
+        return ended or bool(self._deaths[rank][0])
 
     def see_folder(self, path: str, token: str, timeout_s: float) -> None:
         """Check that every rank can write to a folder and sees there what the driver wrote.
@@ -188,11 +179,9 @@ class RankGroup:
         for rank, trouble in enumerate(self._answers(asked, f"look at {path}", timeout_s)):
             if trouble:
                 raise ConfigError(
-                    f"the run's folder {path} is not shared by all hosts: rank {rank} of "
-                    f"{self.world_size} on "
-                    f"{self.addresses[rank].host} {trouble}. Name a folder on a disk that all "
-                    "hosts mount, or a URI "
-                    "such as s3://bucket/runs, as storage_path (--checkpoint-dir)."
+                    f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
+                    f"{trouble}. Name a folder on a disk that all hosts mount, or a URI such as "
+                    "s3://bucket/runs, as storage_path (--checkpoint-dir)."
                 )
 
     def see_files(self, files: Sequence[tuple[str, int]], what: str, timeout_s: float) -> None:
@@ -209,57 +198,47 @@ class RankGroup:
             return
         first = [ranks[0] for ranks in self.hosts]
         asked = [self._actors[rank].missing_file.remote(list(files)) for rank in first]
-        found = self._answers(asked, f"look for the {what}", timeout_s, first)
-        for rank, trouble in zip(first, found, strict=True):
+        troubles = self._answers(asked, f"look for the {what}", timeout_s, first)
+        for rank, trouble in zip(first, troubles, strict=True):
             if trouble:
                 raise ConfigError(
-                    f"the {what} are not on every host: rank {rank} of {self.world_size} on "
-                    f"{self.addresses[rank].host} {trouble}. Put them on a disk that all hosts "
-                    "mount under the same "
-                    "path, or into S3 or GCS."
+                    f"the {what} are not on every host: {self._who(rank)} {trouble}. Put them on a "
+                    "disk that all hosts mount under the same path, or into S3 or GCS."
                 )
 
     def stacks(self, timeout_s: float) -> str:
-        """The stacks of all ranks as text; a rank that does not answer within `timeout_s` seconds
-        is said to be mute.
-        """
+        """The stacks of all ranks as text, or that a rank gave no answer within `timeout_s`."""
         import ray
 
         asked = [actor.stacks.remote() for actor in self._actors]
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
         lines = []
         for rank, reference in enumerate(asked):
-            lines.append(
-                f"-- rank {rank} on {self.addresses[rank].host}, process {self.addresses[rank].pid}"
-            )
+            address = self.addresses[rank]
+            lines.append(f"-- rank {rank} on {address.host}, process {address.pid}")
+            if reference not in ready:
+                lines.append(f"no answer in {timeout_s:.0f} s")
+                continue
             try:
-                lines.append(
-                    ray.get(reference) if reference in ready else f"no answer in {timeout_s:.0f} s"
-                )
+                lines.append(ray.get(reference))
             except ray.exceptions.RayError as error:
                 lines.append(f"{type(error).__name__}: {death_line(error)}")
         return "\n".join(lines)
 
+    def _who(self, rank: int) -> str:
+        return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
+
     def _answers(
         self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
     ) -> list[Any]:
-        """Their values, or a failure that names the first rank that gave none; by default
-        references are of ranks 0, 1, ...
-        """
-        return answers(
-            dict(zip(ranks or range(len(references)), references, strict=True)),
-            self.addresses,
-            self.world_size,
-            what,
-            timeout_s,
-            self._check,
-        )
+        """Their values, or a failure of the first rank that gave none; see `answers`."""
+        asked = dict(zip(ranks or range(len(references)), references, strict=True))
+        return answers(asked, self.addresses, self.world_size, what, timeout_s, self._check)
 
 
 def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
-    """Per rank its number among the ranks of its machine, and how many they are; two Ray nodes may
-    share a machine.
-    """
+    """Per rank its number among the ranks of its machine, and how many they are."""
+    # by address: two Ray nodes may share a machine
     places: list[tuple[int, int]] = []
     for address in addresses:
         machine = [rank for rank, other in enumerate(addresses) if other.host == address.host]

@@ -24,8 +24,9 @@ def started(
     timeout_s: float,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[RankGroup]:
-    """Actors on the bundles of `placement` inside the block; they import torch while the caller
-    goes on. Killed at the end.
+    """Actors on the bundles of `placement` inside the block; they are killed at its end.
+
+    They import torch while the caller goes on.
 
     Args:
         check: called several times a second while the group waits; what it raises ends the wait.
@@ -49,7 +50,8 @@ def started(
                 resources=extra or None,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=4,  # a poll must pass while another call waits
+                # a poll must pass while another call waits
+                max_concurrency=4,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement, placement_group_bundle_index=index
                 ),
@@ -66,13 +68,10 @@ def started(
 
 
 def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:
-    """Order of the actors that makes those of one node neighbours: the node `here` first, then by
-    address and node.
-    """
-    key: Callable[[int], tuple[bool, str, str, int]] = lambda i: (  # noqa: E731
-        addresses[i].node_id != here,
-        addresses[i].host,
-        addresses[i].node_id,
-        i,
-    )
+    """Order of the actors by node: those of the node `here` first, then by address and node."""
+
+    def key(i: int) -> tuple[bool, str, str, int]:
+        address = addresses[i]
+        return address.node_id != here, address.host, address.node_id, i
+
     return sorted(range(len(addresses)), key=key)

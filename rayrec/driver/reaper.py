@@ -1,5 +1,4 @@
-"""Ends what a private Ray cluster leaves when its driver is killed: run as a script beside the
-driver.
+"""A script beside the driver that ends what a private Ray cluster leaves if the driver is killed.
 
 Ray's own processes notice the end of a driver within seconds, but two agents of each node then try
 for a minute to tell the head, which is gone, about it. This script waits for the end of its
@@ -22,10 +21,8 @@ PATIENCE_S = 4.0
 
 
 def members(mark: str) -> list[int]:
-    """Process ids of the cluster's agents and workers; a program that the driver itself started is
-    none of them.
-    """
-    found = []
+    """Process ids of the cluster's agents and workers, without other programs of the driver."""
+    processes = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             environment = (entry / "environ").read_bytes().split(b"\0")
@@ -33,8 +30,8 @@ def members(mark: str) -> list[int]:
             continue
         below_a_raylet = any(variable.startswith(b"RAY_RAYLET_PID=") for variable in environment)
         if below_a_raylet and f"{MARK}={mark}".encode() in environment:
-            found.append(int(entry.name))
-    return found
+            processes.append(int(entry.name))
+    return processes
 
 
 def main(mark: str) -> None:
@@ -51,5 +48,6 @@ def main(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver
+    # a Ctrl-C is for the driver
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     main(sys.argv[1])

@@ -38,8 +38,8 @@ class Owner:
 
     Attributes:
         token: a random name of this hold.
-        host: its host's name. machine: identifies the kernel and the process namespace.
-        pid: its process. started: when that process started, in ticks since boot.
+        machine: identifies the kernel and the process namespace.
+        started: when its process started, in ticks since boot.
         beat: when it was last heard of, in seconds of its wall clock.
     """
 
@@ -93,8 +93,7 @@ class RunFolder:
         if self._lost is not None:
             raise RayrecError(
                 f"{self.path} was taken over by {self._lost}, because this driver had not been "
-                "heard "
-                f"of for {STALE_S:.0f} s. End one of the two, and continue from the newest "
+                f"heard of for {STALE_S:.0f} s. End one of the two, and continue from the newest "
                 "checkpoint."
             )
 
@@ -111,15 +110,13 @@ class RunFolder:
         except (OSError, pa.ArrowException) as error:
             raise ConfigError(
                 f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder "
-                "or a "
-                "URI that can be written to, with storage_path and name (--checkpoint-dir)."
+                "or a URI that can be written to, with storage_path and name (--checkpoint-dir)."
             ) from None
         owner = self._owner()
         if owner is not None and not owner.is_gone():
             raise ConfigError(
                 f"{self.path} is in use by {owner}, last heard of {time.time() - owner.beat:.0f} s "
-                "ago. "
-                "Wait for that run or end it, or give this run another name or storage_path."
+                "ago. Wait for that run or end it, or give this run another name or storage_path."
             )
         if owner is not None:
             say(f"took over {self.path} from {owner}, which is gone")
@@ -150,7 +147,8 @@ class RunFolder:
             if owner is not None and owner.token != self._id:
                 self._lost = owner
                 return
-            with suppress(OSError, pa.ArrowException):  # a full disk must not end the run here
+            # a full disk must not end the run here
+            with suppress(OSError, pa.ArrowException):
                 self._write(LOCK, _to_json(Owner.here(self._id)))
 
     def _owner(self) -> Owner | None:
@@ -162,7 +160,7 @@ class RunFolder:
             return None
 
     def _write(self, name: str, content: bytes, *, new: bool = False) -> None:
-        """Write a small file so that it appears whole; with `new`, one that stands by now is left."""
+        """Write a small file so that it appears whole; with `new`, one that stands is left."""
         target = f"{self._root}/{name}"
         local = isinstance(self._filesystem, fs.LocalFileSystem)
         partial = f"{self._root}/.{name}-{self._id}" if local else target
@@ -181,7 +179,8 @@ class RunFolder:
             else:
                 os.replace(partial, target)
         except FileExistsError:
-            if self._owner() is None:  # what stands there is no lock
+            # what stands there may be no lock
+            if self._owner() is None:
                 os.replace(partial, target)
             else:
                 os.unlink(partial)
@@ -213,11 +212,12 @@ def _to_json(owner: Owner) -> bytes:
 
 
 def _machine() -> str:
-    """Identify the running kernel and the namespace of process ids, which containers do not share."""
+    """Identify the kernel and the namespace of process ids, which containers do not share."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    return f"unknown/{uuid.uuid4().hex}"  # equals no other: only the beat tells
+    # equals no other machine, so that only the beat tells
+    return f"unknown/{uuid.uuid4().hex}"
 
 
 def _started(pid: int) -> int | None:

@@ -8,13 +8,12 @@ ends nothing: timeouts do that. Costs one look a second.
 
 from __future__ import annotations
 
-import faulthandler
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 
 from rayrec.driver.run_log import RunLog
+from rayrec.machine.stacks import thread_stacks
 
 STALL_S = 30.0
 
@@ -36,7 +35,8 @@ class StallWatch:
         rank_stacks: Callable[[], str],
         stall_s: float = STALL_S,
     ) -> None:
-        self._say, self._log, self._rank_stacks, self._stall_s = say, log, rank_stacks, stall_s
+        self._say, self._log, self._rank_stacks = say, log, rank_stacks
+        self._stall_s = stall_s
         self._where, self._patient = "starting", False
         self._since = time.monotonic()
         self._next_s = stall_s
@@ -70,14 +70,7 @@ class StallWatch:
             self._next_s *= 2
             line = f"no progress for {silent_s:.0f} s while {self._where}"
             if not self._patient:
-                path = self._log.write(f"{line}\n{driver_stacks()}\n{self._rank_stacks()}")
+                stacks = f"-- driver\n{thread_stacks()}\n{self._rank_stacks()}"
+                path = self._log.write(f"{line}\n{stacks}")
                 line += f"; the stacks of the driver and of the ranks are in {path}"
             self._say(line)
-
-
-def driver_stacks() -> str:
-    """The stacks of all threads of this process, as text."""
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return f"-- driver\n{file.read()}"

@@ -34,17 +34,6 @@ class Start:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What the place in the data depends on, as `meaning_of_place` wants it."""
-
-    data: Dataset | None
-    global_batch_size: int
-    seed: int
-    shuffle: bool
-    drop_last: bool
-
-
 def find_start(
     run: RunConfig,
     data: Dataset,
@@ -121,8 +110,8 @@ def _latest(
             f"{run.run_path} holds no complete checkpoint to resume from. Leave out resume_from "
             "(--resume) to start the run, or correct the path."
         )
-    path, manifest = whole[0]
-    _check_resume(run, manifest, path, data, tables)
+    newest, manifest = whole[0]
+    _check_resume(run, manifest, newest, data, tables)
     return Start(tuple(path for path, _ in whole), manifest.step)
 
 
@@ -147,8 +136,10 @@ def _check_resume(
 ) -> None:
     _check_model(run, manifest, path, tables, with_state=True)
     if not run.new_data:
-        place = _Place(data, run.global_batch_size, run.seed, run.shuffle, run.drop_last)
-        check_same_place(manifest.cursor, meaning_of_place(place), path)
+        meaning = meaning_of_place(
+            data, run.global_batch_size, run.seed, run.shuffle, run.drop_last
+        )
+        check_same_place(manifest.cursor, meaning, path)
 
 
 def _check_model(

@@ -1,5 +1,4 @@
-"""What the planner is told about the machine: the nodes the ranks really got, and the memory each
-rank may take.
+"""What the planner is told of the machine: the nodes that ranks got, and the memory each may take.
 
 Memory is Ray's own figure for a node (which leaves out the object store) or a GPU's free memory,
 less a reserve for the dense model, activations and the data's batches in flight, shared evenly by
@@ -17,7 +16,8 @@ from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.layout.topology import DEFAULT_SPEEDS
 
-CPU_RESERVE = 0.3  # of a node's memory: processes, dense part, batches in flight
+# share of a node's memory for its processes, the dense part and batches in flight
+CPU_RESERVE = 0.3
 GPU_RESERVE = 0.2
 
 
@@ -61,11 +61,8 @@ def read_topology(path: str) -> Topology:
 def _node_memory() -> dict[str, float]:
     import ray
 
-    return {
-        node["NodeID"]: node["Resources"].get("memory", 0.0)
-        for node in ray.nodes()
-        if node["Alive"]
-    }
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
 
 
 def _cpu_memory(group: RankGroup, by_node: Mapping[str, float]) -> tuple[int, ...]:

@@ -1,5 +1,4 @@
-"""Pinning the ranks of a machine to cores of their own: who gets which, as a pure function of the
-machine's topology, and doing it.
+"""Pins the ranks of a machine to cores of their own; who gets which is a pure function.
 
 A rank gets as many cores as it has threads, with all their hyperthreads while the cores last; where
 there are more threads than cores, it gets as many hyperthreads, neighbours on a core first. Its
@@ -39,7 +38,7 @@ def processors(allowed: Iterable[int], system: Path = _SYSTEM) -> list[Processor
         system: the folder that holds cpu/cpu0/ and so on; what it does not tell is taken for cores
             of their own on one node.
     """
-    found = []
+    threads = []
     for number in allowed:
         folder = system / "cpu" / f"cpu{number}"
         nodes = [int(path.name.removeprefix("node")) for path in folder.glob("node[0-9]*")]
@@ -47,10 +46,9 @@ def processors(allowed: Iterable[int], system: Path = _SYSTEM) -> list[Processor
             siblings = (folder / "topology" / "thread_siblings_list").read_text()
         except OSError:
             siblings = str(number)
-        found.append(
-            Processor(min(nodes, default=0), int(siblings.replace("-", ",").split(",")[0]), number)
-        )
-    return sorted(found)
+        core = int(siblings.replace("-", ",").split(",")[0])
+        threads.append(Processor(min(nodes, default=0), core, number))
+    return sorted(threads)
 
 
 def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[frozenset[int]]:
@@ -67,11 +65,11 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
     if sum(threads) > len(units):
         raise ConfigError(
             f"{len(threads)} ranks of {', '.join(map(str, threads))} threads cannot be pinned to "
-            f"{len(units)} processors; "
-            "start fewer ranks on each machine, lower cpus_per_worker, or leave pin_cores out."
+            f"{len(units)} processors; start fewer ranks on each machine, lower cpus_per_worker, "
+            "or leave pin_cores out."
         )
     free = {node: list(of_node) for node, of_node in groupby(units, key=lambda unit: unit[0].node)}
-    found = []
+    assigned = []
     for wanted in threads:
         whole = [node for node, left in free.items() if len(left) >= wanted]
         order = whole[:1] or sorted(free, key=lambda node: -len(free[node]))
@@ -80,14 +78,13 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
             count = wanted - len(taken)
             taken += free[node][:count]
             free[node] = free[node][count:]
-        found.append(frozenset(p.number for unit in taken for p in unit))
-    return found
+        assigned.append(frozenset(p.number for unit in taken for p in unit))
+    return assigned
 
 
 @contextmanager
 def pinned(rank: int, threads: Sequence[int]) -> Iterator[frozenset[int]]:
-    """All threads of this process on the cores of one rank inside the block, and on what they had
-    before after it.
+    """Keep all threads of this process on the cores of one rank inside the block.
 
     Args:
         rank: this rank's number among those of its machine.

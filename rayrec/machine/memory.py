@@ -24,21 +24,28 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
+# names of mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEPT_BYTES = 1 << 30
-_WHOLE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch when it allocates for the first time
-_HUGE_HEAP_BYTES = 256 << 20  # the first part of the heap, as far as it is used
+# torch reads it when it allocates for the first time
+_WHOLE_PAGES = "THP_MEM_ALLOC_ENABLE"
+# the first part of the heap, as far as it is used
+_HUGE_HEAP_BYTES = 256 << 20
 _HUGE_PAGE = 2 << 20
-_PROBE_BYTES = 1 << 16  # too large for the cache of a thread, which may hold memory of other arenas
-_MAPPED, _OTHER_ARENA = 2, 4  # flags of a chunk's size, the word before it
+# too large for the cache of a thread, which may hold memory of other arenas
+_PROBE_BYTES = 1 << 16
+# flags of a chunk's size, which is the word before it
+_MAPPED, _OTHER_ARENA = 2, 4
 _MOST_ARENAS = 256
 
-_tuned: list[ctypes.CDLL] = []  # libc, once its settings are made
+# holds libc once its settings are made
+_tuned: list[ctypes.CDLL] = []
 
 
 def tune_malloc() -> bool:
-    """Keep freed memory in this process, unless the environment sets glibc's thresholds; call it
-    before large allocations and threads.
+    """Keep freed memory in this process, unless the environment sets glibc's thresholds.
+
+    It is to be called before large allocations and threads.
 
     Returns:
         Whether it was done.
@@ -52,42 +59,39 @@ def tune_malloc() -> bool:
         return False
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    settings = (
-        (_M_MMAP_THRESHOLD, _KEPT_BYTES),
-        (_M_TRIM_THRESHOLD, _KEPT_BYTES),
-        (_M_ARENA_MAX, 1),
+    done = (
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        and mallopt(_M_ARENA_MAX, 1)
     )
-    done = all(mallopt(what, value) for what, value in settings)
     os.environ.setdefault(_WHOLE_PAGES, "1")
     if done:
         _tuned[:] = [libc]
         if _on_main_arena(libc):
             _advise_huge_pages()
-    return done
+    return bool(done)
 
 
 def start_thread(run: Callable[[], None], name: str) -> None:
-    """Start a daemon thread; after `tune_malloc` one that allocates from the main arena, where one
-    is to be had.
-    """
+    """Start a daemon thread; after `tune_malloc` one of the main arena, where one is to be had."""
     free: threading.Event = threading.Event()
     answers: SimpleQueue[bool] = SimpleQueue()
 
     def attempt(last: bool) -> None:
-        found = not _tuned or _on_main_arena(_tuned[0])
-        if found:
+        fits = not _tuned or _on_main_arena(_tuned[0])
+        if fits:
             _advise_huge_pages()
-        answers.put(found)
-        if found or last:
+        answers.put(fits)
+        if fits or last:
             run()
         else:
-            free.wait()  # keeps its arena, or the next thread would get it
+            # the thread keeps its arena, or the next one would get it
+            free.wait()
 
     try:
         for i in range(_MOST_ARENAS):
-            threading.Thread(
-                target=attempt, args=(i == _MOST_ARENAS - 1,), name=name, daemon=True
-            ).start()
+            last = i == _MOST_ARENAS - 1
+            threading.Thread(target=attempt, args=(last,), name=name, daemon=True).start()
             if answers.get():
                 break
     finally:
@@ -111,9 +115,7 @@ def _advise_huge_pages() -> None:
     libc = _tuned[0]
     address = libc.malloc(_HUGE_HEAP_BYTES)
     if address:
-        first, last = (
-            -(-address // _HUGE_PAGE) * _HUGE_PAGE,
-            (address + _HUGE_HEAP_BYTES) // _HUGE_PAGE * _HUGE_PAGE,
-        )
+        first = -(-address // _HUGE_PAGE) * _HUGE_PAGE
+        last = (address + _HUGE_HEAP_BYTES) // _HUGE_PAGE * _HUGE_PAGE
         libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
         libc.free(address)

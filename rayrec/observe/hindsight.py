@@ -1,5 +1,4 @@
-"""After training: what a step really took, part by part and rank by rank, beside what the plan's
-prices promised.
+"""After training: what a step really took beside what the plan's prices promised.
 
 The parts are those of `RankEstimate`; data and dense layers have no price and are only shown. A
 rank that waits for others is not slow, so what it waited longer than the least waiting rank (whose
@@ -17,9 +16,13 @@ from rayrec.layout.rates import PARTS
 from rayrec.layout.units import format_ms
 from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
 
-FAR = 1.5  # times the prediction, either way
-COUNTS = 0.1  # of the step: less is no finding
+# a part is far off by this factor, either way
+FAR = 1.5
+# a smaller share of the step is no finding
+COUNTS = 0.1
 MAX_RANKS = 32
+# columns without a price
+OTHERS = ("data", "dense", "waiting", "rest", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +38,49 @@ class Hindsight:
 
     @property
     def worked(self) -> tuple[dict[str, float], ...]:
-        """Per rank, seconds of every part without waiting for slower ranks; of what ran ahead,
-        those beside the step.
+        """Per rank, seconds of every part without waiting for slower ranks.
+
+        Parts that ran ahead count with their seconds beside the step.
         """
-        least = {
-            part: min(_waited(rank.parts[part]) for rank in self.measured) for part in STEP_PARTS
-        }
-        return tuple(
-            {part: _seconds(t) - _waited(t) + least[part] for part, t in rank.parts.items()}
-            for rank in self.measured
-        )
+        # who waits least waits for the transfer itself
+        least = {}
+        for part in STEP_PARTS:
+            least[part] = min(_waited(rank.parts[part]) for rank in self.measured)
+        worked = []
+        for rank in self.measured:
+            parts = rank.parts.items()
+            worked.append({name: _seconds(t) - _waited(t) + least[name] for name, t in parts})
+        return tuple(worked)
 
     @property
     def waits(self) -> tuple[float, ...]:
         """Per rank, seconds of a step spent waiting for slower ranks."""
-        least = sum(min(rank.parts[part].waited for rank in self.measured) for part in STEP_PARTS)
+        least = 0.0
+        for part in STEP_PARTS:
+            least += min(rank.parts[part].waited for rank in self.measured)
         return tuple(rank.waited_s - least for rank in self.measured)
 
     def findings(self) -> list[str]:
-        """Parts and ranks that were far from the prediction, and what may be wrong; empty when all
-        was near.
-        """
-        found = []
+        """Parts and ranks that were far from the prediction, and what may be wrong with each."""
+        findings = []
         step_s = max(rank.step_s for rank in self.measured)
         # what ran beside the step before says as much about that step as about itself, and prices
         # may have left it out
-        priced = [
-            part for part in PARTS if not any(rank.parts[part].ahead for rank in self.measured)
-        ]
+        ahead = {part for rank in self.measured for part in PARTS if rank.parts[part].ahead}
+        priced = [part for part in PARTS if part not in ahead]
+        worked = self.worked
         for part in priced:
-            took = _mean([work[part] for work in self.worked])
+            took = _mean([work[part] for work in worked])
             wanted = _mean([getattr(rank, f"{part}_s") for rank in self.predicted])
             if abs(took - wanted) > COUNTS * step_s and not wanted / FAR <= took <= wanted * FAR:
                 moved = _mean([rank.parts[part].waited for rank in self.measured]) > took / 2
                 constant = "latency_s or the bandwidth between ranks" if moved else f"rates.{part}"
-                found.append(
+                findings.append(
                     f"{part} took {format_ms(took)} ms instead of {format_ms(wanted)}: {constant} "
-                    "of the topology is off, or a pooling "
-                    "factor or skew is; calibrate, or measure the data with rayrec plan --profile"
+                    "of the topology is off, or a pooling factor or skew is; calibrate, or measure "
+                    "the data with rayrec plan --profile"
                 )
-        found += self._slow_ranks(priced, step_s)
-        return found
+        return findings + self._slow_ranks(priced, step_s)
 
     def _slow_ranks(self, priced: Sequence[str], step_s: float) -> list[str]:
         """Ranks that took much longer than the others for the same predicted work.
@@ -83,55 +88,54 @@ class Hindsight:
         A rank without shards is predicted to do nothing, and what little it does is no sign of a
         slow machine. So only ranks count whose excess is a noticeable part of a step.
         """
-        took = [sum(work[part] for part in priced) for work in self.worked]
-        told = [sum(getattr(rank, f"{part}_s") for part in priced) for rank in self.predicted]
-        busy = [rank for rank, wanted in enumerate(told) if wanted > COUNTS * max(told)]
+        took: list[float] = []
+        told: list[float] = []
+        for work, estimate in zip(self.worked, self.predicted, strict=True):
+            took.append(sum(work[part] for part in priced))
+            told.append(sum(getattr(estimate, f"{part}_s") for part in priced))
+        most = max(told)
+        busy = [rank for rank, wanted in enumerate(told) if wanted > COUNTS * most]
         if not busy:
             return []
         ratios = {rank: took[rank] / told[rank] for rank in busy}
         middle = sorted(ratios.values())[(len(busy) - 1) // 2]
-        return [
-            f"rank {rank} took {ratio / middle:.1f} times as long as the others for what it was "
-            "given: its machine is slower"
-            for rank, ratio in ratios.items()
-            if ratio > FAR * middle and took[rank] - middle * told[rank] > COUNTS * step_s
-        ]
+        findings = []
+        for rank, ratio in ratios.items():
+            if ratio > FAR * middle and took[rank] - middle * told[rank] > COUNTS * step_s:
+                findings.append(
+                    f"rank {rank} took {ratio / middle:.1f} times as long as the others for what "
+                    "it was given: its machine is slower"
+                )
+        return findings
 
     def report(self) -> str:
         """A table of milliseconds, "measured/predicted" by rank and part, and the findings."""
-        others = ("data", "dense", "waiting", "rest", "step")
+        heads = "".join(f"{part:>12}" for part in PARTS)
+        others = "".join(f"{name:>{_width(name)}}" for name in OTHERS)
         lines = [
-            "Milliseconds of a step, measured/predicted; dense with its backward and optimizer:"
+            "Milliseconds of a step, measured/predicted; dense with its backward and optimizer:",
+            f"{'rank':>4}{heads}{others}",
         ]
-        lines.append(
-            f"{'rank':>4}"
-            + "".join(f"{part:>12}" for part in PARTS)
-            + "".join(f"{name:>{_width(name)}}" for name in others)
-        )
-        for rank, (work, wait, times, told) in enumerate(
-            zip(self.worked, self.waits, self.measured, self.predicted, strict=True)
-        ):
+        ranks = zip(self.worked, self.waits, self.measured, self.predicted, strict=True)
+        for rank, (work, wait, times, told) in enumerate(ranks):
             if rank == MAX_RANKS:
                 lines.append(f"... and {len(self.measured) - MAX_RANKS} more ranks")
                 break
-            cells = [
-                f"{format_ms(work[part])}/{format_ms(getattr(told, f'{part}_s'))}" for part in PARTS
-            ]
+            line = f"{rank:>4}"
+            for part in PARTS:
+                cell = f"{format_ms(work[part])}/{format_ms(getattr(told, f'{part}_s'))}"
+                line += f"{cell:>12}"
             dense = work["dense"] + work["backward"] + work["optimizer"]
-            shown = zip(
-                others, (work["data"], dense, wait, times.rest_s, times.step_s), strict=True
-            )
-            lines.append(
-                f"{rank:>4}"
-                + "".join(f"{cell:>12}" for cell in cells)
-                + "".join(f"{format_ms(s):>{_width(name)}}" for name, s in shown)
-            )
+            seconds = (work["data"], dense, wait, times.rest_s, times.step_s)
+            for name, value in zip(OTHERS, seconds, strict=True):
+                line += f"{format_ms(value):>{_width(name)}}"
+            lines.append(line)
         if any(times.ahead for times in self.measured):
             lines.append(
-                "Batches are read and their input exchanged beside the step before; the "
-                "input is no part of a step."
+                "Batches are read and their input exchanged beside the step before; the input is "
+                "no part of a step."
             )
-        return "\n".join(lines + [f"! {finding}" for finding in self.findings()])
+        return "\n".join([*lines, *(f"! {finding}" for finding in self.findings())])
 
 
 def _seconds(times: PartTimes) -> float:

@@ -1,5 +1,4 @@
-"""Where a step's time goes on this rank: seconds by part, and how much of them was waiting for
-other ranks.
+"""Where a step's time goes on this rank: seconds by part, and those spent waiting for other ranks.
 
 A model with a `StepTimer` wraps its parts in spans and hands them an exchange whose waits are
 counted; without one it does neither, so timing costs nothing when it is off, and a few microseconds
@@ -23,7 +22,8 @@ from torch.profiler import record_function
 from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
 from rayrec.observe.times import STEP_PARTS, PartTimes
 
-RANGE = "rayrec::"  # before the name of a part in a trace
+# stands before the name of a part in a trace
+RANGE = "rayrec::"
 
 T = TypeVar("T")
 
@@ -32,8 +32,10 @@ T = TypeVar("T")
 class _Span:
     part: str
     start: float
-    inner: float = 0.0  # seconds of spans within
-    range: Any = None  # in the trace
+    # seconds of spans within this one
+    inner: float = 0.0
+    # its range in the trace
+    range: Any = None
 
 
 @dataclass(slots=True)
@@ -58,9 +60,11 @@ class StepTimer:
     def __init__(self, clock: Callable[[], float] = perf_counter, tracing: bool = False) -> None:
         self.clock, self._tracing = clock, tracing
         self.reset()
-        # of the step, the innermost last; on a GPU its backward pass runs in a thread of autograd
+        # open spans of the step, the innermost last. They are no thread's own: on a GPU the
+        # backward pass runs in a thread of autograd
         self._open: list[_Span] = []
-        self._beside = threading.local()  # seconds waited in the span of a thread beside the step
+        # seconds waited in the span of a thread beside the step
+        self._beside = threading.local()
 
     def reset(self) -> None:
         """Begin anew."""
@@ -88,15 +92,14 @@ class StepTimer:
         try:
             with self._range(f"{part} ahead"):
                 yield
-        finally:  # both at once, for whoever reads meanwhile
+        finally:
+            # both at once, for whoever reads meanwhile
             self._sums[part].ahead += perf_counter() - start
             self._sums[part].ahead_waited += self._beside.waited
             self._beside.waited = None
 
     def follow(self, part: str, output: Tensor) -> None:
-        """Count the backward pass of the operation that made `output` as `part`; does nothing where
-        there will be none.
-        """
+        """Count the backward pass of the operation that made `output`, if it has one, as `part`."""
         node = output.grad_fn
         if node is not None:
             started: list[_Span] = []
@@ -134,7 +137,8 @@ class StepTimer:
     def _end(self, span: _Span) -> None:
         span.range.__exit__(None, None, None)
         took = self.clock() - span.start
-        while self._open.pop() is not span:  # spans that an error in the backward pass left open
+        # above it lie spans that an error in the backward pass left open
+        while self._open.pop() is not span:
             pass
         self._sums[span.part].seconds += took - span.inner
         if self._open:

@@ -1,5 +1,6 @@
-"""Measured seconds of a training step by part: what a rank's timer finds, and what hindsight and
-profiles show. Standard library only.
+"""Measured seconds of a training step by part, as timers find and pages show them.
+
+Standard library only.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class PartTimes(NamedTuple):
     """Seconds of one part.
 
     Attributes:
-        seconds: of the step, without parts within this one. waited: of them, spent waiting for
-            other ranks.
-        ahead: beside the step before, in a thread of its own, and so no part of the step.
-            ahead_waited: of them, waiting.
+        seconds: of the step, without parts within this one.
+        waited: seconds of these that passed in waiting for other ranks.
+        ahead: seconds beside the step before, in a thread of its own; no part of the step.
+        ahead_waited: seconds of those that passed in waiting.
     """
 
     seconds: float = 0.0
@@ -57,9 +58,7 @@ class RankTimes:
 
     @property
     def ahead(self) -> bool:
-        """Whether the input was exchanged beside the step before, so that the step only waits for
-        it.
-        """
+        """Whether the input was exchanged beside the step before, which then only waits for it."""
         return self.parts["input"].ahead > 0
 
     @property

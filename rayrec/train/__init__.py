@@ -1,5 +1,6 @@
-"""Training on one rank: the step, the loop over a run, and what ranks report. Heavy names load on
-first use, so that an actor can set its environment before torch is imported.
+"""Training on one rank: the step, the loop over a run, and what ranks report.
+
+Heavy names load on first use, so that an actor can set its environment before torch is imported.
 """
 
 from __future__ import annotations

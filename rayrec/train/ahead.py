@@ -1,11 +1,9 @@
-"""What a pipeline does ahead of the step: read the next batches in a thread, copy them to the
-device, find and prefetch their ids.
+"""What a pipeline does ahead of a step: read batches, copy them to the device, exchange their ids.
 
-`Reader` keeps a bounded number of batches ready; at most one more is being read. On a GPU they are
-copied from pinned memory on a stream of their own. `Prefetcher` learns from the first forward which
-KeyedJaggedTensors of a batch reach the sharded collections as they are, and starts the input
-exchange of just those for a later batch. Nothing is traced: a collection is watched by a hook while
-it is called.
+`Reader` has one thread that reads the next batches; on a GPU they are then copied from pinned
+memory on a stream of their own. `Prefetcher` learns from the first forward which KeyedJaggedTensors
+of a batch reach the sharded collections as they are, and starts the input exchange of just those
+for a later batch. Nothing is traced: a collection is watched by a hook while it is called.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,35 +36,46 @@ def find_kjts(batch: Any) -> list[KeyedJaggedTensor]:
     Looks into the attributes of the batch, and into dataclasses, tuples, lists and mappings of any
     depth.
     """
-    found: list[KeyedJaggedTensor] = []
-    inside = (
-        list(vars(batch).values())
-        if hasattr(batch, "__dict__") and not isinstance(batch, KeyedJaggedTensor | nn.Module)
-        else []
-    )
-    _collect(batch, found)
-    _collect(inside, found)
-    return found
+    by_object: dict[int, KeyedJaggedTensor] = {}
+    _collect(batch, by_object)
+    if hasattr(batch, "__dict__") and not isinstance(batch, KeyedJaggedTensor | nn.Module):
+        _collect(list(vars(batch).values()), by_object)
+    return list(by_object.values())
 
 
-def _collect(value: Any, found: list[KeyedJaggedTensor]) -> None:
+def _collect(value: Any, by_object: dict[int, KeyedJaggedTensor]) -> None:
     if isinstance(value, KeyedJaggedTensor):
-        if not any(value is other for other in found):
-            found.append(value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        _collect([getattr(value, f.name) for f in fields(value)], found)
+        by_object.setdefault(id(value), value)
+        return
+    inside: list[Any] = []
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = [getattr(value, f.name) for f in fields(value)]
     elif isinstance(value, Mapping):
-        _collect(list(value.values()), found)
+        inside = list(value.values())
     elif isinstance(value, list | tuple):
-        for item in value:
-            _collect(item, found)
+        inside = list(value)
+    for item in inside:
+        _collect(item, by_object)
 
 
-class Ready(NamedTuple):
-    """A batch on the device, and the event after its copy (None on CPU)."""
+@dataclass
+class AheadBatch:
+    """A batch that was read ahead, and what was started for it.
+
+    Attributes:
+        batch: on the device.
+        copied: the event after its copy; None on CPU.
+        started: places, in `kjts`, of those whose exchange is under way.
+    """
 
     batch: Any
-    copied: torch.cuda.Event | None
+    copied: torch.cuda.Event | None = None
+    started: set[int] = field(default_factory=set)
+
+    @cached_property
+    def kjts(self) -> list[KeyedJaggedTensor]:
+        """Its KeyedJaggedTensors, in the same order for every batch."""
+        return find_kjts(self.batch)
 
     def wait(self) -> Any:
         """Make the current stream wait for the copy; the batch."""
@@ -84,16 +94,19 @@ class Reader:
         device: where batches are needed. On CUDA they must have `.to(device, non_blocking=True)`,
             and should have pin_memory() and record_stream(stream), as `rayrec.data.Batch`.
         depth: batches kept on the device, the current one included.
+        ahead: batches read, or being read, that are not yet on the device.
 
     Attributes:
+        ready: batches on the device.
         waited_s: seconds that `fill` has waited for batches.
     """
 
-    def __init__(self, device: torch.device, depth: int) -> None:
-        self.device, self.depth, self.waited_s = device, depth, 0.0
-        self.ready: deque[Ready] = deque()
+    def __init__(self, device: torch.device, depth: int, ahead: int = 1) -> None:
+        self.device, self._depth, self._ahead = device, depth, ahead
+        self.waited_s = 0.0
+        self.ready: deque[AheadBatch] = deque()
         self._source: Iterator[Any] | None = None
-        self._reading: Future[Any] | None = None
+        self._reading: deque[Future[Any]] = deque()
         self._pool: ThreadPoolExecutor | None = None
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -108,53 +121,59 @@ class Reader:
         Raises:
             whatever the source raised, once the batches before are used up.
         """
-        if source is not self._source and self._reading is None and not self.ready:
+        # a batch of one source never overtakes one of another
+        if source is not self._source and not self._reading and not self.ready:
             self._source = source
-            self._submit(timer)
-        while len(self.ready) < self.depth and self._reading is not None:
+            self._read_on(timer)
+        while len(self.ready) < self._depth and self._reading:
             started = time.perf_counter()
-            error = self._reading.exception()
+            error = self._reading[0].exception()
             self.waited_s += time.perf_counter() - started
-            if error is not None and self.ready:
-                return  # first the batches before it
-            batch = None if error is not None else self._reading.result()
-            self._reading = None
-            if error is not None or batch is _END:
-                self._end_thread()
             if error is not None:
+                # first come the batches before it
+                if self.ready:
+                    return
+                self._end_thread()
                 raise error
-            if batch is not _END:
+            batch = self._reading.popleft().result()
+            if batch is _END:
+                self._end_thread()
+            else:
                 self.ready.append(self._copy(batch))
-                self._submit(timer)
+                self._read_on(timer)
 
     def close(self) -> None:
         """Wait for the thread and forget what was read."""
         self._end_thread()
-        self._reading, self._source = None, None
+        self._source = None
         self.ready.clear()
 
     def _end_thread(self) -> None:
+        self._reading.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = None
 
-    def _submit(self, timer: StepTimer | None) -> None:
+    def _read_on(self, timer: StepTimer | None) -> None:
+        assert self._source is not None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="rayrec-reader")
-        assert self._source is not None
-        self._reading = self._pool.submit(_read, self._source, self._copies is not None, timer)
+        pin = self._copies is not None
+        while len(self._reading) < self._ahead:
+            self._reading.append(self._pool.submit(_read, self._source, pin, timer))
 
-    def _copy(self, batch: Any) -> Ready:
+    def _copy(self, batch: Any) -> AheadBatch:
         if self._copies is None:
-            return Ready(batch, None)
+            return AheadBatch(batch)
         if not hasattr(batch, "to"):
             raise ConfigError(
                 f"a batch of {type(batch).__name__} has no to(device, non_blocking=...), which a "
                 "pipeline on a GPU needs."
             )
+        # beside the kernels of the step; who uses the batch waits for the event
         with torch.cuda.stream(self._copies):
             moved = batch.to(self.device, non_blocking=True)
-            return Ready(moved, self._copies.record_event())
+            return AheadBatch(moved, self._copies.record_event())
 
 
 def _read(source: Iterator[Any], pin: bool, timer: StepTimer | None) -> Any:
@@ -173,87 +192,77 @@ class Prefetcher:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = [
-            module for module in model.modules() if isinstance(module, DistributedModelParallel)
-        ]
-        if len(found) != 1:
+        sharded = [m for m in model.modules() if isinstance(m, DistributedModelParallel)]
+        if len(sharded) != 1:
             raise ConfigError(
                 "a sparse pipeline needs one DistributedModelParallel, the model has "
-                f"{len(found)}; use TrainPipelineBase."
+                f"{len(sharded)}; use TrainPipelineBase."
             )
-        self._model = found[0]
-        self._given: list[tuple[str, KeyedJaggedTensor]] = []
-        self._watching = False
-        # of the batch's KJTs, those that reach collections; None before the first forward
+        self._model = sharded[0]
+        # by collection, what it was called with in the forward that is watched now
+        self._given: list[tuple[str, KeyedJaggedTensor]] | None = None
+        # of a batch's KJTs, those that reach collections; None before the first forward
         self._places: set[int] | None = None
-        self._started: list[tuple[int, KeyedJaggedTensor]] = []
         self._warned = False
         kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
-        self._hooks = [
-            module.register_forward_pre_hook(
-                self._hook(path or type(module).__name__), with_kwargs=True
-            )
-            for path, module in self._model.module.named_modules()
-            if isinstance(module, kinds)
-        ]
+        self._hooks = []
+        for path, module in self._model.module.named_modules():
+            if isinstance(module, kinds):
+                hook = self._hook(path or type(module).__name__)
+                self._hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def start(self, batch: Any) -> None:
-        """Start the exchange of a batch whose forward comes later; every rank calls it in the same
-        order. A second call does nothing.
+    def start(self, ahead: AheadBatch) -> None:
+        """Start the exchange of a batch whose forward comes later; a second call does nothing.
+
+        Every rank calls it for the same batches in the same order.
         """
-        if not self._places:
-            return
-        for place, kjt in enumerate(find_kjts(batch)):
-            if (
-                place in self._places
-                and not any(kjt is other for _, other in self._started)
-                and self._model.prefetch(kjt)
-            ):
-                self._started.append((place, kjt))
+        ahead.wait()
+        # in the same order on every rank, since exchanges are matched by their order
+        for place in sorted(self._places or ()):
+            if place in ahead.started or place >= len(ahead.kjts):
+                continue
+            if self._model.prefetch(ahead.kjts[place]):
+                ahead.started.add(place)
 
     @contextmanager
-    def watching(self, batch: Any) -> Iterator[None]:
-        """Around the forward of a batch: see which of its KJTs are used, and warn once of a
-        collection that cannot be prefetched.
+    def watching(self, ahead: AheadBatch) -> Iterator[None]:
+        """Around the forward of a batch: see which of its KJTs are used.
+
+        Warns once of a collection that cannot be prefetched.
         """
-        self._watching, self._given = True, []
+        given = self._given = []
         try:
             yield
         finally:
-            self._watching = False
-        given, self._given = self._given, []
-        kjts = find_kjts(batch)
-        foreign = [(path, kjt) for path, kjt in given if not any(kjt is other for other in kjts)]
+            self._given = None
+        # a collection is given the batch's own object, or ids that the model made
+        place_of = {id(kjt): place for place, kjt in enumerate(ahead.kjts)}
+        foreign = [(path, kjt) for path, kjt in given if id(kjt) not in place_of]
         # an exchange is started for whoever reads these keys: of two KJTs with the same keys
         # neither can be started ahead
         taken = {tuple(kjt.keys()) for _, kjt in foreign}
-        used = {
-            place
-            for place, kjt in enumerate(kjts)
-            if any(kjt is other for _, other in given) and tuple(kjt.keys()) not in taken
-        }
-        unused = {
-            place for place, kjt in self._started if any(kjt is other for other in kjts)
-        } - used
-        self._started = [item for item in self._started if not any(item[1] is kjt for kjt in kjts)]
+        own = [kjt for _, kjt in given if id(kjt) in place_of]
+        used = {place_of[id(kjt)] for kjt in own if tuple(kjt.keys()) not in taken}
+        unused = ahead.started - used
         self._places = used if self._places is None else self._places - unused
-        own = sorted({path for path, _ in foreign})
-        if (own or unused) and not self._warned:
-            self._warned = True
-            why = (
-                f"{', '.join(own)} gets a KeyedJaggedTensor that is not the batch's own"
-                if own
-                else "the model left out ids of a batch"
-            )
-            warnings.warn(
-                f"{why}, so its exchange is not started ahead. Pass on the batch's to overlap it.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if foreign or unused:
+            self._warn(sorted({path for path, _ in foreign}))
+
+    def _warn(self, foreign: list[str]) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        why = "the model left out ids of a batch"
+        if foreign:
+            why = f"{', '.join(foreign)} gets a KeyedJaggedTensor that is not the batch's own"
+        warnings.warn(
+            f"{why}, so its exchange is not started ahead. Pass on the batch's to overlap it.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def forget(self) -> None:
         """Expect no more forwards of the batches that were started."""
-        self._started = []
         self._model.forget_prefetched()
 
     def close(self) -> None:
@@ -264,7 +273,7 @@ class Prefetcher:
 
     def _hook(self, path: str) -> Any:
         def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._watching:
+            if self._given is not None:
                 self._given.append((path, args[0] if args else next(iter(kwargs.values()))))
 
         return see

@@ -14,12 +14,12 @@ from rayrec.errors import CheckpointError, ConfigError
 
 def dense_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
     """Live dense parameters and persistent buffers by the names of the user's module."""
-    found = {name: p.detach() for name, p in model.dense_parameters()}
+    tensors = {name: p.detach() for name, p in model.dense_parameters()}
     for path, module in model.module.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                found[f"{path}.{name}" if path else name] = buffer
-    return found
+                tensors[f"{path}.{name}" if path else name] = buffer
+    return tensors
 
 
 @torch.no_grad()
@@ -32,14 +32,14 @@ def load_dense(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: st
     if set(live) != set(saved):
         odd = sorted(set(live) ^ set(saved))[0]
         raise CheckpointError(
-            f"{path} and the model differ in {odd!r}, which only one of them "
-            "has. Build the model that was saved."
+            f"{path} and the model differ in {odd!r}, which only one of them has. Build the model "
+            "that was saved."
         )
     for name, tensor in live.items():
         if tensor.shape != saved[name].shape:
             raise CheckpointError(
-                f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model "
-                f"wants {tuple(tensor.shape)}."
+                f"{path} holds {name!r} as {tuple(saved[name].shape)}, the model wants "
+                f"{tuple(tensor.shape)}."
             )
         tensor.copy_(saved[name])
 
@@ -57,6 +57,5 @@ def check_dense_optimizer(extras: Mapping[str, Any], wanted: str, path: str) -> 
     if saved != wanted:
         raise ConfigError(
             f"{path} was trained with the dense optimizer {saved!r}, the run wants {wanted!r}. Use "
-            f"{saved!r}, or start a new run from "
-            "its weights alone with init_from (--init-from)."
+            f"{saved!r}, or start a new run from its weights alone with init_from (--init-from)."
         )

@@ -1,5 +1,4 @@
-"""Scores of a model on held-out rows, merged over ranks, and the predictions behind them if they
-are wanted.
+"""Scores of a model on held-out rows, merged over ranks, and the predictions behind them.
 
 Every rank scores its part of each batch without an update. The scores are sums, so one all-reduce
 at the end gives every rank the same. Ranks look at their stop flags together every few batches,
@@ -22,7 +21,8 @@ from rayrec.train.predictions import PredictionConfig, PredictionWriter
 from rayrec.train.step import forward
 from rayrec.train.window import all_sum
 
-STOP_EVERY = 16  # batches between two looks at the stop flags
+# batches between two looks at the stop flags
+STOP_EVERY = 16
 
 
 class Part(NamedTuple):
@@ -47,9 +47,7 @@ def evaluate(
 
     Args:
         model: forward(batch) -> (loss, (loss, logits, labels)).
-        data: what to score on.
-        part: this rank's part of it.
-        device: where the model is.
+        part: this rank's part of the data.
         predictions: also write the score of every row; needs a `FileDataset`.
         should_stop: read every few batches; one rank's True ends the evaluation of all.
         on_batch: called after every batch.
@@ -66,6 +64,7 @@ def evaluate(
     writer, batches = _open(data, part, predictions)
     try:
         for number, batch in enumerate(batches):
+            # all ranks stop at the same batch, or those that go on would wait for the others
             if number % STOP_EVERY == 0 and _any(should_stop(), device):
                 return None
             _, logits, labels = forward(model, _on_device(batch, device))

@@ -1,4 +1,4 @@
-"""`Keeper`: writes a rank's part of the run's checkpoints, and fills the model from a checkpoint.
+"""`Keeper`: writes a rank's part of the run's checkpoints, and fills the model from one.
 
 A run continues from a checkpoint (weights, optimizers, step, place in the data), or starts with the
 weights of another run. All ranks call the same methods together. A damaged checkpoint is found
@@ -31,12 +31,10 @@ class Keeper:
     """Saves and restores one rank of a run.
 
     Args:
-        spec: the run.
         model: the sharded model, whose shards are saved and filled in place.
         tables: the configs of all tables of the model.
         dense: the optimizer of the dense parameters, or None where there are none.
         place: the place in the data, which a resume moves.
-        rank, world_size: this rank of so many.
     Attributes:
         newest: path of the newest checkpoint of the run, or None.
     """
@@ -51,8 +49,9 @@ class Keeper:
         rank: int,
         world_size: int,
     ) -> None:
-        self._spec, self._model, self._tables, self._dense = spec, model, tables, dense
-        self._place, self._rank, self._world_size = place, rank, world_size
+        self._spec, self._model, self._tables = spec, model, tables
+        self._dense, self._place = dense, place
+        self._rank, self._world_size = rank, world_size
         self.newest: str | None = None
 
     def save(self, step: int, path: str | None = None) -> str:
@@ -63,15 +62,21 @@ class Keeper:
         Raises:
             SaveError: on every rank, when the storage refused on any of them.
         """
-        manager = (
-            CheckpointManager(self._spec.run_path) if path is None and self._spec.run_path else None
-        )
-        where = path or (manager.path(step) if manager else None)
-        if where is None:
+        run_path = self._spec.run_path if path is None else None
+        manager = CheckpointManager(run_path) if run_path else None
+        where = manager.path(step) if manager else path
+        if not where:
             raise ConfigError("the run has no storage path; pass save(path) one.")
         if where == self.newest:
             return where
-        optimizers = self._model.sparse_optimizers
+        optimizers = {}
+        for name, optimizer in self._model.sparse_optimizers.items():
+            optimizers[name] = {"name": optimizer.name, **optimizer.hyperparameters}
+        extras = {
+            "dense_optimizer": self._spec.dense_optimizer.name,
+            "table_updates": self._model.iteration,
+            **self._spec.extras,
+        }
         save_checkpoint(
             where,
             shards=self._model.shard_states(),
@@ -84,14 +89,8 @@ class Keeper:
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=step,
             cursor=self._place.cursor(),
-            optimizers={
-                name: {"name": o.name, **o.hyperparameters} for name, o in optimizers.items()
-            },
-            extras={
-                "dense_optimizer": self._spec.dense_optimizer.name,
-                "table_updates": self._model.iteration,
-                **self._spec.extras,
-            },
+            optimizers=optimizers,
+            extras=extras,
         )
         self.newest = where
         if manager and self._rank == 0 and self._spec.checkpoint.num_to_keep:
@@ -99,12 +98,10 @@ class Keeper:
         return where
 
     def begin(self, note: Callable[[str], None]) -> int:
-        """Put the model where the spec says that the run starts.
+        """Put the model where the spec says that the run starts; the number of steps done there.
 
         Args:
             note: gets a line about what was done.
-        Returns:
-            global steps done.
         Raises:
             CheckpointError, ConfigError: as `restore` and `warm_start`.
         """
@@ -117,10 +114,8 @@ class Keeper:
         if not spec.resume_from:
             return 0
         path, step = self._restore_first_whole(spec.resume_from, note)
-        note(
-            f"resumed from {path} at step "
-            f"{step}" + (", with new data from the beginning" if spec.new_data else "")
-        )
+        data = ", with new data from the beginning" if spec.new_data else ""
+        note(f"resumed from {path} at step {step}{data}")
         if step >= spec.steps:
             note(
                 f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
@@ -130,13 +125,10 @@ class Keeper:
         return step
 
     def restore(self, path: str, *, weights_only: bool = False) -> int:
-        """Continue from a checkpoint of any number of ranks and any plan.
+        """Continue from a checkpoint of any number of ranks and any plan; its global steps.
 
         Args:
-            path: a checkpoint directory.
             weights_only: take no optimizer state and no place in the data, as evaluation does.
-        Returns:
-            global steps done.
         Raises:
             CheckpointError: it is missing, damaged, or of another model.
             ConfigError: the run's data, batch size or seed differ, so that the place in the data
@@ -145,10 +137,8 @@ class Keeper:
         saved = self._load(path, with_state=not weights_only)
         if weights_only:
             return saved.step
-        if (
-            self._spec.run_path
-            and CheckpointManager(self._spec.run_path).step_of(path) == saved.step
-        ):
+        run_path = self._spec.run_path
+        if run_path and CheckpointManager(run_path).step_of(path) == saved.step:
             self.newest = path
         self._place.restore(saved.cursor, path)
         return saved.step
@@ -157,13 +147,11 @@ class Keeper:
         """Take the weights of another run; step and place in the data stay at the beginning.
 
         Args:
-            path: a checkpoint directory; its tables and dense layers have the names and sizes of
-                this model's.
-            optimizer_state: take the optimizers' state, too.
+            path: a checkpoint whose tables and dense layers have this model's names and sizes.
         Raises:
             CheckpointError: it is missing, damaged, of another model, or was trained with other
                 sparse optimizers whose state is wanted.
-            ConfigError: the same of the dense optimizer.
+            ConfigError: it was trained with another dense optimizer whose state is wanted.
         """
         self._load(path, with_state=optimizer_state)
 
@@ -177,7 +165,8 @@ class Keeper:
                 step = self.restore(path)
             except DamagedCheckpointError as error:
                 damage = str(error)
-            first = next((found for found in gather_objects(damage) if found), "")
+            # all ranks pass over what one of them finds damaged
+            first = next((told for told in gather_objects(damage) if told), "")
             if not first:
                 return path, step
             if path == paths[-1]:

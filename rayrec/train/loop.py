@@ -1,10 +1,9 @@
 """`RankTrainer`: one rank's whole training, in any process that is in a process group (or alone).
-No Ray in it.
 
 All ranks hold the same spec and do the same things in the same order: as many steps as the spec and
 the dataset's metadata say, a merged window every few seconds, checkpoints at fixed steps. So nobody
 asks anybody how to go on, except for one agreement at the end of each window: whether to stop.
-Batches are read and their ids exchanged ahead, during the step before (`pipeline`).
+Batches are read and their ids exchanged ahead, during the step before (`pipeline`). No Ray here.
 """
 
 from __future__ import annotations
@@ -18,30 +17,39 @@ import torch.distributed as dist
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import InputError
 from rayrec.metrics import BinaryScores
+from rayrec.observe.profile import Profiler
+from rayrec.observe.step_times import StepTimes
 from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
+from rayrec.report.profile_page import Profile, check_folder
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.evaluation import Part, evaluate
 from rayrec.train.keeper import Keeper
-from rayrec.train.pipeline import TrainPipelineSparseDist
+from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
 from rayrec.train.place import Place
 from rayrec.train.predictions import PredictionConfig
-from rayrec.train.profile import profile_steps
-from rayrec.train.profile_page import Profile, check_folder
 from rayrec.train.progress import ProgressReport
 from rayrec.train.step import checked, summarize
-from rayrec.train.times import StepTimes
-from rayrec.train.window import Window, gather_objects, next_length
+from rayrec.train.window import Window, WindowSum, gather_objects, next_length
+
+# batches; a block of shuffled rows is decoded for several at once
+READ_AHEAD = 4
 
 
 class RankTrainer:
-    """Builds the model on this rank and trains, evaluates, saves and restores it; all ranks call
-    the same methods together.
+    """Builds the model on this rank and trains, evaluates, saves and restores it.
+
+    All ranks call the same methods together.
 
     Args:
         spec: the run.
         device: of this rank.
         on_phase: gets what the trainer is doing, in words that complete "while ...".
+    Attributes:
+        step: global steps done.
+        rows, seconds: trained on and taken by this run, over all ranks.
+        loss: mean over the rows of the last window.
+        profile: of this run, once it is made.
     Raises:
         ConfigError: the model holds nothing to shard or an optimizer is unknown.
         PlanError: the plan is not for this model or this many ranks.
@@ -79,11 +87,16 @@ class RankTrainer:
             spec, self.model, self.tables, self._dense, self._place, self.rank, self.world_size
         )
         self._window_steps = 1
-        if self.device.type == "cpu":  # a GPU's parts would have to be waited for
+        # a GPU's parts would have to be waited for
+        if self.device.type == "cpu":
             self.model.timer = StepTimer()
         self._times = StepTimes(self.model.timer, warm_up=True)
         self._pipeline = TrainPipelineSparseDist(
-            self.model, self._dense, self.device, world_size=self.world_size
+            self.model,
+            self._dense,
+            self.device,
+            PipelineOptions(read_ahead=READ_AHEAD),
+            world_size=self.world_size,
         )
 
     def __enter__(self) -> RankTrainer:
@@ -103,8 +116,9 @@ class RankTrainer:
         on_report: Callable[[ProgressReport], None] = lambda report: None,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> bool:
-        """Train until the spec's number of steps is done or some rank is asked to stop; saves on
-        the way as the spec says.
+        """Train until the spec's steps are done or some rank is asked to stop.
+
+        Checkpoints are saved on the way and at the end as the spec says.
 
         Args:
             should_stop: read at the end of each window; one rank's True stops all.
@@ -120,114 +134,110 @@ class RankTrainer:
         self.model.train()
         self._on_phase("reading the first batch")
         batches = self._place.batches()
-        every = self.spec.checkpoint.every_n_steps if self.spec.run_path else None
-        profile_at = self._profile_at()
+        profiler = self._profiler()
         stopped = False
-
-        def train(wanted: int) -> bool:
-            """Up to a step, in windows that end where checkpoints are due; whether it was stopped."""
-            stop = False
-            while self.step < wanted and not stop:
-                end = min(wanted, (self.step // every + 1) * every) if every else wanted
-                stop = self._train_to(end, batches, should_stop, on_report, on_step)
-                if every and self.step % every == 0:
-                    self.save()
-            return stop
-
         try:
             while self.step < self.spec.steps and not stopped:
-                if self.step == profile_at:
-                    stopped = self._profile(train)
-                    continue
-                wanted = min(self.step + self._window_steps, self.spec.steps)
-                stopped = train(min(wanted, profile_at) if self.step < profile_at else wanted)
+                times = profiler.times if profiler and profiler.times else self._times
+                window, waited_s = self._steps(self._window_end(profiler), batches, times, on_step)
+                merged = window.merge(should_stop, waited_s)
+                self._report(merged, window.steps, on_report)
+                stopped = merged.stop
+                if self._save_every and self.step % self._save_every == 0:
+                    self.save()
+                if profiler is not None:
+                    profiler.turn(self.step, stopped)
+                    self.profile = profiler.result
         finally:
+            if profiler is not None:
+                profiler.close()
+            # first the thread that reads them
             self._pipeline.reset()
             batches.close()
         if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
             self.save()
         return stopped
 
-    def _train_to(
-        self,
-        end: int,
-        batches: Iterator[Any],
-        should_stop: Callable[[], bool],
-        on_report: Callable[[ProgressReport], None],
-        on_step: Callable[[int], None],
-    ) -> bool:
-        """One window, up to step `end`."""
+    def _steps(
+        self, end: int, batches: Iterator[Any], times: StepTimes, on_step: Callable[[int], None]
+    ) -> tuple[Window, float]:
+        """The window of the steps up to `end`, and the seconds that it waited for batches."""
         window = Window(self.device, self.world_size)
-        self._times.begin()
-        first, waited_s = self.step, self._pipeline.data_wait_s
+        times.begin()
+        first, waited_s = self.step + 1, self._pipeline.data_wait_s
         while self.step < end:
+            # nothing here waits for the device: losses and scores are summed there
             done = self._pipeline.advance(batches)
             window.add(summarize(checked((done.loss, done.output)), done.batch.rows))
             self._place.advance()
             self.step += 1
             on_step(self.step)
-            if self.step == first + 1:
+            if self.step == first:
                 self._on_phase("training")
-        self._times.add(window.steps)
-        total = window.merge(should_stop, self._pipeline.data_wait_s - waited_s)
-        self.rows += total.rows
-        self.seconds += total.seconds
-        self.loss = total.loss
-        if not abs(total.loss) < float("inf"):
-            raise InputError(
-                f"the loss is {total.loss} in steps {first + 1} to {self.step}: training has "
-                "diverged. "
-                f"Lower the learning rates (sparse {self.spec.sparse_optimizer.lr}, dense "
-                f"{self.spec.dense_optimizer.lr}) "
-                "or look for huge values in the dense columns."
-            )
-        self._window_steps = next_length(window.steps, total.seconds, self.spec.report_every_s)
-        speed = total.rows / max(total.seconds, 1e-9)
-        on_report(
-            ProgressReport(
-                step=self.step,
-                rows=self.rows,
-                rows_per_s=speed,
-                loss=total.loss,
-                auc=total.auc,
-                ne=total.ne,
-                data_wait=total.data_wait,
-            )
-        )
-        return total.stop
+        times.add(window.steps)
+        return window, self._pipeline.data_wait_s - waited_s
 
-    def _profile_at(self) -> int:
-        """The step before which to profile, or -1."""
+    def _window_end(self, profiler: Profiler | None) -> int:
+        """The step that ends the next window: a report, a save or a part of a profile is due."""
+        ends = [self.spec.steps]
+        if self._save_every:
+            ends.append((self.step // self._save_every + 1) * self._save_every)
+        if profiler is not None and profiler.due is not None:
+            ends.append(profiler.due)
+        if profiler is None or profiler.times is None:
+            # a report amid the profile would show in its trace
+            ends.append(self.step + self._window_steps)
+        return min(ends)
+
+    def _report(
+        self, merged: WindowSum, steps: int, on_report: Callable[[ProgressReport], None]
+    ) -> None:
+        """Count a merged window of so many steps, and tell of it."""
+        self.rows += merged.rows
+        self.seconds += merged.seconds
+        self.loss = merged.loss
+        if not abs(merged.loss) < float("inf"):
+            raise InputError(
+                f"the loss is {merged.loss} in steps {self.step - steps + 1} to {self.step}: "
+                "training has diverged. Lower the learning rates (sparse "
+                f"{self.spec.sparse_optimizer.lr}, dense {self.spec.dense_optimizer.lr}) or look "
+                "for huge values in the dense columns."
+            )
+        self._window_steps = next_length(steps, merged.seconds, self.spec.report_every_s)
+        report = ProgressReport(
+            step=self.step,
+            rows=self.rows,
+            rows_per_s=merged.rows / max(merged.seconds, 1e-9),
+            loss=merged.loss,
+            auc=merged.auc,
+            ne=merged.ne,
+            data_wait=merged.data_wait,
+        )
+        on_report(report)
+
+    def _profiler(self) -> Profiler | None:
+        """What profiles the steps of this run that the spec names, or None."""
         config = self.spec.profile
         if config is None:
-            return -1
+            return None
         config.check_steps(self.spec.steps - self.step)
         check_folder(config.path)
-        return self.step + config.skip_steps
-
-    def _profile(self, train: Callable[[int], bool]) -> bool:
-        """Profile the next steps, which `train` does; whether it was stopped. Their times are no
-        part of the run's.
-        """
-        assert self.spec.profile is not None
-        stopped = False
-
-        def run(times: StepTimes, steps: int) -> bool:
-            nonlocal stopped
-            kept, self._times = self._times, times
-            stopped = train(self.step + steps)
-            self._times = kept
-            return stopped
-
-        self.profile = profile_steps(
-            self.model, self.spec.profile, run, rank=self.rank, first_step=self.step + 1
+        return Profiler(
+            self.model,
+            config.path,
+            first_step=self.step + config.skip_steps + 1,
+            steps=config.steps,
+            rank=self.rank,
+            gather=gather_objects,
         )
-        return stopped
+
+    @property
+    def _save_every(self) -> int | None:
+        """Steps between two checkpoints; None where none is saved on the way."""
+        return self.spec.checkpoint.every_n_steps if self.spec.run_path else None
 
     def times(self) -> tuple[RankTimes, ...]:
-        """Where the time of the mean step went, of every rank on every rank; empty where it was not
-        measured.
-        """
+        """The mean step of every rank, on every rank; empty where it was not measured."""
         return tuple(times for times in gather_objects(self._times.mean()) if times is not None)
 
     def evaluate(
@@ -242,9 +252,10 @@ class RankTrainer:
         return evaluate(self.model, data, part, self.device, predictions, should_stop, on_batch)
 
     def save(self, path: str | None = None) -> str:
-        """Write a checkpoint, by default into the run's folder under the number of the step;
-        returns where.
+        """Write a checkpoint, by default into the run's folder under the number of the step.
 
+        Returns:
+            where it lies.
         Raises:
             SaveError: on every rank, when any of them could not write.
         """
@@ -254,9 +265,7 @@ class RankTrainer:
         return where
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> None:
-        """Start where the spec says: anew, from the weights of another run, or from a checkpoint;
-        see `Keeper.begin`.
-        """
+        """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
         self.step = self._keeper.begin(note)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:

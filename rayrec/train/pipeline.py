@@ -1,7 +1,6 @@
-"""Pipelines: `progress(iterator)` does one step while later batches are read, copied to the device
-and, when sharded, exchanged.
+"""Pipelines: a step is done while later batches are read, copied and, when sharded, exchanged.
 
-Names and use are TorchRec's: build a pipeline once, call `progress` until StopIteration.
+Names and use are TorchRec's: build a pipeline once, call `progress(iterator)` until StopIteration.
 `TrainPipelineBase` reads and copies ahead; `TrainPipelineSparseDist` also starts the input exchange
 of the next batch's ids, over connections of its own, before the current batch is computed. Where
 ids go does not depend on weights, so every result equals that of the plain loop over `train_step`,
@@ -28,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
 from rayrec.observe.timer import StepTimer, span
-from rayrec.train.ahead import Prefetcher, Reader
+from rayrec.train.ahead import AheadBatch, Prefetcher, Reader
+from rayrec.train.step import loss_weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +42,15 @@ class PipelineOptions:
             optimizers with state it is `accumulate` smaller ones. Dense gradients cross the wire
             once per dense update. When the data ends within a group, the dense update is done with
             what there is.
+        read_ahead: batches that the reading thread holds beyond those on the device. One suffices
+            where each batch takes about as long to read; more even out a reader that decodes the
+            rows of several batches at once.
         autocast: dtype of the dense layers' matrix products, such as torch.bfloat16; None computes
             in the parameters' own. Tables, their exchange and their updates stay in float32.
     """
 
     accumulate: int = 1
+    read_ahead: int = 1
     autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -54,10 +58,12 @@ class PipelineOptions:
             raise ConfigError(
                 f"accumulate={self.accumulate}; a dense update needs at least one micro-batch."
             )
+        if self.read_ahead < 1:
+            raise ConfigError(f"read_ahead={self.read_ahead}; the thread reads at least one batch.")
         if self.autocast not in (None, torch.bfloat16):
             raise ConfigError(
-                f"autocast={self.autocast}; use torch.bfloat16 or None. float16 "
-                "would need loss scaling."
+                f"autocast={self.autocast}; use torch.bfloat16 or None. float16 would need loss "
+                "scaling."
             )
 
 
@@ -78,22 +84,26 @@ class PipelineStep(NamedTuple):
 class _Pipeline(ABC):
     """Batches flow through; a subclass says what is done with each."""
 
+    # whether the ids of the next batch are exchanged ahead
+    _sparse = False
+
     def __init__(
         self,
         model: nn.Module,
         device: torch.device | str,
-        prefetch: bool,
         autocast: torch.dtype | None = None,
+        read_ahead: int = 1,
     ) -> None:
         self.model, self.device = model, torch.device(device)
         self._autocast = autocast
-        self._prefetcher = Prefetcher(model) if prefetch else None
+        self._prefetcher = Prefetcher(model) if self._sparse else None
         self._sharded = next(
             (m for m in model.modules() if isinstance(m, DistributedModelParallel)), None
         )
         on_gpu = self.device.type == "cuda"
         # on a GPU a batch is copied before it is exchanged
-        self._reader = Reader(self.device, depth=3 if on_gpu and prefetch else 2)
+        depth = 3 if on_gpu and self._sparse else 2
+        self._reader = Reader(self.device, depth, read_ahead)
 
     @property
     def data_wait_s(self) -> float:
@@ -120,13 +130,16 @@ class _Pipeline(ABC):
             self._reader.fill(dataloader_iter, self._timer)
         if not self._reader.ready:
             raise StopIteration
-        batch = self._reader.ready.popleft().wait()
+        current = self._reader.ready.popleft()
+        current.wait()
+        # the ids of the next batch travel while this one is computed
         self._start_next()
-        return self._step(batch, last=not self._reader.ready)
+        return self._step(current, last=not self._reader.ready)
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[PipelineStep]:
-        """Steps until the batches are used up; when the caller stops earlier, batches read ahead
-        are dropped.
+        """Steps until the batches are used up.
+
+        When the caller stops earlier, batches read ahead are dropped.
         """
         source = iter(batches)
         try:
@@ -140,8 +153,9 @@ class _Pipeline(ABC):
             self.reset()
 
     def reset(self) -> None:
-        """Drop batches that were read ahead; waits for the reading thread, so that the iterator may
-        be closed after this.
+        """Drop batches that were read ahead.
+
+        It waits for the reading thread, so that the iterator may be closed afterwards.
         """
         self._reader.close()
         if self._prefetcher is not None:
@@ -160,17 +174,17 @@ class _Pipeline(ABC):
     def _start_next(self) -> None:
         if self._prefetcher is not None and self._reader.ready:
             with span(self._timer, "input"):
-                self._prefetcher.start(self._reader.ready[0].wait())
+                self._prefetcher.start(self._reader.ready[0])
 
-    def _forward(self, batch: Any) -> tuple[Tensor, Any]:
-        watching: AbstractContextManager[None] = (
-            self._prefetcher.watching(batch) if self._prefetcher is not None else nullcontext()
-        )
+    def _forward(self, current: AheadBatch) -> tuple[Tensor, Any]:
+        watching: AbstractContextManager[None] = nullcontext()
+        if self._prefetcher is not None:
+            watching = self._prefetcher.watching(current)
         autocast = torch.autocast(
             self.device.type, dtype=self._autocast, enabled=self._autocast is not None
         )
         with span(self._timer, "dense"), watching, autocast:
-            result = self.model(batch)
+            result = self.model(current.batch)
         # for the first batch only now: its forward has taught the model who reads which ids
         self._start_next()
         try:
@@ -183,7 +197,7 @@ class _Pipeline(ABC):
         return loss, output
 
     @abstractmethod
-    def _step(self, batch: Any, last: bool) -> PipelineStep: ...
+    def _step(self, current: AheadBatch, last: bool) -> PipelineStep: ...
 
 
 class TrainPipelineBase(_Pipeline):
@@ -212,44 +226,38 @@ class TrainPipelineBase(_Pipeline):
         device: torch.device | str,
         options: PipelineOptions | None = None,
         world_size: int | None = None,
-        *,
-        _prefetch: bool = False,
     ) -> None:
         self.options = options or PipelineOptions()
-        super().__init__(model, device, _prefetch, self.options.autocast)
+        super().__init__(model, device, self.options.autocast, self.options.read_ahead)
         self.optimizer = optimizer
         self.world_size = world_size or (dist.get_world_size() if dist.is_initialized() else 1)
-        self._micro = 0  # micro-batches done of the current group
+        # micro-batches done of the current group
+        self._micro = 0
 
-    def _step(self, batch: Any, last: bool) -> PipelineStep:
+    def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
         if self._micro == 0 and self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
+        # a group that the end of the data cuts short is still updated from
         update = last or self._micro + 1 == self.options.accumulate
         with nullcontext() if update else _no_sync(self.model):
-            loss, output = self._forward(batch)
+            loss, output = self._forward(current)
             with span(self._timer, "backward"):
-                (loss * (self._weight(batch) / self.options.accumulate)).sum().backward()
+                weight = loss_weight(current.batch, self.world_size) / self.options.accumulate
+                (loss * weight).sum().backward()
         if update and self.optimizer is not None:
             with span(self._timer, "optimizer"):
                 self.optimizer.step()
         self._micro = 0 if update else self._micro + 1
-        return PipelineStep(batch, loss.detach(), output)
+        return PipelineStep(current.batch, loss.detach(), output)
 
     def reset(self) -> None:
         """As `_Pipeline.reset`; gradients of an unfinished group are dropped with the next step."""
         super().reset()
         self._micro = 0
 
-    def _weight(self, batch: Any) -> float:
-        rows, global_rows = getattr(batch, "rows", None), getattr(batch, "global_rows", None)
-        if rows is None or global_rows is None:
-            return 1.0
-        return rows * self.world_size / max(1, global_rows)
-
 
 class TrainPipelineSparseDist(TrainPipelineBase):
-    """Training steps of a sharded model, with the next batch's ids exchanged during the current
-    one.
+    """Training steps of a sharded model; the next batch's ids are exchanged during the current one.
 
     Args:
         model: a `DistributedModelParallel` made with prefetch=True, or a module around one.
@@ -261,15 +269,7 @@ class TrainPipelineSparseDist(TrainPipelineBase):
     pipeline; one warning names it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        device: torch.device | str,
-        options: PipelineOptions | None = None,
-        world_size: int | None = None,
-    ) -> None:
-        super().__init__(model, optimizer, device, options, world_size, _prefetch=True)
+    _sparse = True
 
 
 class EvalPipeline(_Pipeline):
@@ -281,24 +281,13 @@ class EvalPipeline(_Pipeline):
         autocast: see `PipelineOptions`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device | str,
-        autocast: torch.dtype | None = None,
-        *,
-        _prefetch: bool = False,
-    ) -> None:
-        super().__init__(model, device, _prefetch, autocast)
-
     @torch.no_grad()
-    def _step(self, batch: Any, last: bool) -> PipelineStep:
-        return PipelineStep(batch, *self._forward(batch))
+    def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
+        return PipelineStep(current.batch, *self._forward(current))
 
 
 class EvalPipelineSparseDist(EvalPipeline):
-    """`EvalPipeline` of a sharded model, with the next batch's ids exchanged during the current
-    one.
+    """`EvalPipeline` of a sharded model; the next batch's ids are exchanged during the current one.
 
     Args:
         model: as for `TrainPipelineSparseDist`.
@@ -307,10 +296,7 @@ class EvalPipelineSparseDist(EvalPipeline):
         ConfigError: the model holds no DistributedModelParallel.
     """
 
-    def __init__(
-        self, model: nn.Module, device: torch.device | str, autocast: torch.dtype | None = None
-    ) -> None:
-        super().__init__(model, device, autocast, _prefetch=True)
+    _sparse = True
 
 
 def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:

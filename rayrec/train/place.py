@@ -8,37 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rayrec.data import FileDataset
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
-
-
-class PlacedRun(Protocol):
-    """What the place in the data depends on, of a `TrainSpec` or of what a driver knows before
-    there is one.
-    """
-
-    @property
-    def data(self) -> Dataset | None:
-        """What to train on."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Rows of one step over all ranks."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of the order of the data."""
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether the data are shuffled."""
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether a last partial batch is left out."""
 
 
 class Place:
@@ -57,12 +31,8 @@ class Place:
     def __init__(
         self, spec: TrainSpec, rank: int, world_size: int, pin_memory: bool = False
     ) -> None:
-        self._spec, self._rank, self._world_size, self._pin_memory = (
-            spec,
-            rank,
-            world_size,
-            pin_memory,
-        )
+        self._spec, self._pin_memory = spec, pin_memory
+        self._rank, self._world_size = rank, world_size
         self.epoch, self.batch = 0, 0
         self._per_epoch = 1
 
@@ -88,8 +58,11 @@ class Place:
         spec, data = self._spec, self._spec.data
         assert data is not None
         loader: Callable[..., Iterator[Any]] = data.loader
-        if isinstance(data, FileDataset):  # the windows of training are scored as clicks
-            loader = partial(data.loader, pin_memory=self._pin_memory, binary_labels=True)
+        if isinstance(data, FileDataset):
+            # the windows of training are scored as clicks; the pipeline has the reading thread
+            loader = partial(
+                data.loader, pin_memory=self._pin_memory, binary_labels=True, threaded=False
+            )
         while True:
             yield from loader(
                 self._rank,
@@ -113,14 +86,11 @@ class Place:
             self.epoch, self.batch = self.epoch + 1, 0
 
     def cursor(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the place: it means the same rows only with the same
-        data, batch size and seed.
-        """
-        return {"epoch": self.epoch, "batch": self.batch, **meaning_of_place(self._spec)}
+        """The place as a checkpoint keeps it, with what it depends on."""
+        return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
 
     def restore(self, cursor: Mapping[str, Any], path: str) -> None:
-        """Go to the place that the checkpoint at `path` was saved at, or stay at the beginning of
-        new data.
+        """Go to the place that the checkpoint at `path` was saved at; new data begin anew.
 
         Raises:
             ConfigError: the run's data, batch size or seed differ, so that the place means other
@@ -128,20 +98,29 @@ class Place:
         """
         if self._spec.new_data:
             return
-        check_same_place(cursor, meaning_of_place(self._spec), path)
+        check_same_place(cursor, self._meaning(), path)
         self.epoch, self.batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
+    def _meaning(self) -> dict[str, Any]:
+        spec = self._spec
+        return meaning_of_place(
+            spec.data, spec.global_batch_size, spec.seed, spec.shuffle, spec.drop_last
+        )
 
-def meaning_of_place(spec: PlacedRun) -> dict[str, Any]:
-    """Return what an epoch and a batch number depend on; the data's fingerprint is None where a
-    data set has none.
+
+def meaning_of_place(
+    data: Dataset | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
+) -> dict[str, Any]:
+    """What an epoch and a batch number depend on: they mean the same rows only with the same.
+
+    The fingerprint of a data set that has none is None.
     """
-    fingerprint = getattr(spec.data, "fingerprint", None)
+    fingerprint = getattr(data, "fingerprint", None)
     return {
-        "global_batch_size": spec.global_batch_size,
-        "seed": spec.seed,
-        "shuffle": spec.shuffle,
-        "drop_last": spec.drop_last,
+        "global_batch_size": global_batch_size,
+        "seed": seed,
+        "shuffle": shuffle,
+        "drop_last": drop_last,
         "data": None if fingerprint is None else fingerprint(),
     }
 
@@ -163,15 +142,13 @@ def check_same_place(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path
         if what == "data":
             raise ConfigError(
                 f"{path} was trained on other data: its files had the fingerprint {saved}, those "
-                f"of this run have {wanted}. Give the "
-                "data that it was trained on; or say new_data (--new-data) to keep weights and "
-                "step and begin these data anew; or "
-                "start a new run from its weights with init_from (--init-from)."
+                f"of this run have {wanted}. Give the data that it was trained on; or say new_data "
+                "(--new-data) to keep weights and step and begin these data anew; or start a new "
+                "run from its weights with init_from (--init-from)."
             )
         raise ConfigError(
             f"{path} was trained with {what}={saved}, the run has {wanted}; its place in the data "
-            "would mean other rows. "
-            f"Use {what}={saved}; or say new_data (--new-data) to keep weights and step and begin "
-            "the data anew; or start a new run "
-            "from its weights with init_from (--init-from)."
+            f"would mean other rows. Use {what}={saved}; or say new_data (--new-data) to keep "
+            "weights and step and begin the data anew; or start a new run from its weights with "
+            "init_from (--init-from)."
         )

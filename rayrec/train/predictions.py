@@ -44,9 +44,9 @@ class PredictionConfig:
     def __post_init__(self) -> None:
         for name in self.keys:
             if name in COLUMNS or self.keys.count(name) > 1:
-                what = (
-                    "is a column of every prediction file" if name in COLUMNS else "is named twice"
-                )
+                what = "is named twice"
+                if name in COLUMNS:
+                    what = "is a column of every prediction file"
                 raise ConfigError(f"key column {name!r} {what}; leave it out.")
 
 
@@ -77,7 +77,7 @@ class PredictionWriter:
 
         Args:
             scores: (B,) predicted probabilities of label 1.
-            labels: (B,) what the data says.
+            labels: (B,)
             origin: of the B rows; None when this rank's part has none.
         Raises:
             InputError: a key column has other types in other files.
@@ -118,7 +118,8 @@ class PredictionWriter:
                 self._filesystem.delete_file(self._partial)
             if self._makes_folder:
                 with suppress(OSError):
-                    os.rmdir(self._folder)  # only an empty folder goes
+                    # removes only an empty folder
+                    os.rmdir(self._folder)
 
     def _table(self, scores: Tensor, labels: Tensor, origin: RowOrigin) -> pa.Table:
         files = pa.DictionaryArray.from_arrays(pa.array(origin.file), self._files)
@@ -137,9 +138,8 @@ class PredictionWriter:
         if not self._waiting:
             return
         try:
-            table = pa.concat_tables(
-                self._waiting, promote_options="permissive"
-            ).unify_dictionaries()
+            table = pa.concat_tables(self._waiting, promote_options="permissive")
+            table = table.unify_dictionaries()
             self._waiting = []
             if self._file is None:
                 if self._makes_folder:
@@ -151,8 +151,7 @@ class PredictionWriter:
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise InputError(
                 f"a key column of {list(self._config.keys)} has other types in other files: "
-                f"{one_line(error)}. "
-                "Write all files with the same types, or leave the column out."
+                f"{one_line(error)}. Write all files with the same types, or leave the column out."
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise self._refused(error) from error

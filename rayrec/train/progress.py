@@ -1,9 +1,9 @@
 """What a rank tells about itself, as plain data: reports of progress, its error, its state.
-Standard library only.
 
-Ranks put these into the answers of `poll()`, the driver's policies read them.
+Ranks put these into the answers of `poll()`; the driver's policies read them.
 `RankError.collateral` is the heart of it: when one rank dies, all others fail in a collective a
-moment later; such an error is a symptom and must not be reported as the cause.
+moment later; such an error is a symptom and must not be reported as the cause. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import threading
 import time
 import traceback as traceback_module
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,9 +22,10 @@ RankState = Literal["idle", "running", "done", "failed"]
 
 # What gloo, NCCL and the store say when the trouble is at the other end of the wire.
 _PEER_TROUBLE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|socket (closed|is not connected)|"
-    r"timed? ?out waiting|timed out after|recv failed|send failed|nccl (communicator was aborted|timeout)|"
-    r"gloo.*(error|timeout)|gloo/transport|watchdog|software caused connection abort|transport endpoint",
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|"
+    r"socket (closed|is not connected)|timed? ?out waiting|timed out after|recv failed|"
+    r"send failed|nccl (communicator was aborted|timeout)|gloo.*(error|timeout)|gloo/transport|"
+    r"watchdog|software caused connection abort|transport endpoint",
     re.IGNORECASE,
 )
 _WIRE_TYPES = (
@@ -100,13 +102,11 @@ class RankError:
     @classmethod
     def of(cls, error: BaseException, step: int) -> RankError:
         """Describe `error`, which a rank's thread met after `step` finished steps."""
-        text = "".join(traceback_module.format_exception(error))
-        first = str(error).strip().splitlines() or [""]
-        line = f"{type(error).__name__}: {first[0]}" if first[0] else type(error).__name__
-        mistake = as_user_mistake(error, str(error).strip())
+        words = str(error).strip()
+        mistake = as_user_mistake(error, words)
         return cls(
-            cause=line,
-            traceback=text,
+            cause=type(error).__name__ + (f": {words.splitlines()[0]}" if words else ""),
+            traceback="".join(traceback_module.format_exception(error)),
             at=time.time(),
             step=step,
             collateral=mistake is None and is_collateral(error),
@@ -138,9 +138,7 @@ class RankPoll:
 
 @dataclass(kw_only=True, slots=True)
 class ProgressLog:
-    """Collects what a rank's thread reports until the driver asks; written by one thread, read and
-    waited for by others.
-    """
+    """Collects what a rank's thread reports; other threads read it and wait for news."""
 
     step: int = 0
     phase: str = "starting"
@@ -167,19 +165,22 @@ class ProgressLog:
             self._changed.wait_for(lambda: self._over or len(self.events) > seen, timeout_s)
 
 
-def is_collateral(error: BaseException) -> bool:
-    """Whether `error`, or what caused it, says that the other end of a connection is gone or
-    silent.
-    """
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from or during, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def is_collateral(error: BaseException) -> bool:
+    """Whether an error or a cause of it blames the other end of a connection: gone, or silent."""
+    for link in causes(error):
         if any(kind.__name__ in _WIRE_TYPES for kind in type(link).__mro__):
             return True
-        if isinstance(link, RuntimeError | TimeoutError | OSError) and _PEER_TROUBLE.search(
-            str(link)
-        ):
+        may_blame = isinstance(link, RuntimeError | TimeoutError | OSError)
+        if may_blame and _PEER_TROUBLE.search(str(link)):
             return True
-        link = link.__cause__ or link.__context__
     return False

@@ -1,9 +1,8 @@
-"""Where a rank sits in its world (`Seat`), what a task of a rank gets (`RankContext`), and what a
-task is. No torch here.
+"""Where a rank sits in its world (`Seat`), and what a task of a rank is given (`RankContext`).
 
 A task is a picklable object with `run(context)`; `FitTask` and `EvaluateTask` are those of this
 package, and a job may bring its own, as the cluster's smoke test does. Inside `run` the default
-process group of the process is the world of all ranks.
+process group of the process is the world of all ranks. No torch here.
 """
 
 from __future__ import annotations
@@ -81,9 +80,7 @@ class RankContext:
         self.log.beats += 1
 
     def phase(self, name: str) -> None:
-        """Say what this rank is doing now, in words that complete "while ...": "reading the first
-        batch".
-        """
+        """Say what this rank does now, in words that complete "while ...": "saving a file"."""
         self.log.phase = name
         self.log.beats += 1
 

@@ -1,9 +1,9 @@
 """One training step: forward, scaled backward with the tables' update inside, dense update.
 
-The scale is the one subtle thing. The loss is a mean over the local rows n_r, DDP averages dense
-gradients over W ranks and the sharded tables divide their summed gradients by W. With loss * n_r *
-W / G, G rows in the global batch, both give the exact mean over the global batch, also when ranks
-hold different numbers of rows in the last batch, or none. No host sync happens here.
+The weight of the loss is the one subtle thing. The loss is a mean over the local rows n_r, DDP
+averages dense gradients over W ranks and the sharded tables divide their summed gradients by W.
+With loss * n_r * W / G, G rows in the global batch, both give the exact mean over the global batch,
+also when ranks hold different numbers of rows in the last batch, or none. No host sync here.
 """
 
 from __future__ import annotations
@@ -54,20 +54,26 @@ def train_step(
     with span(timer, "dense"):
         result = forward(model, batch)
     with span(timer, "backward"):
-        (result[0] * (batch.rows * world_size / max(1, batch.global_rows))).backward()
+        (result[0] * loss_weight(batch, world_size)).backward()
     if dense_optimizer is not None:
         with span(timer, "optimizer"):
             dense_optimizer.step()
     return summarize(result, batch.rows)
 
 
-def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss (), logits (rows,), labels (rows,)) of a batch, with the form of the model's output
-    checked.
+def loss_weight(batch: Any, world_size: int) -> float:
+    """What a rank's mean loss is multiplied by, so that ranks together train on the global mean.
 
-    Raises:
-        ConfigError: the output is not (loss, (loss, logits, labels)).
+    A batch without `rows` and `global_rows` counts as one of equal parts.
     """
+    rows, global_rows = getattr(batch, "rows", None), getattr(batch, "global_rows", None)
+    if rows is None or global_rows is None:
+        return 1.0
+    return rows * world_size / max(1, global_rows)
+
+
+def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The model's output of a batch, as `checked` returns it."""
     return checked(model(batch))
 
 
@@ -82,14 +88,13 @@ def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
     except (TypeError, ValueError):
         raise ConfigError(
             f"the model's forward(batch) returned {type(output).__name__}; training needs (loss, "
-            "(loss, logits, labels)). "
-            "Wrap the network as rayrec.models.DLRMTrain does."
+            "(loss, logits, labels)). Wrap the network as rayrec.models.DLRMTrain does."
         ) from None
     if loss.dim() != 0 or logits.shape != labels.shape or logits.dim() != 1:
         raise ConfigError(
             f"the model returned loss {tuple(loss.shape)}, logits {tuple(logits.shape)}, labels "
-            f"{tuple(labels.shape)}; "
-            "training needs a scalar loss and logits and labels of one value per row."
+            f"{tuple(labels.shape)}; training needs a scalar loss and logits and labels of one "
+            "value per row."
         )
     return loss, logits, labels
 
@@ -97,7 +102,8 @@ def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
 def summarize(result: tuple[Tensor, Tensor, Tensor], rows: int) -> StepResult:
     """Detach a forward's result; the mean loss of no rows counts as 0."""
     loss, logits, labels = (tensor.detach() for tensor in result)
-    loss_sum = (
-        loss.double() * rows if rows else torch.zeros((), dtype=torch.float64, device=loss.device)
-    )
+    loss_sum = torch.zeros((), dtype=torch.float64, device=loss.device)
+    # the mean of no rows is not a number
+    if rows:
+        loss_sum = loss.double() * rows
     return StepResult(loss_sum, rows, logits, labels)

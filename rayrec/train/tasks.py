@@ -1,6 +1,4 @@
-"""The tasks of this package, as picklable values that ranks run: train a model (and score it),
-score a checkpoint, measure the ranks.
-"""
+"""The tasks of this package, picklable values that ranks run: train, score, measure the ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ import torch
 
 from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
-from rayrec.distributed.calibrate import calibrate
 from rayrec.layout import Topology
 from rayrec.observe.times import RankTimes
+from rayrec.report.profile_page import Profile
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
+from rayrec.train.measure import measure_topology
 from rayrec.train.predictions import PredictionConfig
-from rayrec.train.profile_page import Profile
 from rayrec.train.seat import RankContext
 
 
@@ -56,7 +54,6 @@ class FitTask:
     """Train as the spec says, then score the model.
 
     Attributes:
-        spec: the run.
         scorer: gives the scores of the trained model, on every rank alike; None scores
             `spec.eval_data`.
     """
@@ -69,11 +66,8 @@ class FitTask:
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
-            context.phase(
-                "reading the checkpoint"
-                if self.spec.resume_from or self.spec.init_from
-                else "starting"
-            )
+            reads = self.spec.resume_from or self.spec.init_from
+            context.phase("reading the checkpoint" if reads else "starting")
             trainer.begin(context.note)
             context.at_step(trainer.step)
             context.mark("model and tables made")
@@ -106,8 +100,8 @@ class FitTask:
             return dict(self.scorer(trainer))
         if self.spec.eval_data is None:
             return {}
-        found = trainer.evaluate(self.spec.eval_data, None, context.should_stop, context.beat)
-        return None if found is None else plain_scores(found)
+        scores = trainer.evaluate(self.spec.eval_data, None, context.should_stop, context.beat)
+        return None if scores is None else plain_scores(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,10 +127,10 @@ class EvaluateTask:
                 context.phase("reading the checkpoint")
                 trainer.restore(self.checkpoint, weights_only=True)
             context.phase("evaluating")
-            found = trainer.evaluate(
+            scores = trainer.evaluate(
                 self.spec.eval_data, self.predictions, context.should_stop, context.beat
             )
-        return None if found is None else plain_scores(found)
+        return None if scores is None else plain_scores(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,20 +142,17 @@ class CalibrateTask:
     def run(self, context: RankContext) -> Topology:
         """On one rank; all ranks run it together."""
         device = torch.device(_device(context))
-        exchange: Exchange = (
-            exchange_for(None, device) if self.topology.world_size > 1 else LocalExchange()
-        )
-        return calibrate(exchange, self.topology, device, context.note)
+        exchange: Exchange = LocalExchange()
+        if self.topology.world_size > 1:
+            exchange = exchange_for(None, device)
+        return measure_topology(exchange, self.topology, device, context.note)
 
 
 def plain_scores(scores: object) -> dict[str, float]:
     """A dataclass of scores as name -> number."""
     assert dataclasses.is_dataclass(scores) and not isinstance(scores, type)
-    return {
-        name: value
-        for name, value in dataclasses.asdict(scores).items()
-        if isinstance(value, int | float)
-    }
+    values = dataclasses.asdict(scores).items()
+    return {name: value for name, value in values if isinstance(value, int | float)}
 
 
 def _device(context: RankContext) -> str:

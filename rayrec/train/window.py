@@ -1,5 +1,4 @@
-"""A window of training: what all ranks know of the steps since the last report, merged by one
-all_reduce at its end.
+"""A window of training: the steps since the last report, merged over ranks by one all_reduce.
 
 The same reduction carries the stop flag and the elapsed time, so every rank learns the same and
 takes the same number of steps in the next window: about `report_every_s` seconds of them. That
@@ -20,7 +19,8 @@ from torch import Tensor
 from rayrec.metrics import BinaryMetrics
 from rayrec.train.step import StepResult
 
-MAX_STEPS = 1000  # of one window, so that a run whose first steps were fast still looks up
+# so that a run whose first steps were fast still looks up
+MAX_STEPS = 1000
 
 
 class WindowSum(NamedTuple):
@@ -55,6 +55,7 @@ class Window:
     def __init__(self, device: torch.device, world_size: int) -> None:
         self._device, self._world_size = device, world_size
         self._metrics = BinaryMetrics(device)
+        # on the device, so that no step waits for it
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._rows, self.steps = 0, 0
         self._started = time.perf_counter()
@@ -72,39 +73,29 @@ class Window:
 
         Args:
             should_stop: read now.
-            waited_s: of the window, in which this rank waited for batches.
+            waited_s: seconds of the window in which this rank waited for batches.
         """
         state = self._metrics.state()
         # waits for the device, so that the clock below is true
         loss_sum = float(self._loss_sum.item())
         seconds = time.perf_counter() - self._started
-        waits = [0.0] * self._world_size  # each rank fills in its own
+        # each rank fills in its own
+        waits = [0.0] * self._world_size
         waits[dist.get_rank() if dist.is_initialized() else 0] = waited_s / max(seconds, 1e-9)
-        head = [
-            float(should_stop()),
-            seconds / self._world_size,
-            float(self._rows),
-            loss_sum,
-            *waits,
-        ]
-        total = torch.cat(
-            [torch.tensor(head, dtype=torch.float64, device=self._device), state.flatten().double()]
-        )
+        # the sum over ranks is their mean
+        own_s = seconds / self._world_size
+        head = [float(should_stop()), own_s, float(self._rows), loss_sum, *waits]
+        numbers = torch.tensor(head, dtype=torch.float64, device=self._device)
+        total = torch.cat([numbers, state.flatten().double()])
         all_sum(total)
+        # what was put into the head, summed
         stop, mean_seconds, rows, loss, *data_wait = total[: len(head)].tolist()
         auc, ne = None, None
         # the scores of a diverged model are an error of their own, which says less
         if rows and math.isfinite(loss):
             auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype))
-        return WindowSum(
-            stop > 0,
-            mean_seconds,
-            int(rows),
-            loss / rows if rows else 0.0,
-            auc,
-            ne,
-            tuple(data_wait),
-        )
+        mean_loss = loss / rows if rows else 0.0
+        return WindowSum(stop > 0, mean_seconds, int(rows), mean_loss, auc, ne, tuple(data_wait))
 
 
 def scores_of(state: Tensor) -> tuple[float | None, float | None]:
@@ -120,11 +111,10 @@ def all_sum(values: Tensor) -> None:
 
 
 def next_length(steps: int, seconds: float, wanted_s: float) -> int:
-    """Steps of the next window, from how long the last one took; at most doubled at a time, since
-    first steps are slow or lucky.
-    """
+    """Steps of the next window, from how long the last one took."""
     if steps < 1:
         return 1
+    # at most doubled at a time, since the first steps are slow or lucky
     fitting = wanted_s / max(seconds / steps, 1e-6)
     return int(max(1, min(fitting, 2 * steps, MAX_STEPS)))
 

@@ -1,5 +1,4 @@
-"""Entering and leaving a world of ranks from inside one process: rendezvous, process group,
-threads, device.
+"""Entering and leaving a world of ranks: rendezvous, process group, threads, device.
 
 Leaving after an error cuts this rank's connections first, so that the others, who wait for it in a
 collective, fail within milliseconds and not at the timeout.
@@ -21,6 +20,7 @@ from rayrec.comm.process_group import (
     shutdown_sockets,
 )
 from rayrec.machine.cores import pinned
+from rayrec.train.progress import causes
 from rayrec.train.seat import Seat
 
 
@@ -67,12 +67,6 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Let go of what the frames of `error` and of its causes hold: the model, which must not
-    outlive its process groups.
-    """
-    link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
+    """Let go of the model, which the frames of an error hold, before its process groups end."""
+    for link in causes(error):
         traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__

@@ -18,7 +18,7 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.planner import manual_plan
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import RankTrainer
-from rayrec.train.ahead import Ready
+from rayrec.train.ahead import AheadBatch
 from tests.cuda_dry.runs import spec_of, write_clicks
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_a_step_that_does_not_wait_for_its_ids_would_be_seen(
 def test_a_step_that_does_not_wait_for_its_batch_would_be_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ready, "wait", lambda self: self.batch)
+    monkeypatch.setattr(AheadBatch, "wait", lambda self: self.batch)
     with pytest.raises(Race):
         train(folder)
 

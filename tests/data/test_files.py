@@ -302,6 +302,22 @@ def test_the_thread_ends_when_the_loader_is_closed_dropped_or_done(tmp_path):
     assert loader_threads() == before
 
 
+def test_a_loader_without_a_thread_reads_the_same_batches(tmp_path):
+    write_files(tmp_path, random.Random(0), "parquet", (301, 200))
+    data = ParquetDataset(tmp_path, SCHEMA)
+    before = loader_threads()
+    with data.loader(0, 2, 50, seed=3, start_batch=2, threaded=False) as loader:
+        first = next(loader)
+        assert loader_threads() == before and loader.batches == range(3, 11)
+        rest = list(loader)
+        assert list(loader) == []
+    wanted = [batch_rows(batch) for batch in data.loader(0, 2, 50, seed=3, start_batch=2)]
+    assert [batch_rows(batch) for batch in (first, *rest)] == wanted
+    with data.loader(0, 2, 50, threaded=False) as closed:
+        next(closed)
+    assert list(closed) == []
+
+
 def test_the_queue_is_bounded(tmp_path, monkeypatch):
     """With prefetch 2 and nobody reading, 2 batches wait and one is in hand: assemble ran 3 times,
     not 100.

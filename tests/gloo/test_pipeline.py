@@ -332,8 +332,9 @@ def test_an_error_of_the_iterator_comes_after_the_batches_before_it(kind: str) -
     assert len(pipeline.progress(iter([parts(0, 0, 1)]))) == 3  # it goes on with another iterator
 
 
+@pytest.mark.parametrize("read_ahead", [1, 3])
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_at_most_two_batches_are_read_ahead_and_a_break_ends_the_thread(kind: str) -> None:
+def test_few_batches_are_read_ahead_and_a_break_ends_the_thread(kind: str, read_ahead: int) -> None:
     read = []
 
     def counted() -> Iterator[Any]:
@@ -341,12 +342,13 @@ def test_at_most_two_batches_are_read_ahead_and_a_break_ends_the_thread(kind: st
             read.append(i)
             yield parts(i, 0, 1)
 
-    pipeline, source = alone(kind), counted()
+    pipeline, source = alone(kind, read_ahead=read_ahead), counted()
     steps = pipeline.iterate(source)
     for done in range(1, 4):
         next(steps)
         time.sleep(0.05)
-        assert len(read) <= done + 2
+        # one waits on the device
+        assert len(read) <= min(done + 1 + read_ahead, STEPS)
     steps.close()
     source.close()  # would raise while another thread runs it
     assert not any(t.name.startswith("rayrec-reader") for t in threading.enumerate())
@@ -361,6 +363,8 @@ def test_what_a_pipeline_cannot_do_is_refused() -> None:
         TrainPipelineBase(nn.Identity(), None, "cpu").progress(iter([1]))
     with pytest.raises(ConfigError, match="at least one micro-batch"):
         PipelineOptions(accumulate=0)
+    with pytest.raises(ConfigError, match="reads at least one batch"):
+        PipelineOptions(read_ahead=0)
     with pytest.raises(ConfigError, match="loss scaling"):
         PipelineOptions(autocast=torch.float16)
 

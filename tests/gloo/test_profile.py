@@ -14,8 +14,8 @@ import torch
 
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
 from rayrec.observe.times import STEP_PARTS
+from rayrec.report.profile_page import Profile
 from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer
-from rayrec.train.profile_page import Profile
 from tests.gloo.trainers import numbers, spec_of
 from tests.ranks import RankPool
 

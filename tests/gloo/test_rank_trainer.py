@@ -22,8 +22,13 @@ from tests.ranks import RankPool
 
 def both_loops(rank: int, world_size: int, folder: Path) -> None:
     spec = spec_of(folder, world_size)
+
+    def one_thread_reads(step: int) -> None:
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum(name.startswith("rayrec-") for name in names) == 1, names
+
     with RankTrainer(spec) as trainer:
-        trainer.run()
+        trainer.run(on_step=one_thread_reads)
         assert (trainer._place.epoch, trainer._place.batch) == (1, 5)
         got = numbers(trainer.model)
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "rayrec-"))]

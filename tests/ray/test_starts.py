@@ -14,6 +14,7 @@ from rayrec.driver.cluster import connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.placement import placed
+from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import started
 from rayrec.driver.run_log import RunLog
@@ -127,7 +128,11 @@ def test_a_run_that_stands_still_says_where_and_leaves_all_stacks(tmp_path: Path
     log = RunLog(str(tmp_path))
     on_event = lambda event: said.append(event) if isinstance(event, str) else None  # noqa: E731
     Controller(
-        ScalingConfig(num_workers=RANKS), lambda group: Asleep(), on_event, log=log, stall_s=2.0
+        ScalingConfig(num_workers=RANKS),
+        lambda group: Prepared(Asleep()),
+        on_event,
+        log=log,
+        stall_s=2.0,
     ).run()
     (line,) = [line for line in said if "taking a nap" in line and "stacks" in line][:1]
     assert "rank 1 is taking a nap" in line and str(log.path) in line

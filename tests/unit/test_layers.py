@@ -26,6 +26,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "command": 1,
     "_compat": 1,
     "layout": 1,
+    "observe.times": 1,
     "machine": 1,
     "spec": 1,
     "arguments": 2,
@@ -54,7 +55,17 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "jobs": 15,
 }
 # standard library only: plans are made and read without torch
-PURE = {"errors", "arguments", "checks", "command", "version", "layout", "planner", "spec"}
+PURE = {
+    "errors",
+    "arguments",
+    "checks",
+    "command",
+    "version",
+    "layout",
+    "observe.times",
+    "planner",
+    "spec",
+}
 # formulas of tensors: torch inside of functions, when there are tensors, and for their types
 LATE_TORCH = {"spec"}
 MAY_IMPORT_RAY = {"driver", "actors", "jobs"}

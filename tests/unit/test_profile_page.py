@@ -11,8 +11,8 @@ import pytest
 
 from rayrec.errors import ConfigError
 from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
+from rayrec.report.profile_page import Operator, Profile, check_folder
 from rayrec.train.config import ProfileConfig
-from rayrec.train.profile_page import Operator, Profile, ready_profile
 
 MS = 1e-3
 
@@ -88,11 +88,13 @@ def test_a_profile_that_cannot_be_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write a profile"):
-        ready_profile(ProfileConfig(path=str(tmp_path / "file" / "below")), 100)
+        check_folder(str(tmp_path / "file" / "below"))
     with pytest.raises(ConfigError, match="24 steps, a profile takes 25"):
-        ready_profile(ProfileConfig(path=str(tmp_path / "new")), 24)
+        ProfileConfig(path=str(tmp_path / "new")).check_steps(24)
     with pytest.raises(ConfigError, match="own file system"):
         ProfileConfig(path="s3://bucket/run")
     monkeypatch.chdir(tmp_path)
-    ready = ready_profile(ProfileConfig(path="new"), 25)
-    assert ready is not None and ready.path == str(tmp_path / "new") and (tmp_path / "new").is_dir()
+    config = ProfileConfig(path="new")
+    config.check_steps(25)
+    check_folder(config.path)
+    assert config.path == str(tmp_path / "new") and (tmp_path / "new").is_dir()

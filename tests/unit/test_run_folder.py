@@ -20,27 +20,27 @@ from rayrec.errors import ConfigError, RayrecError, SaveError
 from rayrec.storage import folder_trouble, missing_file, probe_output, write_whole
 
 HOLD = """
-import sys, time
+import sys
 from rayrec.driver.run_folder import held
 from rayrec.errors import ConfigError
 try:
     with held(sys.argv[1], print):
         print("held", flush=True)
-        time.sleep(float(sys.argv[2]))
+        sys.stdin.read()
 except ConfigError as error:
-    print("refused", error)
+    print("refused", error, flush=True)
 """
 
 
-def hold(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    """A process that holds the folder for some seconds."""
-    words = [sys.executable, "-c", HOLD, str(folder), str(seconds)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+def hold(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the folder until its input ends."""
+    words = [sys.executable, "-c", HOLD, str(folder)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    other = hold(folder, 60)
+    other = hold(folder)
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with (
@@ -70,8 +70,11 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) ->
 
 
 def test_of_many_that_start_at_once_one_holds_the_folder(tmp_path: Path) -> None:
-    drivers = [hold(tmp_path / "run", 3) for _ in range(6)]
-    said = [driver.communicate(timeout=60)[0] for driver in drivers]
+    drivers = [hold(tmp_path / "run") for _ in range(6)]
+    # the one that holds it goes on until all have tried
+    said = [driver.stdout.readline() for driver in drivers if driver.stdout is not None]
+    for driver in drivers:
+        driver.communicate(timeout=60)
     assert sorted(text.split()[0] for text in said) == ["held", *["refused"] * 5]
     # the driver that made the folder may be one of the refused, which removes it only when it is
     # empty

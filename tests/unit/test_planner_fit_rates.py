@@ -13,8 +13,8 @@ from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import Topology
 from rayrec.layout.rates import PARTS, PartRates, Rates
 from rayrec.planner.amounts import StepAmounts
-from rayrec.planner.calibrate import Links, Sample, fit, non_negative
 from rayrec.planner.costs import CostModel
+from rayrec.planner.fit_rates import Links, Sample, fit_topology, non_negative
 from rayrec.planner.work import TableWork
 from tests.unit.plan_worlds import random_layout
 
@@ -80,7 +80,7 @@ def test_the_fit_predicts_what_made_its_samples(seed: int) -> None:
             noise = rng.uniform(0.99, 1.01)
             parts = tuple(noise * getattr(cost, f"{part}_s") for part in PARTS)
             samples.append(Sample(amounts, parts, noise * cost.total_s))
-    hidden = fit(Topology.local(2, memory_bytes=1, input_hidden=0.9), LINKS, samples)
+    hidden = fit_topology(Topology.local(2, memory_bytes=1, input_hidden=0.9), LINKS, samples)
     # an assumption about the trainer, which no step of a calibration shows
     assert hidden.input_hidden == 0.9
     found = CostModel(replace(hidden, input_hidden=0.0))
@@ -117,7 +117,7 @@ def test_least_squares_without_negative_parts_beat_every_neighbour(seed: int) ->
 
 def test_a_fit_without_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one"):
-        fit(Topology.local(2, memory_bytes=1), LINKS, [])
+        fit_topology(Topology.local(2, memory_bytes=1), LINKS, [])
 
 
 def test_rates_survive_json_and_old_topologies_read_as_defaults() -> None:

@@ -1,5 +1,4 @@
-"""How long this rank's steps took, by part, over a run: what hindsight compares with the plan's
-promises, and what a profile shows.
+"""How long this rank's steps took, by part, over a run; hindsight and profiles show it.
 
 Windows of steps are counted one by one, so that what happens between them (checkpoints, agreements)
 is no part of a step.
@@ -33,7 +32,8 @@ class StepTimes:
 
     def __init__(self, timer: StepTimer | None, warm_up: bool = False) -> None:
         self._timer, self._skip = timer, warm_up
-        self._steps, self._seconds, self._cpu_s, self._faults, self._waits = 0, 0.0, 0.0, 0, 0
+        self._steps, self._seconds, self._cpu_s = 0, 0.0, 0.0
+        self._faults, self._waits = 0, 0
         self._parts = dict.fromkeys(STEP_PARTS, PartTimes())
         self._before: _Reading | None = None
 
@@ -51,9 +51,8 @@ class StepTimes:
             return
         self._steps += steps
         self._seconds += now.clock - before.clock
-        self._cpu_s += (
-            now.usage.ru_utime + now.usage.ru_stime - before.usage.ru_utime - before.usage.ru_stime
-        )
+        self._cpu_s += now.usage.ru_utime - before.usage.ru_utime
+        self._cpu_s += now.usage.ru_stime - before.usage.ru_stime
         self._faults += now.usage.ru_minflt - before.usage.ru_minflt
         self._waits += now.waits - before.waits
         for part, total in self._parts.items():
@@ -61,15 +60,15 @@ class StepTimes:
             self._parts[part] = PartTimes(*(t + n - b for t, n, b in triples))
 
     def mean(self) -> RankTimes | None:
-        """Of the mean step so far; None when nothing was counted."""
+        """Times of the mean step so far; None when nothing was counted."""
         if not self._steps:
             return None
         n = self._steps
+        parts = {}
+        for part, total in self._parts.items():
+            parts[part] = PartTimes(*(value / n for value in total))
         return RankTimes(
-            parts={
-                part: PartTimes(*(value / n for value in total))
-                for part, total in self._parts.items()
-            },
+            parts=parts,
             step_s=self._seconds / n,
             waits=self._waits / n,
             faults=self._faults / n,

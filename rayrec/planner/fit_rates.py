@@ -57,7 +57,7 @@ NO_WIRE = 1e30  # bytes/s of links that take no time
 LEAST_BYTE_S = 1e-12
 
 
-def fit(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology:
+def fit_topology(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology:
     """The topology with its constants replaced by those that explain the samples.
 
     Args:

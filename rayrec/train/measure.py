@@ -1,8 +1,7 @@
-"""Measure this cluster: every rank runs a few real sharded steps and exchanges, and the cost
-model's constants are fitted to them.
+"""Measures the ranks of a cluster, and fits the cost model's constants to what was measured.
 
-    topology = calibrate(exchange, topology, device)        # the same call on every rank; the same
-    answer on every rank
+Every rank runs some real sharded steps and exchanges. All ranks make the same call and get the same
+answer: `topology = measure_topology(exchange, topology, device)`.
 
 The steps are random: tables of all sizes and widths, some or many ids per bag, every sharding kind,
 so that no two constants always occur together. Waiting for other ranks is taken out by the step's
@@ -34,8 +33,8 @@ from rayrec.observe.timer import StepTimer
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.amounts import StepAmounts
-from rayrec.planner.calibrate import Links, Sample, fit
 from rayrec.planner.costs import CostModel
+from rayrec.planner.fit_rates import Links, Sample, fit_topology
 from rayrec.planner.items import table_works
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -139,12 +138,14 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
 def measure_step(
     design: Design, exchange: Exchange, topology: Topology, device: torch.device, share_tables: bool
 ) -> tuple[list[float], bool]:
-    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile
-    of some steps; and whether rows were read in place, which is only where `share_tables` asks for
-    it.
+    """Seconds on this rank of every part and of the whole step, without waits.
 
-    Of a rank that works in one thread, the seconds that this thread worked; then others may use the
-    machine meanwhile.
+    They are the lower quartile of some steps. Of a rank that works in one thread, only the seconds
+    in which this thread worked count, so that others may use the machine meanwhile.
+
+    Returns:
+        the seconds, those of the step last; and whether rows were read in place, as they may be
+        where `share_tables` asks for it.
     """
     collection = EmbeddingBagCollection(list(design.tables), device=torch.device("meta"))
     options = EngineOptions(share_tables=share_tables)
@@ -157,7 +158,7 @@ def measure_step(
     gradient = torch.ones(
         design.batch_size, sum(t.embedding_dim for t in design.tables), device=device
     )
-    found = []
+    steps = []
     for i in range(WARMUP + STEPS):
         timer.reset()
         start = clock()
@@ -166,13 +167,13 @@ def measure_step(
             torch.cuda.synchronize()
         took, parts = clock() - start, timer.read()
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
-        found.append([*worked, took - sum(part.waited for part in parts.values())])
+        steps.append([*worked, took - sum(part.waited for part in parts.values())])
     return [
-        quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)
+        quantiles(values, n=4)[0] for values in zip(*steps[WARMUP:], strict=True)
     ], engine.shares_tables
 
 
-def calibrate(
+def measure_topology(
     exchange: Exchange,
     topology: Topology,
     device: torch.device | str = "cpu",
@@ -208,7 +209,7 @@ def calibrate(
             Sample(a, tuple(values[:-1]), values[-1])
             for a, values in zip(amounts, everyone, strict=True)
         ]
-    return fit(topology, links, samples)
+    return fit_topology(topology, links, samples)
 
 
 def _share(exchange: Exchange, values: Sequence[float], device: torch.device) -> list[list[float]]:
@@ -246,20 +247,21 @@ def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> fl
 
 
 def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch.device) -> float:
-    """Median seconds of an exchange of `count` float32 with each peer, from the moment it is
-    packed; as the quickest rank saw it.
+    """Median seconds of an exchange of `count` float32 with each peer, by the quickest rank.
+
+    They begin when the message is packed.
     """
     like = torch.zeros(1, device=device)
     splits = [count if rank in peers else 0 for rank in range(exchange.world_size)]
-    found = []
+    took = []
     for _ in range(LINK_REPEATS):
         exchange.all_gather(like, [1] * exchange.world_size).wait()
         send = exchange.buffer(sum(splits), like).fill_(1.0)
         start = perf_counter()
         exchange.views(send, splits, splits).wait()
         seconds = perf_counter() - start
-        found.append(min(value for (value,) in _share(exchange, [seconds], device)))
-    return median(found)
+        took.append(min(value for (value,) in _share(exchange, [seconds], device)))
+    return median(took)
 
 
 def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
@@ -267,13 +269,13 @@ def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
     table = torch.ones(GATHER_ROWS, GATHER_WIDTH, device=device)
     rows = torch.randint(GATHER_ROWS, (GATHER_ROWS // 4,), device=device)
     out = torch.empty(len(rows), GATHER_WIDTH, device=device)
-    found = []
+    took = []
     for _ in range(7):
         exchange.all_gather(torch.zeros(1, device=device), [1] * exchange.world_size).wait()
         start = perf_counter()
         _gather(table, rows, out)
-        found.append(perf_counter() - start)
-    shared = _share(exchange, [len(rows) * GATHER_WIDTH * 4 / median(found)], device)
+        took.append(perf_counter() - start)
+    shared = _share(exchange, [len(rows) * GATHER_WIDTH * 4 / median(took)], device)
     return sum(value for (value,) in shared) / len(shared)
 
 

@@ -14,19 +14,19 @@ import torch
 
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.calibrate import calibrate, plan_amounts, random_batch, random_design
 from rayrec.layout import EmbeddingBagConfig, Topology
 from rayrec.layout.rates import PARTS
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.observe.timer import StepTimer
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.costs import CostModel
+from rayrec.train.measure import measure_topology, plan_amounts, random_batch, random_design
 from tests.ranks import RankPool
 
 
 def calibrate_rank(rank: int, world_size: int, transport: Transport) -> str:
     topology = Topology.local(world_size, memory_bytes=1 << 30)
-    return calibrate(
+    return measure_topology(
         exchange_for(None, torch.device("cpu"), transport), topology, designs=6
     ).to_json()
 

@@ -1,0 +1,40 @@
+"""What a run is to do, decided once its ranks have their places, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rayrec.layout import ShardingPlan
+from rayrec.layout.estimates import RankEstimate
+from rayrec.train.seat import RankTask
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the ranks are to do.
+
+    Attributes:
+        task: for every rank; None ends the run before anything is done.
+        plan: where the tables of the task lie; None where it has none.
+        predicted: seconds of a step by rank, as the plan's prices tell; empty where nobody asks.
+    """
+
+    task: RankTask | None
+    plan: ShardingPlan | None = None
+    predicted: tuple[RankEstimate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a task.
+
+    Attributes:
+        prepared: what the ranks were to do.
+        results: the task's result by rank; empty without a task.
+        signal_number: the signal that ended the run early, or None.
+    """
+
+    prepared: Prepared
+    results: tuple[Any, ...] = ()
+    signal_number: int | None = None
