@@ -1,6 +1,4 @@
-"""Checkpoints: rectangles of tables in Arrow files, restored exactly under any plan and on any
-number of ranks.
-"""
+"""Checkpoints hold tables as rectangles in Arrow files and restore under any plan."""
 
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest

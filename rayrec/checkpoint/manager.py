@@ -1,5 +1,4 @@
-"""The checkpoints of one run: a directory per step, the newest complete one, and the removal of old
-ones.
+"""The checkpoints of one run: one directory per step, the newest one, the removal of old ones.
 
 A directory counts when it has a manifest. Deleting takes the manifest first, so that a deletion cut
 short leaves no half checkpoint. Only directories with the name of a step are ever touched.
@@ -21,8 +20,9 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointManager:
-    """The checkpoints under one storage path; stateless, so any process may have one. Let one rank
-    prune.
+    """The checkpoints under one storage path.
+
+    It keeps no state, so any process may have one. Only one rank should prune.
 
     Args:
         storage_path: local path or URI; need not exist yet.
@@ -53,8 +53,7 @@ class CheckpointManager:
         return int(match[1]) if match and parent == self._root else None
 
     def set_aside(self, after_step: int) -> str | None:
-        """Move the directories of all steps after `after_step` out of the run's way; nothing is
-        deleted.
+        """Move the directories of all steps after `after_step` away, without deleting any.
 
         They go to `<storage_path>/set-aside-<time>/`, under their names. A run that goes on from an
         earlier step writes those steps anew and must not mix with what an earlier life of it wrote.
@@ -74,8 +73,8 @@ class CheckpointManager:
                 self._move(f"{self._root}/{directory}", f"{self._root}/{name}/{directory}")
         except (OSError, pa.ArrowException) as error:
             raise CheckpointError(
-                f"cannot set aside the checkpoints after step {after_step} in "
-                f"{self._path}: {error}."
+                f"cannot set aside the checkpoints after step {after_step} in {self._path}: "
+                f"{error}."
             ) from error
         return f"{self._path}/{name}"
 
@@ -102,8 +101,9 @@ class CheckpointManager:
         return self.path(steps[-1]) if steps else None
 
     def prune(self, num_to_keep: int) -> tuple[int, ...]:
-        """Delete all but the `num_to_keep` newest complete checkpoints, and what unfinished saves
-        before the newest one left behind.
+        """Delete old checkpoints, and what unfinished saves before the newest one left behind.
+
+        The `num_to_keep` newest complete checkpoints stay.
 
         Returns:
             the complete steps that were deleted, ascending.

@@ -1,5 +1,4 @@
-"""The manifest: which rectangle of which table lies in which file, and what a run needs besides to
-go on.
+"""The manifest says which rectangle of which table lies in which file.
 
 It is the last file written and the only one whose presence makes a directory a checkpoint. It is
 JSON, one line per file, and guards its own text by a crc32. Each file has `marks`: the end of every
@@ -29,9 +28,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard file: `width` values of `dtype` per row; width 0 is one plain value per
-    row.
-    """
+    """A column of a shard file: `width` values of `dtype` per row; 0 means one plain value."""
 
     name: str
     dtype: str
@@ -48,8 +45,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One shard file: an Arrow IPC file with the rows of one rectangle, `batch_rows` rows per
-    record batch (the last may hold fewer).
+    """One shard file: an Arrow IPC file with the rows of one rectangle.
+
+    Every record batch holds `batch_rows` rows; the last may hold fewer.
 
     `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes
     from mark i-1 (or 0) to mark i.
@@ -170,8 +168,8 @@ class Manifest:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise CheckpointError(
-                    f"{key} cannot be written as JSON: {error}. Use numbers, "
-                    "strings, lists and dicts."
+                    f"{key} cannot be written as JSON: {error}. Use numbers, strings, lists and "
+                    "dicts."
                 ) from error
         tables = [
             {k: getattr(t, k) for k in ("name", "num_embeddings", "embedding_dim", "data_type")}
@@ -265,16 +263,13 @@ class Manifest:
             if not _tiles(files, table.num_embeddings, table.embedding_dim):
                 raise CheckpointError(
                     f"{where}: the {len(files)} files of table {table.name!r} do not tile its "
-                    f"{table.num_embeddings} rows x "
-                    f"{table.embedding_dim} columns; the manifest was edited or written wrongly. "
-                    "Restore an earlier checkpoint."
+                    f"{table.num_embeddings} rows x {table.embedding_dim} columns; the manifest "
+                    "was edited or written wrongly. Restore an earlier checkpoint."
                 )
 
 
 def _tiles(files: Sequence[FileEntry], num_rows: int, num_cols: int) -> bool:
-    """Whether the files are the cells of a product grid over the whole table, as every layout is,
-    each once.
-    """
+    """Whether the files are the cells of a product grid over the table, each once."""
     rows = sorted({(f.rows.start, f.rows.stop) for f in files})
     cols = sorted({(f.cols.start, f.cols.stop) for f in files})
     for ranges, size in ((rows, num_rows), (cols, num_cols)):

@@ -150,8 +150,8 @@ def check_tables(
         )
         if sizes[0] != sizes[1]:
             raise CheckpointError(
-                f"table {table.name!r} is {sizes[0][0]} x {sizes[0][1]} in {where} and {sizes[1][0]} x {sizes[1][1]} in the model. "
-                "Give the model the saved sizes."
+                f"table {table.name!r} is {sizes[0][0]} x {sizes[0][1]} in {where} and "
+                f"{sizes[1][0]} x {sizes[1][1]} in the model. Give the model the saved sizes."
             )
         _check_optimizer(
             table.name, manifest.optimizers.get(table.name), optimizers.get(table.name), where
@@ -172,7 +172,8 @@ def _no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
         ", ..." if len(manifest.tables) > 10 else ""
     )
     return CheckpointError(
-        f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?"
+        f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it "
+        "renamed or added?"
     )
 
 
@@ -182,7 +183,8 @@ def _check_optimizer(table: str, saved: object, wanted: object, where: str) -> N
     names = saved.get("name"), wanted.get("name")
     if None not in names and names[0] != names[1]:
         raise CheckpointError(
-            f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {_STATE_REMEDY}"
+            f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. "
+            f"{_STATE_REMEDY}"
         )
 
 
@@ -204,8 +206,9 @@ def _plan_reads(
                 or state.shard.cols.stop > saved.embedding_dim
             ):
                 raise CheckpointError(
-                    f"{where}: table {table!r} was saved as {saved.num_embeddings} x {saved.embedding_dim}, and {describe(state.shard)} "
-                    f"is wanted. Give the model the saved sizes."
+                    f"{where}: table {table!r} was saved as {saved.num_embeddings} x "
+                    f"{saved.embedding_dim}, and {describe(state.shard)} is wanted. Give the "
+                    "model the saved sizes."
                 )
         for entry in files[table]:
             near = [state for state in states if entry.shard.intersect(state.shard)]
@@ -228,9 +231,7 @@ def _plan_reads(
 def _check_columns(
     entry: FileEntry, state: ShardState, saved_spec: object, wanted_spec: object, where: str
 ) -> None:
-    """A saved file must hold every tensor that is wanted, with as many values per row and of a type
-    that converts.
-    """
+    """Check that a saved file holds every wanted tensor, in a shape and type that convert."""
     saved = {column.name: column for column in entry.columns}
     if state.optimizer:
         _check_optimizer(entry.table, saved_spec, wanted_spec, where)
@@ -238,18 +239,21 @@ def _check_columns(
         if name not in saved:
             held = ", ".join(column for column in saved if column != WEIGHT) or "none"
             raise CheckpointError(
-                f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved with: {held}. {_STATE_REMEDY}"
+                f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved "
+                f"with: {held}. {_STATE_REMEDY}"
             )
         if (saved[name].width > 0) != (tensor.dim() == 2):
             kinds = "one value per row (row-wise)", "one value per element"
             raise CheckpointError(
-                f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with {kinds[saved[name].width > 0]}, wanted is "
-                f"{kinds[tensor.dim() == 2]}: another optimizer. {_STATE_REMEDY}"
+                f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with "
+                f"{kinds[saved[name].width > 0]}, wanted is {kinds[tensor.dim() == 2]}: another "
+                f"optimizer. {_STATE_REMEDY}"
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
             raise CheckpointError(
-                f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, wanted is {dtype}."
+                f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, "
+                f"wanted is {dtype}."
             )
 
 
@@ -264,11 +268,13 @@ def _check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
     for path, size in wanted.items():
         if path not in found:
             raise DamagedCheckpointError(
-                f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint."
+                f"{store.path} has no file {path}, which its manifest names. Restore an earlier "
+                "checkpoint."
             )
         if found[path] != size:
             raise DamagedCheckpointError(
-                f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. Restore an earlier one."
+                f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. "
+                "Restore an earlier one."
             )
 
 
@@ -276,7 +282,8 @@ def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any
     data = store.read_all(manifest.dense.path)
     if verify and zlib.crc32(data) != manifest.dense.crc32:
         raise DamagedCheckpointError(
-            f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. Restore an earlier one."
+            f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. "
+            "Restore an earlier one."
         )
     try:
         content: dict[str, Any] = torch.load(
@@ -292,8 +299,9 @@ def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any
 def _read_ahead(
     store: Store, reads: Sequence[_Read], verify: bool
 ) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
-    """The batches in the order of `reads`, a few of them in flight. A file closes when the last
-    read of it drops its `Source`.
+    """Give the batches in the order of `reads`, with a few of them in flight.
+
+    A file closes when its last read drops the `Source`.
     """
     pending: deque[tuple[_Read, Future[dict[str, Tensor]]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="restore") as pool:

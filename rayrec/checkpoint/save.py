@@ -1,5 +1,4 @@
-"""Save: every rank writes its shards, rank 0 the dense part, and the manifest last, once all ranks
-have said that they are done.
+"""Save: every rank writes its shards, rank 0 the dense part, and the manifest comes last.
 
 A rank that fails says so through the same `gather`, so that nobody waits for it and all raise the
 same error. What it costs: three small gathers, one pass over the shards, and at most a few record
@@ -130,8 +129,9 @@ def save_checkpoint(
 
 
 def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
-    """Run `action` on every rank and return all results, or raise the same error everywhere;
-    `share=False` returns only this rank's.
+    """Run `action` on every rank; return all results, or raise the same error everywhere.
+
+    With `share=False` only this rank's own result is returned.
     """
     cause: Exception | None = None
     value: T | None = None
@@ -183,8 +183,7 @@ def _check_shards(
         if state.weight.dtype is not wanted_type:
             raise CheckpointError(
                 f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, "
-                f"its weight on rank {rank} is "
-                f"{state.weight.dtype}."
+                f"its weight on rank {rank} is {state.weight.dtype}."
             )
 
 
@@ -209,8 +208,8 @@ def _write_dense(
     if foreign:
         raise CheckpointError(
             f"the dense optimizer's state holds {', '.join(foreign)}, which "
-            "torch.load(weights_only=True) refuses; "
-            f"keep tensors, numbers, strings, lists and dicts in it."
+            "torch.load(weights_only=True) refuses; keep tensors, numbers, strings, lists and "
+            "dicts in it."
         )
     with store.write(DENSE) as sink:
         sink.write(buffer.getbuffer())
@@ -259,6 +258,5 @@ def _check_visible(store: Store, manifest: Manifest) -> None:
             what = "does not see it" if path not in found else f"sees {found[path]} bytes of it"
             raise CheckpointError(
                 f"{path} was written with {size} bytes, but rank 0 {what} under {store.path}. The "
-                "path must be shared by all hosts: "
-                f"a network mount, s3:// or gs://."
+                "path must be shared by all hosts: a network mount, s3:// or gs://."
             )

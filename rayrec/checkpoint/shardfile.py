@@ -38,9 +38,7 @@ _BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def shard_path(shard: Shard) -> str:
-    """Path of a shard's file in the checkpoint; the table's name is escaped, so that no name leaves
-    the directory.
-    """
+    """Path of a shard's file; the table's name is escaped, so that it stays in the directory."""
     name = quote(shard.table, safe="")
     if name.startswith("."):  # quote leaves dots, and "." and ".." are not ours to write
         name = "%2E" + name[1:]
@@ -139,8 +137,8 @@ def read_batch(
     if verify and zlib.crc32(data, before.crc32) != entry.marks[index].crc32:
         raise DamagedCheckpointError(
             f"{where}/{entry.path} is damaged between bytes {before.end} and "
-            f"{entry.marks[index].end}: the crc32 is not that of the "
-            f"manifest. Restore an earlier checkpoint."
+            f"{entry.marks[index].end}: the crc32 is not that of the manifest. Restore an earlier "
+            "checkpoint."
         )
     rows = len(entry.batch_range(index))
     try:
@@ -151,8 +149,8 @@ def read_batch(
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema_of(entry.columns))
         if batch.num_rows != rows:
             raise DamagedCheckpointError(
-                f"{where}/{entry.path} has {batch.num_rows} rows in batch "
-                f"{index}, the manifest says {rows}."
+                f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest "
+                f"says {rows}."
             )
         return {
             column.name: _to_torch(batch.column(i), column, rows)
@@ -166,8 +164,7 @@ def read_batch(
 
 
 def check_footer(source: Source, entry: FileEntry, where: str) -> None:
-    """Verify the bytes after the last record batch: the footer, by which other tools find the
-    batches.
+    """Verify the bytes after the last record batch, which other tools need to find the batches.
 
     Restoring does not need the footer, but a file that only rayrec could read is damaged.
 

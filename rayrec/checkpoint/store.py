@@ -28,9 +28,7 @@ _PARTIAL = f"{MANIFEST}.partial"
 
 
 class ChecksumSink:
-    """A file object that counts and checksums what passes through to an Arrow stream; no byte is
-    copied.
-    """
+    """A file object that counts and checksums what passes to an Arrow stream, without a copy."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
@@ -116,7 +114,8 @@ class Store:
         """
         if self.has_manifest():
             raise CheckpointError(
-                f"{self.path} already holds a complete checkpoint; save to a new path, or delete it first."
+                f"{self.path} already holds a complete checkpoint; save to a new path, or delete "
+                "it first."
             )
         entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
         foreign = sorted(
@@ -126,7 +125,8 @@ class Store:
         )
         if foreign:
             raise CheckpointError(
-                f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a new or empty directory."
+                f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a "
+                "new or empty directory."
             )
         for entry in entries:
             if entry.type == fs.FileType.Directory:
@@ -137,8 +137,9 @@ class Store:
 
     @contextmanager
     def write(self, path: str) -> Iterator[ChecksumSink]:
-        """Write one file; it is on disk when the block ends. What an error leaves behind is
-        harmless without a manifest.
+        """Write one file; it is on disk when the block ends.
+
+        What an error leaves behind is harmless without a manifest.
         """
         target = self._file(path)
         self._make_directory(os.path.dirname(target))
@@ -147,8 +148,9 @@ class Store:
         self._sync(target, os.path.dirname(target))
 
     def publish(self, manifest: bytes) -> None:
-        """Write the manifest so that it appears whole or not at all; before this call the directory
-        is not a checkpoint.
+        """Write the manifest so that it appears whole or not at all.
+
+        Before this call the directory is not a checkpoint.
         """
         whole = self._file(MANIFEST)
         name = self._file(_PARTIAL) if self._has_directories else whole

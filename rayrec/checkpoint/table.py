@@ -22,8 +22,10 @@ from rayrec.errors import CheckpointError, DamagedCheckpointError
 def load_table(
     path: str, table: str, *, verify: bool = True, filesystem: fs.FileSystem | None = None
 ) -> pa.Table:
-    """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one
-    column per optimizer state.
+    """Read a whole table of a checkpoint as an Arrow table.
+
+    Its columns are "row" (int64), "weight" (FixedSizeList of the table's width), and one per
+    optimizer state.
 
     bfloat16 becomes float32, since Arrow has none.
 
@@ -91,8 +93,7 @@ def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:
     if size != entry.num_bytes:  # a mapped file that is too short would end this process
         raise DamagedCheckpointError(
             f"{store.path}/{entry.path} has {size or 0} bytes, not {entry.num_bytes}: it is "
-            "truncated or "
-            "gone. Restore an earlier checkpoint."
+            "truncated or gone. Restore an earlier checkpoint."
         )
     try:
         data = store.open(entry.path).read(0, entry.num_bytes)
@@ -109,7 +110,5 @@ def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Files say that no item is null; tables made here do not, so that blocks of both origins have
-    one type.
-    """
+    """The type with nullable items, so that blocks read and blocks made here have one type."""
     return pa.list_(kind.value_type, kind.list_size) if pa.types.is_fixed_size_list(kind) else kind

@@ -138,8 +138,9 @@ def coded_all_to_all(
     send_sections: Sections,
     recv_sections: Sections,
 ) -> list[Tensor]:
-    """`Exchange.views` of float32 values, coded on the wire, waited for. A world of one rank codes
-    nothing.
+    """`Exchange.views` of float32 values, coded on the wire and waited for.
+
+    A world of one rank codes nothing.
 
     Args:
         send_sections, recv_sections: per rank, the sizes of the sections of its message; each is

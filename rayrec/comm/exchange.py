@@ -65,8 +65,7 @@ class Exchange(Protocol):
     def all_to_all(
         self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
     ) -> Pending[Tensor]:
-        """Send `send_splits[r]` elements to every rank r, in rank order, and receive
-        `recv_splits[r]` from each.
+        """Send `send_splits[r]` elements to every rank r and receive `recv_splits[r]` from each.
 
         Args:
             send: (sum of send_splits,), contiguous; it must stay unchanged until the result has
@@ -84,8 +83,9 @@ class Exchange(Protocol):
     def views(
         self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
     ) -> Pending[list[Tensor]]:
-        """As `all_to_all`, but a tensor per source. They are only valid until the next collective
-        on this exchange is started.
+        """As `all_to_all`, but with one tensor per source.
+
+        The tensors are valid only until the next collective on this exchange starts.
         """
         ...
 
@@ -109,22 +109,23 @@ class Exchange(Protocol):
         ...
 
     def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        """Send all of `send` to every rank; `sizes[r]` elements come from rank r, with the lifetime
-        of `views`.
+        """Send all of `send` to every rank; `sizes[r]` elements come from rank r.
+
+        The result lives as long as that of `views`.
         """
         ...
 
     def buffer(self, size: int, like: Tensor) -> Tensor:
-        """(size,) uninitialized, of like's dtype and device, to be filled and sent by the next
-        collective; views end here.
+        """Give uninitialized memory (size,) to be filled and sent by the next collective.
+
+        It has like's dtype and device. Earlier views end here.
 
         In shared memory it lies where the others read, which saves a copy.
         """
         ...
 
     def share(self, size: int) -> Tensor | None:
-        """(size,) bytes, zeros, that every rank reads and writes in place; None where ranks have no
-        memory in common.
+        """Give (size,) zero bytes that all ranks read and write, or None without shared memory.
 
         All ranks call it together with one size. Who reads what another wrote must have met it
         since; see `meet`.
@@ -132,16 +133,19 @@ class Exchange(Protocol):
         ...
 
     def meet(self) -> None:
-        """Wait until every rank has come here: what it wrote before into shared memory can be read,
-        what it read can be overwritten.
+        """Wait until every rank has come here.
+
+        What a rank wrote into shared memory before can then be read, and what it read can be
+        overwritten.
 
         Any collective whose result has been waited for does the same.
         """
         ...
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
-        """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call
-        it together.
+        """Give the exchange of this rank's own group, when the ranks part into `groups`.
+
+        All ranks call it together.
 
         Ranks of the result are positions in the group.
         """
@@ -176,9 +180,7 @@ class FlatExchange(ABC):
         head: int,
         splits_of: SplitsOf,
     ) -> Pending[Headed]:
-        """See `Exchange.headed`; two collectives, of which this waits for the first: the host reads
-        the headers.
-        """
+        """See `Exchange.headed`; it waits for the first of two collectives, to read the headers."""
         flat = torch.tensor([value for header in headers for value in header], dtype=torch.int64)
         # a blocking copy would wait for all that a GPU has been given
         flat = flat.to(send.device, non_blocking=True)

@@ -32,8 +32,9 @@ class JoinedExchange(FlatExchange):
     def open(
         whole: ProcessGroupExchange, names: Sequence[int], timeout_s: float
     ) -> JoinedExchange | None:
-        """Join; None on all ranks where one cannot share memory with the others of its host. All
-        ranks call it.
+        """Join; None on all ranks where one cannot share memory with the others of its host.
+
+        All ranks call it.
 
         Args:
             names: per rank what its host is called.
@@ -84,8 +85,9 @@ class JoinedExchange(FlatExchange):
 
 
 def share_hosts(whole: ProcessGroupExchange, name: int, timeout_s: float) -> Exchange:
-    """`whole`, with memory shared between its ranks of equal `name`; `whole` itself where that is
-    impossible. All ranks call it.
+    """Let the ranks of `whole` with an equal `name` share memory.
+
+    It returns `whole` itself where that is impossible. All ranks call it.
 
     Args:
         name: a number of this rank's host.

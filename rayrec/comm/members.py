@@ -22,8 +22,9 @@ class Gathers(Protocol):
 
 
 class Members:
-    """Some ranks of an exchange as `Gathers`; all ranks of the exchange call together, and each
-    takes what concerns it.
+    """Some ranks of an exchange as `Gathers`.
+
+    All ranks of the exchange call together, and each takes what concerns it.
     """
 
     def __init__(self, whole: Gathers, ranks: Sequence[int]) -> None:

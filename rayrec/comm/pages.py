@@ -1,5 +1,6 @@
-"""Memory for tables on CPU, on huge pages where the kernel allows them: looking up random rows is
-bound by the translation of addresses.
+"""Memory for tables on CPU, on huge pages where the kernel allows them.
+
+Looking up random rows is bound by the translation of addresses, which huge pages make cheaper.
 
 Private memory gets them by madvise. Shared memory has none as long as the system's setting for it
 is "never", which is the default; but MADV_COLLAPSE (Linux 6.1) makes them all the same, where the
@@ -48,8 +49,9 @@ def private_memory(size: int) -> Tensor:
 
 
 def map_file(fd: int, size: int) -> Tensor:
-    """(size,) uint8: a file mapped so that it can have huge pages; unmapped with the tensor. Linux
-    only.
+    """Map a file as (size,) uint8 so that it can have huge pages (Linux only).
+
+    The mapping ends with the tensor.
 
     Raises:
         OSError: the kernel refuses.
@@ -78,9 +80,7 @@ class _Mapping:
 
 
 def make_huge(memory: Tensor) -> None:
-    """Put the 2 MiB pages that begin inside of shared `memory` on huge pages, or leave them where
-    the kernel cannot.
-    """
+    """Put the 2 MiB pages that begin inside shared `memory` on huge pages, where the kernel can."""
     if _libc is None:
         return
     first = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE

@@ -54,8 +54,8 @@ def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStor
         )
     except (dist.DistError, RuntimeError) as error:
         raise CommError(
-            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall "
-            f"is between. ({error})"
+            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a "
+            f"firewall is between. ({error})"
         ) from error
 
 
@@ -103,8 +103,7 @@ def init_process_group(
 
 
 def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) -> dist.ProcessGroup:
-    """Another group with connections of its own, so that its collectives need no common order with
-    the default group's.
+    """Make a group with connections of its own, which needs no order with the default group's.
 
     Args:
         ranks: of the default group; all when None. Every rank of the default group must call it,
@@ -138,8 +137,7 @@ def destroy_process_group() -> None:
 
 
 def shutdown_sockets() -> int:
-    """Shut down this process's gloo connections, and what its ranks share, so that pending
-    collectives raise at once.
+    """Shut down this process's gloo connections and shared exchanges: pending collectives raise.
 
     Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns
     how many connections were open.

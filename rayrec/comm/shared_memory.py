@@ -1,5 +1,4 @@
-"""Shared memory as an exchange: CPU ranks of one host read each other's messages where they were
-written.
+"""Shared memory as an exchange: ranks of one host read messages where they were written.
 
 Every rank owns an outbox and a page of words: how many collectives it has started, how many it has
 finished reading, and where in the outbox each rank's message lies. A collective is one copy into
@@ -58,8 +57,9 @@ class SharedMemoryExchange(FlatExchange):
 
     @staticmethod
     def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
-        """Share memory between the ranks of `over`; None on all of them where one cannot. All ranks
-        call it.
+        """Share memory between the ranks of `over`; None on all of them where one cannot.
+
+        All ranks call it.
 
         Args:
             timeout_s: bound on every wait.
@@ -160,8 +160,8 @@ class SharedMemoryExchange(FlatExchange):
         part = SharedMemoryExchange.open(Members(self, mine), self.timeout_s)
         if part is None:
             raise CommError(
-                f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in the "
-                "small one."
+                f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in "
+                "the small one."
             )
         return part
 
@@ -170,8 +170,9 @@ class SharedMemoryExchange(FlatExchange):
         self.peers.abort()
 
     def close(self) -> None:
-        """Leave: peers that wait for this rank raise. Waits some seconds at most, for peers to map
-        what was sent to them.
+        """Leave, so that peers that wait for this rank raise.
+
+        It waits some seconds at most for peers to map what was sent to them.
         """
         if self._closed or os.getpid() != self._owner:
             return
@@ -321,8 +322,7 @@ class _Collective:
             if message.numel() != size:
                 raise ShapeError(
                     f"rank {self.exchange.rank} expected {size} elements from rank {rank}, which "
-                    f"sent {message.numel()}: "
-                    "the ranks do not share one plan."
+                    f"sent {message.numel()}: the ranks do not share one plan."
                 )
         return headers, messages
 

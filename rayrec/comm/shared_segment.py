@@ -116,8 +116,9 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def futex_wait(address: int, seen: int, timeout_s: float) -> None:
-    """Sleep until `futex_wake` on the 32-bit word at `address`, unless it differs from the low half
-    of `seen`; may wake for nothing.
+    """Sleep until `futex_wake` on the 32-bit word at `address`; it may wake for nothing.
+
+    It returns at once when the word differs from the low half of `seen`.
     """
     assert _libc is not None
     spec = _TimeSpec(int(timeout_s), int(timeout_s % 1 * 1e9))

@@ -1,5 +1,4 @@
-"""All ranks of a world as threads of one process, so that hundreds of random worlds are tested in
-seconds.
+"""All ranks of a world as threads of one process, so that tests run hundreds of worlds.
 
 The runtime's code is the real one; only the exchange differs: a mailbox between threads, with a
 barrier before and after. A rank that raises breaks the barrier, so that the others end at once

@@ -103,9 +103,7 @@ class _NotWithout:
 
 
 def _spare_hooks(parameters: Sequence[Tensor]) -> None:
-    """Spare the hooks of `Tensor.register_hook` missing gradients, which torch hands to them as
-    None.
-    """
+    """Keep None, which torch passes for a missing gradient, from `Tensor.register_hook`'s hooks."""
     for p in parameters:
         hooks = p._backward_hooks or {}  # torch reads this dict in the backward pass
         for key, hook in hooks.items():

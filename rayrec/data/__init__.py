@@ -1,6 +1,4 @@
-"""Arrow data to batches: schema, conversion, world-independent order, files, loader, synthetic data
-with planted truth.
-"""
+"""Arrow data to batches: schema, conversion, order of samples, files, loader, synthetic data."""
 
 from rayrec.data.batch import Batch
 from rayrec.data.convert import check_columns, to_batch

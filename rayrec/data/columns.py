@@ -31,8 +31,9 @@ Where = Callable[[int], str]  # row of a record batch -> "row 5 of <file>", for 
 
 @dataclass(slots=True)
 class Bags:
-    """One feature's bags: row i holds values[offsets[i]:offsets[i + 1]], or values[i] alone when
-    `offsets` is None.
+    """One feature's bags: row i holds values[offsets[i]:offsets[i + 1]].
+
+    Without `offsets`, row i holds values[i] alone.
     """
 
     values: NDArray[Any]  # (N,) any integer type; float32 for weights
@@ -122,7 +123,8 @@ def _dense(
     if not np.isfinite(dense).all():
         row, i = (int(x) for x in np.argwhere(~np.isfinite(dense))[0])
         raise InputError(
-            f"dense column {schema.dense[i].column!r} holds {dense[row, i]} in {where(row)}. Clean the data, or write null."
+            f"dense column {schema.dense[i].column!r} holds {dense[row, i]} in {where(row)}. "
+            "Clean the data, or write null."
         )
     return dense
 
@@ -170,15 +172,14 @@ def _bags(
         hole = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.searchsorted(offsets, hole, side="right")) - 1
         raise InputError(
-            f"column {column!r} has a null inside the list in {where(row)}. Drop null elements when writing the data."
+            f"column {column!r} has a null inside the list in {where(row)}. Drop null elements "
+            "when writing the data."
         )
     return Bags(leaf(values), offsets)
 
 
 def _plain_bags(array: pa.Array, feature: Feature) -> Bags | None:
-    """The common case, lists of int64 without nulls, hashing or weights, by as few calls as can be;
-    None for any other.
-    """
+    """Lists of int64 without nulls, hashing or weights, by few calls; None for any other column."""
     if feature.hash_buckets is not None or feature.weights is not None:
         return None
     if array.null_count or not isinstance(array, (pa.ListArray, pa.LargeListArray)):
@@ -229,8 +230,9 @@ def id_problem(kind: pa.DataType, feature: Feature) -> str | None:
             return None
         return f"column {feature.column!r} of feature {feature.name!r} holds {kind}. Set hash_buckets on the feature to hash it into ids."
     return (
-        f"column {feature.column!r} of feature {feature.name!r} has type {kind}; ids are integers, or strings with hash_buckets, "
-        "or lists of either. Cast the column to int64 or list<int64>."
+        f"column {feature.column!r} of feature {feature.name!r} has type {kind}; ids are "
+        "integers, or strings with hash_buckets, or lists of either. Cast the column to int64 or "
+        "list<int64>."
     )
 
 
@@ -258,7 +260,8 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
     if pa.types.is_dictionary(leaf.type):
         if leaf.dictionary.null_count:
             raise InputError(
-                f"column {feature.column!r} of feature {feature.name!r} has a null in its dictionary. Encode nulls as nulls."
+                f"column {feature.column!r} of feature {feature.name!r} has a null in its "
+                "dictionary. Encode nulls as nulls."
             )
         return _ids(leaf.dictionary, feature)[leaf.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_integer(leaf.type):
@@ -292,8 +295,9 @@ def _checked_weights(
     if (ids != given).any():
         row = int(np.flatnonzero(ids != given)[0])
         raise InputError(
-            f"feature {feature.name!r} has {ids[row]} ids in column {feature.column!r} and {given[row]} weights in column "
-            f"{feature.weights!r} in {where(row)}. Write one weight per id."
+            f"feature {feature.name!r} has {ids[row]} ids in column {feature.column!r} and "
+            f"{given[row]} weights in column {feature.weights!r} in {where(row)}. Write one "
+            "weight per id."
         )
     if not np.isfinite(weights.values).all():
         at = int(np.flatnonzero(~np.isfinite(weights.values))[0])
@@ -303,7 +307,8 @@ def _checked_weights(
             else int(np.searchsorted(weights.offsets, at, side="right")) - 1
         )
         raise InputError(
-            f"weights column {feature.weights!r} holds {weights.values[at]} in {where(row)}. Clean the data."
+            f"weights column {feature.weights!r} holds {weights.values[at]} in {where(row)}. "
+            "Clean the data."
         )
     return weights.values
 
@@ -341,12 +346,13 @@ def _labels(array: pa.Array, column: str, where: Where, binary: bool) -> NDArray
     if not np.isfinite(labels).all():
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise InputError(
-            f"label column {column!r} holds {labels[row]} in {where(row)}. Drop rows without a label."
+            f"label column {column!r} holds {labels[row]} in {where(row)}. Drop rows without a "
+            "label."
         )
     if binary and ((labels != 0) & (labels != 1)).any():
         row = int(np.flatnonzero((labels != 0) & (labels != 1))[0])
         raise InputError(
-            f"label column {column!r} holds {labels[row]:g} in {where(row)}; click models are trained on labels 0 and 1. "
-            "Write 0 or 1, or name another label column in the schema."
+            f"label column {column!r} holds {labels[row]:g} in {where(row)}; click models are "
+            "trained on labels 0 and 1. Write 0 or 1, or name another label column in the schema."
         )
     return labels

@@ -1,5 +1,4 @@
-"""Record batches to a `Batch`: gather the parts of each feature's bags, copied once, and check
-every id on the way.
+"""Record batches to a `Batch`: each feature's bags are copied once, and every id is checked.
 
 A batch is assembled from parts, row ranges of `Columns` (views of Arrow memory): one copy writes
 all ids key-major, one subtraction per part and feature the lengths. Ids are checked where they
@@ -123,10 +122,7 @@ def assemble(
 
 
 def _new(shape: int | tuple[int, int], dtype: type[np.generic], pin_memory: bool) -> Tensor:
-    """Memory for a part of a batch, not initialized. What earlier batches have freed is used again:
-    by malloc, which serves numpy with fewer page faults than torch, and page-locked by torch, which
-    also waits for copies to the device that are under way.
-    """
+    """Uninitialized memory for a part of a batch."""
     tensor = torch.from_numpy(np.empty(shape, dtype))
     return torch.empty_like(tensor, pin_memory=True) if pin_memory else tensor
 
@@ -221,9 +217,8 @@ def _raise_bad_id(
         if row < stop - start:
             raise InputError(
                 f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in "
-                f"{columns.where(start + row)}; table "
-                f"{table!r} takes ids in [0, {limit}). Raise num_embeddings, map the ids, or set "
-                "hash_buckets on the feature."
+                f"{columns.where(start + row)}; table {table!r} takes ids in [0, {limit}). Raise "
+                "num_embeddings, map the ids, or set hash_buckets on the feature."
             )
         row -= stop - start
     raise AssertionError("a bad id lies in one of the parts")

@@ -1,5 +1,4 @@
-"""The folder that a conversion writes: train/, eval/ and schema.json appear together when all is
-written.
+"""The folder that a conversion writes: its parts appear together when all is written.
 
 A conversion writes into a hidden folder beside its result and moves the parts into place at the
 end. A conversion that fails leaves what was there before, and no folder of its own. Files of an
@@ -36,8 +35,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
     if there and not overwrite:
         raise ConfigError(
             f"{target} already holds {' and '.join(there)}, which would be read together with the "
-            "new data. "
-            "Name a new folder, or say overwrite=True (--overwrite) to replace them."
+            "new data. Name a new folder, or say overwrite=True (--overwrite) to replace them."
         )
     made = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
     try:

@@ -99,8 +99,8 @@ def _split(
         raise InputError(f"no rows in {[str(s) for s in sources]}; give files in Criteo's layout.")
     if train.rows == 0:
         raise InputError(
-            f"all {row} rows were held out by eval_fraction={eval_fraction}, so there "
-            "is no row to train on. Lower it."
+            f"all {row} rows were held out by eval_fraction={eval_fraction}, so there is no row "
+            "to train on. Lower it."
         )
     return train.rows, evaluation.rows
 
@@ -123,9 +123,7 @@ def criteo_schema(num_buckets: int, dim: int) -> FeatureSchema:
 
 
 class _Writer:
-    """Parquet files of equal row groups, whatever the size of the blocks; 16 groups a file; no file
-    for no rows.
-    """
+    """Writes Parquet files of equal row groups, 16 to a file; no rows give no file."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,8 +185,8 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException, csv.Error) as error:
         raise InputError(
-            f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. "
-            "Check the file and its delimiter."
+            f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. Check the file "
+            "and its delimiter."
         ) from error
 
 
@@ -198,8 +196,8 @@ def _layout(first: str, path: Path) -> tuple[list[str], str, int]:
     fields = next(csv.reader([first], delimiter=delimiter), [])
     if len(fields) not in (40, 41):
         raise InputError(
-            f"{path} has {len(fields)} columns; Criteo's layout is label, I1-I13, "
-            "C1-C26, with an optional Id before them."
+            f"{path} has {len(fields)} columns; Criteo's layout is label, I1-I13, C1-C26, with an "
+            "optional Id before them."
         )
     names = [*(["Id"] if len(fields) == 41 else []), *_COLUMNS]
     header = [f.strip().lower() for f in fields] == [n.lower() for n in names]
@@ -214,8 +212,8 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
     if label.null_count or not np.isin(values, (0.0, 1.0)).all():
         row = int(np.flatnonzero(~np.isin(values, (0.0, 1.0)))[0])
         raise InputError(
-            f"{path} holds the label {label[row].as_py()}; labels are 0 or 1. Check "
-            "the column layout."
+            f"{path} holds the label {label[row].as_py()}; labels are 0 or 1. Check the column "
+            "layout."
         )
     columns: dict[str, pa.Array] = {"label": pa.array(values.astype(np.int8))}
     for name in DENSE:
@@ -223,8 +221,8 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
         if not np.isfinite(counts).all():
             value = counts[~np.isfinite(counts)][0]
             raise InputError(
-                f"column {name} of {path} holds {value}, which is no count. Leave the "
-                "field empty where it is unknown."
+                f"column {name} of {path} holds {value}, which is no count. Leave the field empty "
+                "where it is unknown."
             )
         columns[name] = pa.array(np.log1p(np.maximum(counts, 0.0)).astype(np.float32))
     for name in CATEGORIES:
@@ -259,7 +257,7 @@ def parse_hex(text: pa.StringArray, where: str) -> NDArray[np.int64]:
         out[rows] = (out[rows] << 4) | digit
     if bad.any():
         raise InputError(
-            f"{where} holds {text[int(np.flatnonzero(bad)[0])].as_py()!r}, which is "
-            "not a hex category of 1 to 15 digits."
+            f"{where} holds {text[int(np.flatnonzero(bad)[0])].as_py()!r}, which is not a hex "
+            "category of 1 to 15 digits."
         )
     return out

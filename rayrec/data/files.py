@@ -38,9 +38,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row group or record batch: chunk `index` of a file, whose first row is row `first_row` of
-    that file.
-    """
+    """Row group or record batch `index` of a file; it begins at row `first_row` of the file."""
 
     file: DataFile
     index: int
@@ -49,8 +47,9 @@ class Chunk:
 
 
 class FileDataset:
-    """Rows of files under one path, in an order that does not depend on the number of ranks. Use
-    `ParquetDataset` or `ArrowDataset`.
+    """Rows of files under one path, in an order that does not depend on the number of ranks.
+
+    Use `ParquetDataset` or `ArrowDataset`.
 
     Args:
         path: a directory (searched through, names starting with '.' or '_' left out), one file, or
@@ -94,8 +93,8 @@ class FileDataset:
         self.files = tuple(self._inspect(info) for info in self._list())
         if self.num_rows == 0:
             raise InputError(
-                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. Check "
-                "the path or write the data."
+                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. "
+                "Check the path or write the data."
             )
         self.order()  # checks num_streams and shuffle_rows
 
@@ -128,8 +127,8 @@ class FileDataset:
         """
         if ordered and shuffle:
             raise ConfigError(
-                "ordered=True gives rows in file order, which contradicts "
-                "shuffle=True; say shuffle=False."
+                "ordered=True gives rows in file order, which contradicts shuffle=True; say "
+                "shuffle=False."
             )
         return SampleOrder(
             chunk_rows=tuple(n for f in self.files for n in f.chunk_rows),
@@ -159,8 +158,9 @@ class FileDataset:
                     raise InputError(missing(column, self.open(file).schema, f"file {file.path!r}"))
 
     def fingerprint(self) -> str:
-        """A short hash of what the order of samples depends on: file names below the path, sizes,
-        rows, num_streams, shuffle_rows.
+        """A short hash of all that the order of samples depends on.
+
+        It covers file names below the path, sizes, rows, num_streams and shuffle_rows.
 
         Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where
         the directory lies does not matter.
@@ -254,8 +254,8 @@ class FileDataset:
         """The error for a file that cannot be read."""
         cause = str(error).strip().split("\n")[0]
         return InputError(
-            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or "
-            "of another format; write it again."
+            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or of another "
+            "format; write it again."
         )
 
     def _list(self) -> list[pafs.FileInfo]:
@@ -278,8 +278,8 @@ class FileDataset:
         if not files:
             raise InputError(
                 f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} "
-                f"({', '.join(self.SUFFIXES)}). "
-                "Check the path, or use the data set class of its format."
+                f"({', '.join(self.SUFFIXES)}). Check the path, or use the data set class of its "
+                "format."
             )
         return sorted(files, key=lambda i: i.path)
 

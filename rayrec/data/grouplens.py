@@ -1,5 +1,4 @@
-"""MovieLens-100k as GroupLens publishes it: u.data, u.user and u.item, read into the columns that
-`movielens` converts.
+"""MovieLens-100k as GroupLens publishes it, read into the columns that `movielens` converts.
 
 u.data is tab separated, the others are separated by '|'; none has a header, and u.item is Latin-1.
 An item has a release date such as 01-Jan-1995, of which the year is kept, and one 0 or 1 per genre.
@@ -65,8 +64,7 @@ def read_users(path: Path) -> pa.Table:
 
 
 def read_items(path: Path) -> pa.Table:
-    """Text columns item_id, release_year and class (names of genres with a space between them) of
-    u.item.
+    """Text columns item_id, release_year and class (names of genres, with spaces) of u.item.
 
     Raises:
         InputError: the file cannot be read or has another layout.
@@ -104,6 +102,5 @@ def _read(path: Path, names: tuple[str, ...], delimiter: str) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         raise InputError(
             f"cannot read {path} as GroupLens' {path.name} with {len(names)} columns: "
-            f"{str(error).splitlines()[0]}. "
-            "Point at the folder of the ml-100k files."
+            f"{str(error).splitlines()[0]}. Point at the folder of the ml-100k files."
         ) from error

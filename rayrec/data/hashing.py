@@ -1,5 +1,4 @@
-"""Stable 64-bit hashes of ids and strings, vectorised over Arrow's buffers: the same bytes give the
-same bucket on every machine.
+"""Stable 64-bit hashes of ids and strings: the same bytes give the same bucket everywhere.
 
 DEFINITION. mix(x) is the output function of splitmix64, modulo 2**64:
     x += 0x9E3779B97F4A7C15; x = (x ^ x>>30) * 0xBF58476D1CE4E5B9; x = (x ^ x>>27) *
@@ -47,9 +46,7 @@ def mix_int(*parts: int) -> int:
 
 
 def random_bits(key: int, start: int, stop: int) -> U64:
-    """Elements [start, stop) of the splitmix64 stream of `key`: any part equals that part of the
-    whole.
-    """
+    """Elements [start, stop) of the splitmix64 stream of `key`, equal to that part of the whole."""
     counter = np.arange(start, stop, dtype=np.uint64)
     counter *= np.uint64(_GOLDEN)
     counter += np.uint64(key & _MASK)
@@ -57,8 +54,9 @@ def random_bits(key: int, start: int, stop: int) -> U64:
 
 
 def permutation(key: int, n: int) -> NDArray[np.int64]:
-    """A permutation of range(n) that is a pure function of (key, n): the stable order of n random
-    64-bit numbers.
+    """A permutation of range(n), a pure function of (key, n).
+
+    It is the stable order of n random 64-bit numbers.
     """
     return np.argsort(random_bits(key, 0, n), kind="stable").astype(np.int64, copy=False)
 

@@ -207,9 +207,7 @@ class _Stream:
 
 
 def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One record batch of all rows; files may differ in the order of columns and in the width of
-    numbers.
-    """
+    """One record batch of all rows; files may differ in column order and width of numbers."""
     first = pieces[0].schema
     if len(pieces) == 1:
         return pieces[0]
@@ -240,8 +238,9 @@ def _where(
 
 
 class _ChunkSource:
-    """Open files and decoded chunks, shared by the streams of one loader and kept only while a
-    stream holds them.
+    """Open files and decoded chunks that the streams of one loader share.
+
+    They are kept only while a stream holds them.
     """
 
     def __init__(self, dataset: FileDataset, reading: Reading) -> None:
@@ -267,9 +266,7 @@ class _ChunkSource:
 
 
 class _ChunkCursor:
-    """Reads forward through chunks: holds the current one, or an iterator of its pieces when it is
-    large.
-    """
+    """Reads forward through chunks; of a large chunk it holds one piece at a time."""
 
     def __init__(self, source: _ChunkSource) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""MovieLens-100k to Parquet and a schema: will this user rate this film 4 or 5?
+"""MovieLens-100k to Parquet and a schema; the label says whether a user rates a film 4 or 5.
 
 Two forms of it are read: the files of GroupLens (u.data, u.user, u.item; see `grouplens`), and
 tab-separated files with a header of name:type (ml-100k.inter, .user, .item). Users and items become
@@ -99,8 +99,8 @@ def convert_movielens(
     held_out = round(rows * eval_fraction)
     if not 0 < held_out < rows:
         raise ConfigError(
-            f"eval_fraction={eval_fraction} of {rows} ratings in {paths[0]} holds "
-            f"out {held_out}; choose another."
+            f"eval_fraction={eval_fraction} of {rows} ratings in {paths[0]} holds out {held_out}; "
+            "choose another."
         )
     order = permutation(mix_int(seed), rows)
     parts = {"eval": order[:held_out], "train": order[held_out:]}
@@ -120,8 +120,7 @@ def convert_movielens(
 
 
 def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Table, pa.Table]]:
-    """Paths of the ratings and the users, and text tables of ratings, users and items, in either
-    form.
+    """Paths of ratings and users, and text tables of ratings, users and items, in either form.
 
     Raises:
         InputError: the folder holds neither form, or a file cannot be read.
@@ -132,8 +131,8 @@ def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Tabl
     if not os.path.exists(root / "ml-100k.inter"):
         raise InputError(
             f"{root} holds neither u.data nor ml-100k.inter. Point at the folder of "
-            "MovieLens-100k: u.data, u.user and u.item as "
-            "GroupLens publishes them, or ml-100k.inter, ml-100k.user and ml-100k.item."
+            "MovieLens-100k: u.data, u.user and u.item as GroupLens publishes them, or "
+            "ml-100k.inter, ml-100k.user and ml-100k.item."
         )
     paths = root / "ml-100k.inter", root / "ml-100k.user", root / "ml-100k.item"
     ratings = _read(paths[0], ("user_id", "item_id", "rating"))
@@ -189,8 +188,8 @@ def _read(path: Path, columns: tuple[str, ...]) -> pa.Table:
         )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(
-            f"cannot read {path}: {str(error).splitlines()[0]}. Point at the folder "
-            "of the ml-100k files."
+            f"cannot read {path}: {str(error).splitlines()[0]}. Point at the folder of the "
+            "ml-100k files."
         ) from error
     table = table.rename_columns([name.split(":")[0] for name in names])
     for name in columns:
@@ -205,8 +204,8 @@ def _numbers(table: pa.Table, column: str, path: Path) -> np.ndarray:
     if not plain.all():
         row = int(np.flatnonzero(~plain)[0])
         raise InputError(
-            f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row "
-            f"{row}, which is no number."
+            f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row {row}, which "
+            "is no number."
         )
     return table[column].cast(pa.float64()).to_numpy()
 
@@ -221,14 +220,14 @@ def _place(values: pa.ChunkedArray, keys: pa.ChunkedArray, path: Path, column: s
     twice = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twice):
         raise InputError(
-            f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, "
-            f"which {path} is joined with."
+            f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, which {path} "
+            "is joined with."
         )
     places = pc.index_in(values, value_set=keys.combine_chunks())
     if places.null_count:
         row = int(np.flatnonzero(places.is_null().to_numpy())[0])
         raise InputError(
-            f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not "
-            "in the list of them."
+            f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not in the list "
+            "of them."
         )
     return places.to_numpy().astype(np.int64)

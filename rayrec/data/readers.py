@@ -1,5 +1,6 @@
-"""Open files and their chunks: Parquet row groups and Arrow IPC record batches, only the columns
-asked for.
+"""Open files and their chunks: Parquet row groups and Arrow IPC record batches.
+
+Only the columns that are asked for are read.
 
 A local IPC file is memory-mapped, so an uncompressed batch costs nothing until its rows are read. A
 Parquet row group is decoded whole, or in pieces when it has more than `STREAM_ROWS` rows: memory
@@ -63,8 +64,9 @@ class ParquetReader:
 
 
 class ArrowReader:
-    """An Arrow IPC (Feather v2) file; chunks are its record batches, views of the file where it is
-    local and uncompressed.
+    """An Arrow IPC (Feather v2) file, whose chunks are its record batches.
+
+    They are views of the file where it is local and uncompressed.
     """
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
@@ -111,8 +113,9 @@ class ArrowReader:
         )
 
     def _count_rows(self) -> tuple[int, ...]:
-        """Rows of each record batch. The footer does not say, so one narrow column is read: nothing
-        when mapped.
+        """Rows of each record batch.
+
+        The footer does not say, so one narrow column is read, which costs nothing when mapped.
         """
         narrow = [i for i, field in enumerate(self.schema) if pa.types.is_primitive(field.type)]
         return tuple(

@@ -1,5 +1,4 @@
-"""Click data with planted truth: every row's click probability is known, so the best possible
-scores are too.
+"""Click data with planted truth: every row's click probability, and the best score, are known.
 
 The rows look like Criteo's: skewed ids (Zipf) over columns of its cardinalities scaled and capped,
 list columns, dense columns. Each row's logit is b + signal * z, and z joins four standardized terms
@@ -91,8 +90,8 @@ class SyntheticConfig:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least {low}.")
         if self.num_lists > self.num_features - 4:
             raise ConfigError(
-                f"num_lists={self.num_lists} of num_features={self.num_features}; "
-                "four columns must hold single ids."
+                f"num_lists={self.num_lists} of num_features={self.num_features}; four columns "
+                "must hold single ids."
             )
         if not 0 < self.base_rate < 1:
             raise ConfigError(f"base_rate={self.base_rate}; it must lie between 0 and 1.")
@@ -115,8 +114,9 @@ class SyntheticPaths(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """One column of one chunk: row i holds values[offsets[i]:offsets[i + 1]], or values[i] when
-    `offsets` is None.
+    """One column of one chunk: row i holds values[offsets[i]:offsets[i + 1]].
+
+    Without `offsets`, row i holds values[i].
     """
 
     values: NDArray[np.int64]
@@ -244,8 +244,9 @@ class Planted:
 
 
 def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None) -> SyntheticPaths:
-    """Write train/, eval/, schema.json and truth.json below a local directory; equal configs write
-    equal rows.
+    """Write train/, eval/, schema.json and truth.json below a local directory.
+
+    Equal configs write equal rows.
 
     Raises:
         ConfigError: the disk has no room for so many rows.
@@ -294,8 +295,9 @@ def check_room(directory: str | Path, config: SyntheticConfig) -> None:
 def bayes_scores(
     logits: F64, labels: NDArray[np.int8], shuffled: bool = False
 ) -> dict[str, float | int | bool]:
-    """The fields of truth.json: exact scores of the true logits on these labels; of chance when the
-    labels were shuffled.
+    """The fields of truth.json: exact scores of the true logits on these labels.
+
+    With shuffled labels they are the scores of chance.
     """
     rate = float(labels.mean())
     entropy = (

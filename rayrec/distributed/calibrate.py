@@ -1,5 +1,4 @@
-"""Measure this cluster: every rank runs a few real sharded steps and exchanges, and the cost
-model's constants are fitted to them.
+"""Measures this cluster by real sharded steps, and fits the cost model's constants to them.
 
     topology = calibrate(exchange, topology, device)        # the same call on every rank; the same
     answer on every rank
@@ -138,9 +137,10 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
 def measure_step(
     design: Design, exchange: Exchange, topology: Topology, device: torch.device, share_tables: bool
 ) -> tuple[list[float], bool]:
-    """Seconds on this rank of every part and of the whole step, without waits: the lower quartile
-    of some steps; and whether rows were read in place, which is only where `share_tables` asks for
-    it.
+    """Measure seconds on this rank of every part and of the whole step, without waits.
+
+    They are the lower quartile of some steps. The second result says whether rows were read in
+    place, which is only where `share_tables` asks for it.
 
     Of a rank that works in one thread, the seconds that this thread worked; then others may use the
     machine meanwhile.
@@ -245,9 +245,7 @@ def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> fl
 
 
 def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch.device) -> float:
-    """Median seconds of an exchange of `count` float32 with each peer, from the moment it is
-    packed; as the quickest rank saw it.
-    """
+    """Median seconds of an exchange of `count` float32 with each peer, on the quickest rank."""
     like = torch.zeros(1, device=device)
     splits = [count if rank in peers else 0 for rank in range(exchange.world_size)]
     found = []

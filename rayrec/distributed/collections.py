@@ -1,5 +1,4 @@
-"""The sharded counterparts of `EmbeddingBagCollection` and `EmbeddingCollection`: same forward,
-same configs, same names.
+"""The sharded `EmbeddingBagCollection` and `EmbeddingCollection`: same forward, same names.
 
 They hold no rows: those are the engine's. Mean pooling divides here, by the lengths of the bags at
 home, because a row block sees only part of a bag. A variable batch is expanded here to the full
@@ -90,8 +89,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return scale_UB.t().index_select(1, self._use_of_column)
 
     def _order(self, features: KeyedJaggedTensor) -> Tensor:
-        """(U,) the key that each use reads; kept, since an index from the host would have to wait
-        for a GPU in every step.
+        """(U,) the key that each use reads.
+
+        It is kept, since copying an index from the host would wait for a GPU in every step.
         """
         keys = tuple(features.keys())
         if keys not in self._orders:

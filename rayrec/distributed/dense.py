@@ -58,8 +58,8 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
     lost = [name for name in options.get("params_to_ignore", ()) if name not in names]
     if lost:
         raise ConfigError(
-            f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no "
-            "such dense parameter."
+            f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no such dense "
+            "parameter."
         )
     hook = options.get("comm_hook")
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):

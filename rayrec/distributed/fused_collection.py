@@ -50,8 +50,7 @@ class FusedCollection(nn.Module):
         if probe.device != self.device:
             raise ConfigError(
                 f"the rows of a {type(self).__name__} on {self.device} cannot move to "
-                f"{probe.device}; "
-                f"make it there: device={probe.device.type!r}."
+                f"{probe.device}; make it there: device={probe.device.type!r}."
             )
         return super()._apply(fn, recurse)
 

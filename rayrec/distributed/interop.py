@@ -1,5 +1,4 @@
-"""Rows in and out of a sharded model: pretrained tables from tensors and Arrow files, and a plain
-torch state_dict of the whole.
+"""Rows in and out of a sharded model: pretrained tables, and a state_dict of the whole.
 
 Every rank calls these; each reads or gives only its own rectangles. A whole table exists in memory
 only where the user asks for one: in the tensor passed in, or on rank 0 for the export, table by
@@ -28,8 +27,7 @@ from rayrec.errors import InputError, ShapeError
 def load_table(
     model: DistributedModelParallel, name: str, source: Tensor | str | os.PathLike[str]
 ) -> int:
-    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays as it
-    is.
+    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays.
 
     Args:
         name: the table.
@@ -69,8 +67,8 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
     for batch in _batches(path):
         if "weight" not in batch.schema.names:
             raise InputError(
-                f"{path} has columns {batch.schema.names}; the rows of table {name!r} "
-                "are read from a column 'weight'."
+                f"{path} has columns {batch.schema.names}; the rows of table {name!r} are read "
+                "from a column 'weight'."
             )
         column = batch.column("weight")
         values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
@@ -114,8 +112,9 @@ def _batches(path: str) -> list[pa.RecordBatch]:
 
 
 def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | None:
-    """The state_dict of the unsharded module with whole tensors on the CPU: on rank 0; None
-    elsewhere. Every rank must call it.
+    """The unsharded module's state_dict with whole tensors on the CPU, on rank 0; else None.
+
+    Every rank must call it.
 
     `torch.save` of the result loads into the unsharded module, and
     `DistributedModelParallel.load_state_dict` takes it back.

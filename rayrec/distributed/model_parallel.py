@@ -1,5 +1,4 @@
-"""`DistributedModelParallel`: the user's module with its collections sharded and DDP around the
-dense rest.
+"""`DistributedModelParallel`: the user's module with sharded tables, and DDP around the rest.
 
 The forward signature and the names in the state_dict are those of the user's module; the module's
 code does not change. Dense parameters are those of `parameters()`: tables are updated inside the
@@ -163,8 +162,9 @@ class DistributedModelParallel(nn.Module):
             ]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's module. Under 2D parallelism, replicas are averaged before a training step
-        when that is due.
+        """As the user's module.
+
+        Under 2D parallelism, replicas are averaged before a training step when that is due.
         """
         if self._replicas is not None and torch.is_grad_enabled():
             if self._stepped and self._replicas.due():
@@ -175,8 +175,9 @@ class DistributedModelParallel(nn.Module):
         )
 
     def sync(self) -> None:
-        """Average the tables of the replicas now, as before a checkpoint; does nothing without 2D
-        parallelism. Every rank calls it.
+        """Average the tables of the replicas now, as before a checkpoint; every rank calls it.
+
+        It does nothing without 2D parallelism.
         """
         if self._replicas is not None:
             self._replicas.average(self._engine.shard_states())
@@ -209,8 +210,9 @@ class DistributedModelParallel(nn.Module):
         *,
         prefix: str = "",
     ) -> Any:
-        """Load an unsharded module's state_dict, or one of the same plan; every rank takes its own
-        rectangles.
+        """Load an unsharded module's state_dict, or one of the same plan.
+
+        Every rank takes its own rectangles.
 
         Args:
             strict: names must match.
@@ -224,13 +226,13 @@ class DistributedModelParallel(nn.Module):
         """
         if assign:
             raise ConfigError(
-                "load_state_dict(assign=True) is not supported: the rows live in the "
-                "lookup kernels."
+                "load_state_dict(assign=True) is not supported: the rows live in the lookup "
+                "kernels."
             )
         if isinstance(strict, str):
             raise ConfigError(
-                f"load_state_dict(state_dict, {strict!r}): the second argument is "
-                f"`strict`; name it, prefix={strict!r}."
+                f"load_state_dict(state_dict, {strict!r}): the second argument is `strict`; name "
+                f"it, prefix={strict!r}."
             )
         if not prefix:
             return self.module.load_state_dict(state_dict, strict)
@@ -274,8 +276,9 @@ class DistributedModelParallel(nn.Module):
         return sent
 
     def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
-        """Start the input exchange of a KJT that a later forward will be given; all ranks must do
-        so in the same order.
+        """Start the input exchange of a KJT that a later forward will be given.
+
+        All ranks must do so in the same order.
 
         Returns:
             Whether it was started; a first forward with the same keys teaches the model who reads
@@ -290,8 +293,9 @@ class DistributedModelParallel(nn.Module):
         self._engine.forget_prefetched()
 
     def close(self, wait: bool = True) -> None:
-        """End the thread that prefetches, before the process groups are left; the model still
-        works, without `prefetch`. Idempotent.
+        """End the thread that prefetches; the model still works, without `prefetch`.
+
+        It comes before the process groups are left. A second call does nothing.
 
         Args:
             wait: for exchanges under way; False after a failure, when other ranks may be gone.
@@ -300,8 +304,9 @@ class DistributedModelParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, dense gradients are not averaged over ranks but kept for a later step; tables
-        update in every backward all the same.
+        """Inside, dense gradients are kept for a later step instead of averaged.
+
+        Tables update in every backward pass all the same.
         """
         with ExitStack() as stack:
             for dense in self._dense:
@@ -329,9 +334,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def iteration(self) -> int:
-        """Table updates so far, where an optimizer corrects its bias by it; a checkpoint carries
-        it.
-        """
+        """Table updates so far, by which an optimizer corrects its bias; checkpoints carry it."""
         return self._engine.iteration
 
     @iteration.setter

@@ -1,5 +1,4 @@
-"""2D parallelism: tables are sharded inside groups of ranks, and the groups are replicas of each
-other.
+"""2D parallelism: groups of ranks each shard all tables, and are replicas of each other.
 
 With W ranks and groups of S, ranks 0 .. S - 1 are the first group; the same plan for S ranks holds
 in every group, and the ids of a rank never leave its group. With k = 1 replicas exchange ids and
@@ -43,8 +42,7 @@ class Replicas:
         if group_size < 1 or world % group_size or world == group_size:
             raise ConfigError(
                 f"sharding_group_size={group_size} does not part {world} ranks into two or more "
-                "equal groups; "
-                f"choose a proper divisor of {world}, or leave it out."
+                f"equal groups; choose a proper divisor of {world}, or leave it out."
             )
         if sync_every < 1:
             raise ConfigError(

@@ -1,5 +1,4 @@
-"""Moving tables to another plan between two steps: only rectangles whose owner changes cross the
-wire, optimizer state with them.
+"""Moves tables to another plan between two steps; only what changes its owner travels.
 
 Old and new layouts are two sets of rectangles; what stays on its rank is copied in place, the rest
 goes by one all_to_all per table, so the extra memory is the new shards and one table's moving rows.

@@ -59,8 +59,8 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
     found = {path: child for path, child in module.named_modules() if isinstance(child, Collection)}
     if not found:
         raise ConfigError(
-            f"{type(module).__name__} holds no embedding collection, so there is "
-            "nothing to shard; use plain DDP."
+            f"{type(module).__name__} holds no embedding collection, so there is nothing to "
+            "shard; use plain DDP."
         )
     check_tables([table for child in found.values() for table in tables_of(child)])
     return found
@@ -128,9 +128,7 @@ def _optimizers(
     configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]],
     given: SparseOptimizer | Mapping[str, SparseOptimizer],
 ) -> dict[str, SparseOptimizer]:
-    """Of every table: by name, else as marked by `apply_optimizer_in_backward`, else the one for
-    all.
-    """
+    """Every table's optimizer: by name, else as marked on the table, else the one for all."""
     chosen = {}
     for name, (_, child) in configs.items():
         mark = (
@@ -141,8 +139,8 @@ def _optimizers(
         found = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
         if found is None:
             raise ConfigError(
-                f"table {name!r} has no sparse optimizer; name one for every table, "
-                "mark it, or give one for all."
+                f"table {name!r} has no sparse optimizer; name one for every table, mark it, or "
+                "give one for all."
             )
         chosen[name] = found
     return chosen

@@ -1,5 +1,4 @@
-"""The state_dict of sharded tables: TorchRec's and the unsharded module's names, values as torch
-`ShardedTensor`s.
+"""The state_dict of sharded tables, with the unsharded module's names and TorchRec's values.
 
 Every rank has every key; its value holds this rank's rectangles as live views. Loading takes a
 whole tensor (each rank copies its rectangles out of it) or a ShardedTensor of the same layout. A
@@ -31,9 +30,7 @@ from rayrec.modules import torch_dtype
 
 
 class TableShards(nn.Module):
-    """Stands where the unsharded module keeps one table, and answers for its key `weight` in
-    state_dicts.
-    """
+    """Stands where the unsharded module keeps one table, and answers for its key `weight`."""
 
     def __init__(self, engine: ShardedEmbeddings, config: BaseEmbeddingConfig) -> None:
         super().__init__()
@@ -56,8 +53,9 @@ class TableShards(nn.Module):
         destination[prefix + "weight"] = self.as_tensor()
 
     def as_tensor(self) -> Tensor | ShardedTensor:
-        """The table as one tensor: the live rows when this rank has them in one piece, a copy when
-        in several, else a ShardedTensor.
+        """The table as one tensor, or as a ShardedTensor when it is spread over ranks.
+
+        It is the live rows when this rank has them in one piece, and a copy when in several.
 
         Raises:
             CommError: the table is spread over ranks and there is no process group (a simulated
@@ -71,8 +69,8 @@ class TableShards(nn.Module):
             return whole_table(self._config.name, shape, local)
         if not dist.is_initialized():
             raise CommError(
-                f"the state_dict of sharded table {self._config.name!r} needs a "
-                "process group; read shard_states() instead."
+                f"the state_dict of sharded table {self._config.name!r} needs a process group; "
+                "read shard_states() instead."
             )
         shards = layout.shards(self._config.name)
         placement = {s: f"rank:{s.rank}/{self._device_of(s)}" for s in shards}
@@ -121,9 +119,7 @@ class TableShards(nn.Module):
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
-    """(rows, columns) of a table from rectangles that cover it; the rectangle itself when there is
-    one.
-    """
+    """(rows, columns) of a table from rectangles that cover it; a single one is itself."""
     if len(parts) == 1:
         return parts[0].weight
     first = parts[0].weight
@@ -144,12 +140,12 @@ def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
                 return part.tensor
         raise ShapeError(
             f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, "
-            f"{shard.cols.start}) on this rank; it was saved "
-            "under another plan. Restore from a rayrec checkpoint, or load a whole tensor."
+            f"{shard.cols.start}) on this rank; it was saved under another plan. Restore from a "
+            "rayrec checkpoint, or load a whole tensor."
         )
     if value.dim() != 2 or value.shape[0] < shard.rows.stop or value.shape[1] < shard.cols.stop:
         raise ShapeError(
-            f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} "
-            f"and columns {shard.cols}."
+            f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} and columns "
+            f"{shard.cols}."
         )
     return value[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]

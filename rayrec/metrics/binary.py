@@ -1,5 +1,4 @@
-"""`BinaryMetrics`: AUC, normalized entropy, log loss, calibration and accuracy of click
-predictions, streamed and merged exactly.
+"""`BinaryMetrics`: AUC, normalized entropy and more of click predictions, merged exactly.
 
 The state is one vector of int64 counts, so states of ranks, batches or days merge by adding them,
 in any order, to the same result bit for bit. AUC comes from two histograms of the logits, one per
@@ -92,8 +91,8 @@ class BinaryMetrics:
         """
         if logits.dim() != 1 or logits.shape != labels.shape:
             raise ShapeError(
-                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be vectors of "
-                "the same length; squeeze them."
+                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be vectors "
+                "of the same length; squeeze them."
             )
         state = self._state
         logits, labels = logits.detach().to(state.device), labels.detach().to(state.device)
@@ -129,8 +128,8 @@ class BinaryMetrics:
         """
         if state.shape != self._state.shape or state.dtype != torch.int64:
             raise ShapeError(
-                f"a state is ({STATE_SIZE},) int64, not {tuple(state.shape)} "
-                f"{state.dtype}; pass the result of state()."
+                f"a state is ({STATE_SIZE},) int64, not {tuple(state.shape)} {state.dtype}; pass "
+                "the result of state()."
             )
         self._state += state.to(self._state.device)
 
@@ -155,13 +154,13 @@ class BinaryMetrics:
         rows, clicks, loss, predicted, right, bad_logits, bad_labels = state[:_SUMS].tolist()
         if bad_logits:
             raise InputError(
-                f"{bad_logits} of {rows} logits are NaN: the model has diverged. "
-                "Lower the learning rate or check its inputs."
+                f"{bad_logits} of {rows} logits are NaN: the model has diverged. Lower the "
+                "learning rate or check its inputs."
             )
         if bad_labels:
             raise InputError(
-                f"{bad_labels} of {rows} labels are neither 0 nor 1; click metrics "
-                "need binary labels."
+                f"{bad_labels} of {rows} labels are neither 0 nor 1; click metrics need binary "
+                "labels."
             )
         others = rows - clicks
         counts = state[_SUMS:].view(2, _BINS)
@@ -189,9 +188,7 @@ class BinaryMetrics:
 
 
 def _bin(x: Tensor) -> Tensor:
-    """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the order of the numbers; _SIDE
-    holds zero.
-    """
+    """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the same order; zero is _SIDE."""
     bits = x.contiguous().view(torch.int32)
     magnitude = ((bits & 0x7FFFFFFF) >> (23 - _FINE)).long() - ((127 + _LOW) << _FINE) + 1
     magnitude.clamp_(0, _SIDE)

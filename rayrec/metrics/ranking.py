@@ -55,8 +55,8 @@ class RankingMetrics:
     def __init__(self, ks: Sequence[int], device: torch.device | str = "cpu") -> None:
         if not ks or min(ks) < 1 or len(set(ks)) != len(ks):
             raise ConfigError(
-                f"ks={list(ks)}; ranking metrics need different cut-offs of at least "
-                "1, such as [10, 50]."
+                f"ks={list(ks)}; ranking metrics need different cut-offs of at least 1, such as "
+                "[10, 50]."
             )
         self.ks = tuple(sorted(ks))
         self._state = torch.zeros(2 + 2 * len(self.ks), dtype=torch.int64, device=device)
@@ -73,8 +73,8 @@ class RankingMetrics:
         """
         if scores.dim() != 2 or scores.shape != relevant.shape:
             raise ShapeError(
-                f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} "
-                "must both be (queries, items)."
+                f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must both be "
+                "(queries, items)."
             )
         relevant = relevant.bool()
         top = scores.topk(min(self.ks[-1], scores.shape[1]), dim=1)
@@ -95,8 +95,8 @@ class RankingMetrics:
         """
         if hits.dim() != 2 or num_relevant.shape != hits.shape[:1]:
             raise ShapeError(
-                f"hits {tuple(hits.shape)} and num_relevant "
-                f"{tuple(num_relevant.shape)} must be (Q, K) and (Q,)."
+                f"hits {tuple(hits.shape)} and num_relevant {tuple(num_relevant.shape)} must be "
+                "(Q, K) and (Q,)."
             )
         device = self._state.device
         depth = min(self.ks[-1], hits.shape[1])
@@ -125,8 +125,8 @@ class RankingMetrics:
         """
         if state.shape != self._state.shape or state.dtype != torch.int64:
             raise ShapeError(
-                f"a state for ks={list(self.ks)} is {tuple(self._state.shape)} int64, "
-                f"not {tuple(state.shape)} {state.dtype}."
+                f"a state for ks={list(self.ks)} is {tuple(self._state.shape)} int64, not "
+                f"{tuple(state.shape)} {state.dtype}."
             )
         self._state += state.to(self._state.device)
 
@@ -153,7 +153,7 @@ class RankingMetrics:
         )
         if any(value > 1 + 1e-6 for value in recall.values()):
             raise InputError(
-                f"recall is {recall}: queries have more hits than num_relevant. Count "
-                "each relevant item of a query once."
+                f"recall is {recall}: queries have more hits than num_relevant. Count each "
+                "relevant item of a query once."
             )
         return RankingScores(queries=queries, recall=recall, ndcg=ndcg, mrr=means[-1])

@@ -1,6 +1,4 @@
-"""Whole models, unaware of sharding: DLRM with its DCN v2 and projection variants, DeepFM, two
-towers; wrappers have their losses.
-"""
+"""Whole models that know nothing of sharding: DLRM and its variants, DeepFM, two towers."""
 
 from rayrec.models.deepfm import (
     DeepFM,

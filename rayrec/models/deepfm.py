@@ -1,5 +1,4 @@
-"""DeepFM: a linear layer over all rows beside a factorization machine over the same rows, and one
-layer to a logit.
+"""DeepFM: a deep layer and a factorization machine over the same rows, and one logit.
 
 The model knows nothing of sharding: it holds any embedding bag collection and hands it the batch's
 KeyedJaggedTensor. Class and parameter names are TorchRec's. Differences: `SimpleDeepFMNN` returns
@@ -42,8 +41,9 @@ class DeepFM(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    """Second order interactions without parameters: (sum of x)^2 - sum of x^2, halved, in time
-    linear in the inputs.
+    """Second order interactions without parameters: half of (sum of x)^2 - sum of x^2.
+
+    The time is linear in the inputs.
 
     Args:
         per_column: False, as in TorchRec: x are all columns of all rows, so every pair of columns
@@ -82,8 +82,9 @@ class FactorizationMachine(nn.Module):
 
 
 class FMInteractionArch(nn.Module):
-    """The dense row, the deep part and the factorization machine side by side: (B, D), (B, F, D) ->
-    (B, D + deep_fm_dimension + 1).
+    """The dense row, the deep part and the factorization machine side by side.
+
+    (B, D) and (B, F, D) become (B, D + deep_fm_dimension + 1).
 
     Without a dense row: (B, deep_fm_dimension + 1).
 

@@ -1,5 +1,4 @@
-"""DLRM and DLRM-DCNv2: dense columns through an MLP, ids through tables, interactions, an MLP to
-one logit.
+"""DLRM and DLRM-DCNv2: an MLP of dense columns, tables of ids, interactions, an MLP to a logit.
 
 The models know nothing of sharding: they hold any embedding bag collection and hand it the batch's
 KeyedJaggedTensor. Module names are TorchRec's, so its checkpoints of dense parameters load. A model
@@ -32,9 +31,7 @@ Device = torch.device | str | None
 
 
 class ClickBatch(Protocol):
-    """What DLRMTrain reads of a batch: dense_features (B, I), sparse_features of B rows, labels
-    (B,).
-    """
+    """What DLRMTrain reads: dense_features (B, I), sparse_features of B rows, labels (B,)."""
 
     @property
     def dense_features(self) -> Tensor: ...
@@ -92,8 +89,9 @@ class DenseArch(nn.Module):
 
 
 class InteractionArch(nn.Module):
-    """The dense row and the dot products of all pairs of rows: (B, D), (B, F, D) -> (B, D + F + F
-    (F - 1) / 2).
+    """The dense row and the dot products of all pairs of rows.
+
+    (B, D) and (B, F, D) become (B, D + F + F (F - 1) / 2).
 
     Without a dense row: the F rows themselves and their dot products, (B, F D + F (F - 1) / 2).
     """
@@ -124,8 +122,9 @@ class InteractionArch(nn.Module):
 
 
 class InteractionDCNArch(nn.Module):
-    """All rows side by side through a cross network: (B, D), (B, F, D) -> (B, (F + 1) D), or (B, F
-    D) without a dense row.
+    """All rows side by side through a cross network.
+
+    (B, D) and (B, F, D) become (B, (F + 1) D), or (B, F D) without a dense row.
     """
 
     def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
@@ -142,8 +141,9 @@ class InteractionDCNArch(nn.Module):
 
 
 class InteractionProjectionArch(nn.Module):
-    """The dense row, and the product of two matrices that MLPs make of all rows: (B, D), (B, F, D)
-    -> (B, D + F1 F2).
+    """The dense row, and the product of two matrices that MLPs make of all rows.
+
+    (B, D) and (B, F, D) become (B, D + F1 F2).
 
     Branch 1 gives F1 rows of D, branch 2 gives D rows of F2. Without a dense row: (B, F1 F2).
 
@@ -186,8 +186,8 @@ class OverArch(nn.Module):
         super().__init__()
         if not layer_sizes:
             raise ConfigError(
-                "over_arch_layer_sizes is empty; it needs at least the last layer, "
-                "whose size is 1 for one logit."
+                "over_arch_layer_sizes is empty; it needs at least the last layer, whose size is "
+                "1 for one logit."
             )
         hidden = list(layer_sizes[:-1])
         self.model = nn.Sequential(
@@ -245,8 +245,8 @@ class DLRM(nn.Module):
             if not layer_sizes or layer_sizes[-1] != self.sparse_arch.D:
                 raise ConfigError(
                     f"dense_arch_layer_sizes={list(layer_sizes)} must end in the tables' "
-                    f"embedding_dim, {self.sparse_arch.D}: "
-                    f"the dense row interacts with the looked-up rows."
+                    f"embedding_dim, {self.sparse_arch.D}: the dense row interacts with the "
+                    "looked-up rows."
                 )
             self.dense_arch = DenseArch(dense_in_features, layer_sizes, device)
 
@@ -257,8 +257,7 @@ class DLRM(nn.Module):
 
 
 class DLRM_DCN(DLRM):
-    """DLRM with a low-rank cross network in place of the dot products (DCN v2), as in the MLPerf
-    benchmark.
+    """DLRM with a low-rank cross network (DCN v2) in place of the dot products, as in MLPerf.
 
     Args:
         dcn_num_layers: crossings.

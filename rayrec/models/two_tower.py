@@ -1,5 +1,4 @@
-"""Two-tower retrieval: ids of a query and ids of a candidate become vectors of one width whose dot
-product is the score.
+"""Two-tower retrieval: a query and a candidate become vectors whose dot product is the score.
 
 Trained by softmax over the batch: each row's own candidate against the candidates of all rows.
 Under data parallelism those are the rows of the local batch, so N ranks see N times fewer negatives
@@ -133,8 +132,9 @@ class TwoTower(nn.Module):
         )
 
     def query(self, features: KeyedJaggedTensor) -> Tensor:
-        """Ids of B queries -> (B, D). Of a sharded model every rank calls it together, each with
-        its own B.
+        """Ids of B queries -> (B, D).
+
+        All ranks of a sharded model call it together, each with its own B.
         """
         return self.query_proj(self.ebc(_complete(features, self.ebc)))
 
@@ -251,9 +251,7 @@ def _tower(
 
 
 def _complete(features: KeyedJaggedTensor, collection: EmbeddingBagCollection) -> KeyedJaggedTensor:
-    """The batch with empty bags for features of the collection that it lacks, which the other tower
-    would read.
-    """
+    """The batch with empty bags for those features of the collection that it lacks."""
     missing = [
         f
         for table in collection.embedding_bag_configs()

@@ -105,8 +105,9 @@ class LowRankCrossNet(nn.Module):
 
 
 class VectorCrossNet(nn.Module):
-    """x[l+1] = x[0] (w[l] . x[l]) + b[l] + x[l], with one vector w (N, 1) a layer: (B, N) -> (B,
-    N).
+    """x[l+1] = x[0] (w[l] . x[l]) + b[l] + x[l], with one vector w (N, 1) per layer.
+
+    (B, N) -> (B, N).
 
     Args:
         in_features: N.

@@ -1,5 +1,4 @@
-"""`EmbeddingCollection`: unpooled lookups (sequences) of a KeyedJaggedTensor in whole tables, in
-plain torch.
+"""`EmbeddingCollection`: unpooled lookups of a KeyedJaggedTensor in whole tables, in torch.
 
 Each id becomes one row; the bags keep their lengths. The reference of the sharded sequence
 collections, and usable alone. Rows are returned in float32 whatever the storage. Cost: one gather
@@ -47,8 +46,9 @@ class EmbeddingCollection(nn.Module):
         for table in tables:
             if table.embedding_dim != tables[0].embedding_dim:
                 raise ConfigError(
-                    f"table {table.name!r} has embedding_dim={table.embedding_dim}, table {tables[0].name!r} {tables[0].embedding_dim}; "
-                    f"all tables of an EmbeddingCollection have one width. Make one collection per width."
+                    f"table {table.name!r} has embedding_dim={table.embedding_dim}, table "
+                    f"{tables[0].name!r} {tables[0].embedding_dim}; all tables of an "
+                    "EmbeddingCollection have one width. Make one collection per width."
                 )
         self._tables, self._need_indices = list(tables), need_indices
         self._names = get_embedding_names_by_table(tables)
@@ -64,9 +64,7 @@ class EmbeddingCollection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta
-        device do nothing.
-        """
+        """Fill all tables with initial values of seed `torch.initial_seed()`, but not on meta."""
         for table in self._tables:
             weight = self.embeddings[table.name].weight
             assert isinstance(weight, Tensor)

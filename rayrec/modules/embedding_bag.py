@@ -84,7 +84,8 @@ def expand_inverse(
         strides = {tensor.shape[0] for tensor in pooled}
         if len(strides) > 1:
             raise InputError(
-                f"features have {sorted(strides)} bags; a variable batch per key needs inverse_indices to make one batch of it."
+                f"features have {sorted(strides)} bags; a variable batch per key needs "
+                "inverse_indices to make one batch of it."
             )
         return list(pooled)
     row_of = {name: row for row, name in enumerate(inverse[0])}
@@ -146,9 +147,7 @@ class EmbeddingBagCollection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta
-        device do nothing.
-        """
+        """Fill all tables with initial values of seed `torch.initial_seed()`, but not on meta."""
         for table in self._tables:
             weight = self.embedding_bags[table.name].weight
             assert isinstance(weight, Tensor)

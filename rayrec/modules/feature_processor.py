@@ -1,5 +1,4 @@
-"""Feature processors: learnable weights of ids before they are pooled, by the place of an id in its
-bag.
+"""Feature processors: learnable weights of ids, by the place of an id in its bag.
 
 A processor takes a batch of ids and gives the same ids with weights;
 `FeatureProcessedEmbeddingBagCollection` puts one before a weighted collection. The weights are
@@ -43,8 +42,7 @@ def places_in_bags(offsets: Tensor, num_ids: int) -> Tensor:
 
 
 class PositionWeightedModule(nn.Module):
-    """One weight per place in a bag of one feature, parameter `position_weight` (L,), 1 at the
-    start.
+    """One weight, at first 1, per place in a bag: parameter `position_weight` (L,).
 
     Args:
         max_feature_length: L, the longest bag.
@@ -80,8 +78,9 @@ class PositionWeightedModule(nn.Module):
 
 
 class PositionWeightedModuleCollection(nn.Module):
-    """One weight per place in the bags of several features, parameters `position_weights.<feature>`
-    (L,), 1 at the start.
+    """One weight, at first 1, per place in the bags of several features.
+
+    The parameters are `position_weights.<feature>` (L,).
 
     Args:
         max_feature_lengths: feature -> L, its longest bag.
@@ -128,8 +127,8 @@ class PositionWeightedModuleCollection(nn.Module):
             # every parameter must take part in every step, or DDP would wait for its gradient; so
             # an absent feature is a mistake
             raise InputError(
-                f"the batch has no feature {missing[0]!r}, whose places have weights; "
-                f"it has {keys}."
+                f"the batch has no feature {missing[0]!r}, whose places have weights; it has "
+                f"{keys}."
             )
         for key, part in zip(keys, lengths.split(bags), strict=True):
             if key in self.max_feature_lengths:
@@ -178,8 +177,8 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         super().__init__()
         if not embedding_bag_collection.is_weighted():
             raise ConfigError(
-                "feature processors give weights to ids; make the "
-                "EmbeddingBagCollection with is_weighted=True."
+                "feature processors give weights to ids; make the EmbeddingBagCollection with "
+                "is_weighted=True."
             )
         known = {
             feature
@@ -219,8 +218,8 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         missing = sorted(self._processed - set(features.keys()))
         if missing:
             raise InputError(
-                f"the batch has no feature {missing[0]!r}, which has a processor; it "
-                f"has {features.keys()}."
+                f"the batch has no feature {missing[0]!r}, which has a processor; it has "
+                f"{features.keys()}."
             )
         parts = []
         for key, bags in features.to_dict().items():
@@ -252,8 +251,8 @@ def _with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTe
 def _check_name(feature: str, home: nn.Module) -> None:
     if not feature or "." in feature or hasattr(home, feature):
         raise ConfigError(
-            f"feature {feature!r} cannot name a part of a torch module: no dots, and "
-            "not an attribute of one. Rename it."
+            f"feature {feature!r} cannot name a part of a torch module: no dots, and not an "
+            "attribute of one. Rename it."
         )
 
 
@@ -265,8 +264,7 @@ def _check_longest(lengths: Tensor, places: int, what: str) -> None:
         if longest > places:
             raise InputError(
                 f"{what} has a bag of {longest} ids, more than the {places} places that have "
-                "weights. "
-                f"Cut the bags, or raise its max_feature_length."
+                "weights. Cut the bags, or raise its max_feature_length."
             )
     else:
         torch._assert_async((lengths <= places).all())  # no host sync

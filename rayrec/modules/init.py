@@ -33,8 +33,9 @@ def _key(seed: int, name: str) -> int:
 
 
 def _lanes(key: int, start: int, stop: int, cols: range) -> Iterator[tuple[slice, np.ndarray]]:
-    """32 random bits of every element of some rows, by block of columns: which columns of the
-    result, and (rows, columns) uint32.
+    """32 random bits of every element of some rows, by block of columns.
+
+    Gives which columns of the result they are, and the bits as (rows, columns) uint32.
     """
     for block in range(cols.start // _COLUMNS, -(-cols.stop // _COLUMNS)):
         first = block * _COLUMNS
@@ -66,8 +67,8 @@ def table_values(seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
     ):
         if span.step != 1 or not 0 <= span.start <= span.stop <= size:
             raise InputError(
-                f"{what}={span} of table {table.name!r} are not a range of step 1 "
-                f"within [0, {size})."
+                f"{what}={span} of table {table.name!r} are not a range of step 1 within [0, "
+                f"{size})."
             )
     if table.init_fn is not None:
         return _play(InitProgram.of(table), seed, table, rows, cols)
@@ -125,8 +126,9 @@ def fill(
     rows: range | None = None,
     cols: range | None = None,
 ) -> None:
-    """Write initial values into `weight` in place, converted to its dtype and device, a chunk of
-    rows at a time.
+    """Write initial values into `weight` in place, a chunk of rows at a time.
+
+    They are converted to its dtype and device.
 
     Args:
         weight: (len(rows), len(cols)); the whole table when `rows` and `cols` are None. A meta
@@ -137,8 +139,8 @@ def fill(
     cols = range(table.embedding_dim) if cols is None else cols
     if tuple(weight.shape) != (len(rows), len(cols)):
         raise InputError(
-            f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and "
-            f"columns {cols} of table {table.name!r}."
+            f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and columns {cols} "
+            f"of table {table.name!r}."
         )
     if weight.is_meta:
         return

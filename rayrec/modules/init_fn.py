@@ -139,8 +139,8 @@ class _Recorder(TorchDispatchMode):
 
     def refused(self, function: Any, why: str) -> ConfigError:
         return ConfigError(
-            f"{self.where} applies {function}: {why}. Or fill the table after it is "
-            "made (load_table)."
+            f"{self.where} applies {function}: {why}. Or fill the table after it is made "
+            "(load_table)."
         )
 
 

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 @cache
 def _pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Flat positions of the pairs i < j in a (count, count) matrix, and for each cell of that
-    matrix its pair (the diagonal: one past).
+    """Flat positions of the pairs i < j in a (count, count) matrix, and the pair of each cell.
+
+    The diagonal's pair is one past the last.
     """
     rows, cols = torch.triu_indices(count, count, offset=1)
     pair_of = torch.full((count, count), len(rows))

@@ -1,5 +1,4 @@
-"""`linear`: x W^T + b by the faster of the two matrix libraries that torch carries, and
-`FastLinear`, an nn.Linear that calls it.
+"""`linear`: x W^T + b by the faster of torch's two matrix libraries.
 
 torch multiplies float32 matrices with MKL on CPU. On AMD processors oneDNN, which torch carries
 too, is as fast or up to twice as fast for the same float32 maths, forward and both gradients. Which
@@ -34,8 +33,9 @@ def _is_amd() -> bool:
 
 
 def uses_onednn(input: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` of (B, I) and (O, I) runs in oneDNN: the same answer in every process on
-    this processor.
+    """Whether `linear` of (B, I) and (O, I) runs in oneDNN.
+
+    Every process on this processor gets the same answer.
     """
     return (
         input.dtype == weight.dtype == torch.float32

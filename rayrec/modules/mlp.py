@@ -1,5 +1,6 @@
-"""`Perceptron` and `MLP`: linear layers, each followed by an activation. Parameter names are
-TorchRec's (`_mlp.0._linear.weight`).
+"""`Perceptron` and `MLP`: linear layers, each followed by an activation.
+
+Parameter names are TorchRec's (`_mlp.0._linear.weight`).
 
 The layers are `FastLinear`: nn.Linear with the faster of torch's two matrix libraries
 (`rayrec.modules.linear`).
@@ -104,8 +105,8 @@ def _resolve(activation: str | Activation | type[nn.Module]) -> Activation:
     if isinstance(activation, str):
         if activation not in _BY_NAME:
             raise ConfigError(
-                f"activation {activation!r} is unknown; use one of "
-                f"{sorted(_BY_NAME)}, a function or a module."
+                f"activation {activation!r} is unknown; use one of {sorted(_BY_NAME)}, a function "
+                "or a module."
             )
         return _BY_NAME[activation]
     return activation() if isinstance(activation, type) else activation

@@ -35,8 +35,8 @@ class KTRegroupAsDict(nn.Module):
         super().__init__()
         if len(groups) != len(keys):
             raise ShapeError(
-                f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it "
-                "needs one key per group."
+                f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it needs one key "
+                "per group."
             )
         self._groups, self._keys = [list(group) for group in groups], list(keys)
         self._dtype = None if emb_dtype is None else DTYPES[emb_dtype]

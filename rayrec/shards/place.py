@@ -1,5 +1,6 @@
-"""Copying what a saved rectangle and a wanted one share, optimizer state included: the one place
-that knows what a row-wise state means.
+"""Copies what a saved and a wanted rectangle share, with their optimizer state.
+
+This is the one place that knows what a row-wise state means.
 
 Row-wise optimizer state is one value per row and column block. Where one source block covers the
 wanted columns its value is copied: exact for equal blocks, an approximation when a block is split
@@ -24,8 +25,9 @@ def within(part: range, whole: range) -> slice:
 
 
 class Placer:
-    """Writes parts of source rectangles into wanted shards; `finish` completes row-wise state that
-    several blocks share.
+    """Writes parts of source rectangles into wanted shards.
+
+    `finish` completes row-wise state that several blocks share.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,4 @@
-"""Jagged containers: `JaggedTensor`, `KeyedJaggedTensor` and `KeyedTensor`, with TorchRec's names
-and meaning, on torch and FBGEMM.
+"""Jagged containers with TorchRec's names and meaning, on torch and FBGEMM.
 
 Importing this package checks that torch and fbgemm-gpu fit each other and loads FBGEMM's operators.
 """

@@ -1,5 +1,4 @@
-"""`JaggedTensor`: a list of B bags of different lengths as one tensor of values and their lengths
-or offsets.
+"""`JaggedTensor`: B bags of different lengths as one tensor of values and their offsets.
 
 Lengths and offsets derive from each other, lazily and once. A tensor is never copied here: bags are
 slices of the values. Names, argument order and meaning are TorchRec's, so that its users feel at
@@ -26,8 +25,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
-    """Lengths or offsets as they are; those of no bags as integers, since torch makes floats of an
-    empty list.
+    """Lengths or offsets as integers; torch makes floats of an empty list.
 
     Raises:
         InputError: they are of no integer type.
@@ -36,7 +34,8 @@ def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
         return sizes
     if sizes.numel():
         raise InputError(
-            f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or {name}.long()."
+            f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or "
+            f"{name}.long()."
         )
     return sizes.long()
 
@@ -102,8 +101,9 @@ class JaggedTensor:
 
     @staticmethod
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
-        """No bags, dtypes and device of `jt`; with `device`, uninitialised tensors of its shapes
-        there, for a later copy.
+        """No bags, with the dtypes and device of `jt`.
+
+        With `device`: uninitialised tensors of its shapes there, for a later copy.
         """
         if device is not None:
             return jt._map(lambda t: torch.empty_like(t, device=device))
@@ -162,7 +162,8 @@ class JaggedTensor:
         """(N,); InputError when there are none."""
         if self._weights is None:
             raise InputError(
-                "this JaggedTensor has no weights; ask weights_or_none() or construct it with weights."
+                "this JaggedTensor has no weights; ask weights_or_none() or construct it with "
+                "weights."
             )
         return self._weights
 
@@ -211,8 +212,9 @@ class JaggedTensor:
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """(B, L) or (B, L, D): bags cut or padded to L = `desired_length`, by default the longest
-        bag (one host sync).
+        """(B, L) or (B, L, D): bags cut or padded to L = `desired_length`.
+
+        By default L is the longest bag, which takes one host sync.
         """
         return ops.jagged_to_padded_dense(
             self._values, self.offsets(), self._width(desired_length), padding_value

@@ -1,5 +1,4 @@
-"""Where the bags of each key lie: lengths, offsets, strides, and what the host knows of them,
-derived lazily and cached.
+"""Where the bags of each key lie: lengths, offsets and strides, derived lazily and cached.
 
 `KeyIndex` is the part of a KeyedJaggedTensor that does not depend on its values' content. Lengths
 and offsets derive from each other on the device; strides are host integers from shapes; the lengths
@@ -85,8 +84,9 @@ class KeyIndex:
         return self._offsets
 
     def stride(self) -> int:
-        """B; for a VBE batch the columns of the inverse indices, or without them the most bags of
-        any key.
+        """B, the bags of a key.
+
+        Of a VBE batch it is the columns of the inverse indices, or else the most bags of any key.
 
         Raises:
             ShapeError: the number of lengths is no multiple of the number of keys.
@@ -116,8 +116,8 @@ class KeyIndex:
         """(keys, (F, B)); InputError when there are none."""
         if self._inverse_indices is None:
             raise InputError(
-                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse "
-                "indices; ask inverse_indices_or_none()."
+                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse indices; ask "
+                "inverse_indices_or_none()."
             )
         return self._inverse_indices
 
@@ -181,8 +181,8 @@ class KeyIndex:
         cuts, offsets = self.lengths_offset_per_key(), self.offsets()
         if cuts[-1] != offsets.numel() - 1:
             raise ShapeError(
-                f"{offsets.numel() - 1} lengths, but the bags of keys "
-                f"{self._keys[:5]} number {self.stride_per_key()[:5]}."
+                f"{offsets.numel() - 1} lengths, but the bags of keys {self._keys[:5]} number "
+                f"{self.stride_per_key()[:5]}."
             )
         if self.variable_stride_per_key() or not self.stride():
             offsets = offsets[torch.tensor(cuts, device=offsets.device)]

@@ -1,5 +1,4 @@
-"""`KeyedTensor`: dense tensors of different widths side by side in one tensor, each found by its
-key.
+"""`KeyedTensor`: dense tensors of different widths side by side, each found by its key.
 
 What an EmbeddingBagCollection returns: (B, sum of widths). Views and regrouping cost nothing or one
 copy; a group whose keys lie side by side in one tensor is a view. Names, argument order and meaning
@@ -57,7 +56,8 @@ class KeyedTensor:
         """
         if len(keys) != len(tensors) or not tensors:
             raise ShapeError(
-                f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one tensor per key, at least one."
+                f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one "
+                "tensor per key, at least one."
             )
         return KeyedTensor(
             keys,
@@ -164,7 +164,8 @@ class KeyedTensor:
         """
         if len(groups) != len(keys):
             raise ShapeError(
-                f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key per group."
+                f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key "
+                "per group."
             )
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 

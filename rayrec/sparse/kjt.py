@@ -168,8 +168,9 @@ class KeyedJaggedTensor(KeyIndex):
     def empty_like(
         kjt: KeyedJaggedTensor, device: torch.device | str | None = None
     ) -> KeyedJaggedTensor:
-        """No keys, the stride, dtypes and device of `kjt`; with `device`, uninitialised tensors of
-        its shapes there, for a later copy.
+        """No keys, with the stride, dtypes and device of `kjt`.
+
+        With `device`: uninitialised tensors of its shapes there, for a later copy.
         """
         if device is not None:
             return kjt._map(lambda t: torch.empty_like(t, device=device))
@@ -201,16 +202,15 @@ class KeyedJaggedTensor(KeyIndex):
         return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Cut the keys into groups of `segments` sizes; tensors are views. A group of all keys is
-        `self`.
-        """
+        """Cut the keys into groups of `segments` sizes, as views; a group of all keys is `self`."""
         return rearrange.split(self, segments)
 
     def permute(
         self, indices: Sequence[int], indices_tensor: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        """Take keys by position, in order, repeats allowed; `indices_tensor` is the same on the
-        device, int32, for CUDA.
+        """Take keys by position, in order, repeats allowed.
+
+        `indices_tensor` is the same on the device, int32, for CUDA.
         """
         return rearrange.permute(self, indices, indices_tensor)
 
@@ -237,8 +237,9 @@ class KeyedJaggedTensor(KeyIndex):
         return JaggedTensor(self._values[ids], weights, lengths=self.lengths().reshape(-1)[bags])
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """Bags of every key, as views, cached. `compute_offsets` is TorchRec's; here offsets are
-        computed when asked for.
+        """Bags of every key, as views, cached.
+
+        `compute_offsets` is TorchRec's; here offsets are computed when they are asked for.
         """
         if self._jt_dict is None:
             sizes = self.length_per_key()

@@ -1,5 +1,4 @@
-"""The FBGEMM operators that the jagged containers use, typed, each beside the plain-torch code it
-must equal.
+"""The FBGEMM operators of the jagged containers, each beside the plain torch it must equal.
 
 A wrapper chooses by the tensor's device: on CPU a gather of whole keys is fastest as torch.split +
 torch.cat (10x faster than `permute_2D_sparse_data` at 26 keys of 2048 bags), on CUDA the one FBGEMM
@@ -45,9 +44,7 @@ def complete_cumsum_reference(lengths_N: Tensor) -> Tensor:
 
 
 def runs(indices: Sequence[int]) -> list[range]:
-    """Split `indices` into maximal runs of consecutive numbers: [3, 4, 5, 1] -> [range(3, 6),
-    range(1, 2)].
-    """
+    """Split `indices` into maximal runs: [3, 4, 5, 1] -> [range(3, 6), range(1, 2)]."""
     found: list[range] = []
     for index in indices:
         if found and index == found[-1].stop:
@@ -124,8 +121,7 @@ def permute_keys_reference(
 def jagged_to_padded_dense(
     values: Tensor, offsets: Tensor, width: int, padding_value: float
 ) -> Tensor:
-    """Bags as rows of a rectangle; bags longer than `width` are cut, shorter ones padded at the
-    end.
+    """Bags as rows of a rectangle: longer ones are cut, shorter ones padded at the end.
 
     Args:
         values: (N,) or (N, D).

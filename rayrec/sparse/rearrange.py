@@ -1,5 +1,4 @@
-"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods split,
-permute, concat and from_jt_dict.
+"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods.
 
 Split makes views. Permute of keys on CPU is slices and one torch.cat (`ops.gather_segments`), on
 CUDA one FBGEMM kernel. All of them keep what the host already knows (lengths per key, strides,
@@ -152,8 +151,8 @@ def concat(cls: type[KeyedJaggedTensor], kjts: Sequence[KeyedJaggedTensor]) -> K
     strides = {kjt.stride() for kjt in filled}
     if len(strides) > 1 and not variable:
         raise ShapeError(
-            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all must "
-            "have the same number of rows."
+            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all "
+            "must have the same number of rows."
         )
     synced = all(kjt.length_per_key_or_none() is not None for kjt in filled)
     return cls(

@@ -1,5 +1,4 @@
-"""Checks of a batch before it reaches the kernels, which would read out of bounds instead of
-complaining.
+"""Checks of a batch before it reaches the kernels, which would read out of bounds instead.
 
 `check_kjt` asks whether a KeyedJaggedTensor is coherent, `check_ids` whether every id lies in its
 table. Both are one vectorised pass with one host sync when all is well; the key, row and value to
@@ -32,8 +31,8 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     if len(kjt.index_per_key()) != len(kjt.keys()):
         twice = next(key for i, key in enumerate(kjt.keys()) if kjt.index_per_key()[key] != i)
         raise InputError(
-            f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read the "
-            "last one alone."
+            f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read "
+            "the last one alone."
         )
     ranks = kjt.stride_per_key_per_rank()
     if kjt.variable_stride_per_key() and len(ranks) != len(kjt.keys()):
@@ -45,8 +44,7 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     if lengths.numel() != bags or offsets.numel() != bags + 1:
         raise ShapeError(
             f"{lengths.numel()} lengths and {offsets.numel()} offsets for {bags} bags of "
-            f"{len(kjt.keys())} keys{where}; "
-            f"give one length per bag of every key."
+            f"{len(kjt.keys())} keys{where}; give one length per bag of every key."
         )
     weights = kjt.weights_or_none()
     if weights is not None and weights.shape[0] != ids:
@@ -64,8 +62,7 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     if not all(coherent[1:]):
         raise ShapeError(
             f"{ids} ids, but the lengths sum to {int(lengths.sum())} and the offsets go from "
-            f"{int(offsets[0])} to "
-            f"{int(offsets[-1])}{where}."
+            f"{int(offsets[0])} to {int(offsets[-1])}{where}."
         )
     _check_inverse(kjt, where)
 
@@ -114,8 +111,7 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
 def start_check_ids(
     kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = ""
 ) -> Callable[[], None]:
-    """As `check_ids`, in two parts: on a GPU the ids are read now, and the call that is returned
-    says whether they are right.
+    """As `check_ids`, in two parts: the ids are read now, and the returned call judges them.
 
     It waits for the current stream unless somebody has done so since. On CPU all is done now.
 
@@ -124,7 +120,8 @@ def start_check_ids(
     """
     if kjt.values().is_floating_point():
         raise InputError(
-            f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers."
+            f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be "
+            "integers."
         )
     present = [index for index, size in enumerate(kjt.length_per_key()) if size]
     extremes = _start_extremes(kjt.values(), kjt.offset_per_key(), present)
@@ -177,8 +174,9 @@ def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
         else "enlarge the table or map the ids"
     )
     raise InputError(
-        f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, {limit}), the rows of its table; "
-        f"{bad.numel()} of {ids.numel()} ids of this key are out of range. Try: {remedy}."
+        f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, "
+        f"{limit}), the rows of its table; {bad.numel()} of {ids.numel()} ids of this key are out "
+        f"of range. Try: {remedy}."
     )
 
 
