@@ -60,9 +60,3 @@ def pairwise_dots(features: Tensor) -> Tensor:
         (B, F (F - 1) / 2), pairs (0, 1), (0, 2), ... (1, 2), ...; differentiable twice.
     """
     return _PairwiseDots.apply(features)
-
-
-def pairwise_dots_reference(features: Tensor) -> Tensor:
-    """`pairwise_dots` with autograd's backward."""
-    rows, cols = torch.triu_indices(features.shape[1], features.shape[1], offset=1)
-    return torch.bmm(features, features.transpose(1, 2))[:, rows, cols]

@@ -10,9 +10,10 @@ never an empty tensor, so every consumer may read offsets[-1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -52,14 +53,63 @@ def bags_of(values: Tensor, offsets: Tensor) -> list[Tensor]:
 
 def describe(tensor: Tensor | None) -> str:
     """Shape and dtype in one word, for repr."""
-    return (
-        "None"
-        if tensor is None
-        else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-    )
+    if tensor is None:
+        return "None"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-class JaggedTensor:
+class TensorBundle(ABC):
+    """What jagged containers share: values, weights, lengths and offsets that move together."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
+
+    def values(self) -> Tensor:
+        """(N,) or (N, D) for all bags, one after another."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """(N,) or None."""
+        return self._weights
+
+    def lengths_or_none(self) -> Tensor | None:
+        """One per bag, when given or computed before."""
+        return self._lengths
+
+    def offsets_or_none(self) -> Tensor | None:
+        """One more than bags, when given or computed before."""
+        return self._offsets
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def size_in_bytes(self) -> int:
+        """Bytes of all tensors held."""
+        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
+
+    def pin_memory(self) -> Self:
+        """All tensors in page-locked memory."""
+        return self._map(lambda t: t.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the CUDA allocator that `stream` uses these tensors."""
+        for tensor in self._tensors():
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+    @abstractmethod
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors, in the order of the constructor."""
+
+    @abstractmethod
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same bags with every tensor changed by `change`, which keeps shapes."""
+
+
+class JaggedTensor(TensorBundle):
     """B bags over one tensor of values.
 
     Args:
@@ -107,12 +157,8 @@ class JaggedTensor:
         """
         if device is not None:
             return jt._map(lambda t: torch.empty_like(t, device=device))
-        weights = jt.weights_or_none()
-        return JaggedTensor(
-            values=jt.values().new_empty(0),
-            weights=None if weights is None else weights.new_empty(0),
-            lengths=jt.lengths().new_empty(0),
-        )
+        weights = None if jt._weights is None else jt._weights.new_empty(0)
+        return JaggedTensor(jt.values().new_empty(0), weights, jt.lengths().new_empty(0))
 
     @staticmethod
     def from_dense(
@@ -128,13 +174,10 @@ class JaggedTensor:
                 "from_dense needs at least one tensor; use JaggedTensor.empty() for no bags."
             )
         flat = torch.cat(list(values))
-        return JaggedTensor(
-            values=flat,
-            weights=None if weights is None else torch.cat(list(weights)),
-            lengths=torch.tensor(
-                [len(bag) for bag in values], dtype=torch.int32, device=flat.device
-            ),
-        )
+        flat_weights = None if weights is None else torch.cat(list(weights))
+        lengths = [len(bag) for bag in values]
+        on_device = torch.tensor(lengths, dtype=torch.int32, device=flat.device)
+        return JaggedTensor(flat, flat_weights, on_device)
 
     @staticmethod
     def from_dense_lengths(
@@ -147,16 +190,9 @@ class JaggedTensor:
             lengths: (B,) integers in [0, L].
             weights: (B, L) or None.
         """
-        mask = torch.arange(values.size(1), device=values.device).expand(
-            values.size(0), -1
-        ) < lengths.unsqueeze(-1)
-        return JaggedTensor(
-            values=values[mask], weights=None if weights is None else weights[mask], lengths=lengths
-        )
-
-    def values(self) -> Tensor:
-        """(N,) or (N, D)."""
-        return self._values
+        # (B, L): whether a place lies within its bag
+        mask = torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(-1)
+        return JaggedTensor(values[mask], None if weights is None else weights[mask], lengths)
 
     def weights(self) -> Tensor:
         """(N,); InputError when there are none."""
@@ -167,19 +203,11 @@ class JaggedTensor:
             )
         return self._weights
 
-    def weights_or_none(self) -> Tensor | None:
-        """(N,) or None."""
-        return self._weights
-
     def lengths(self) -> Tensor:
         """(B,), computed from the offsets when not given."""
         if self._lengths is None:
             assert self._offsets is not None
             self._lengths = torch.diff(self._offsets)
-        return self._lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """(B,) when given or computed before."""
         return self._lengths
 
     def offsets(self) -> Tensor:
@@ -188,18 +216,6 @@ class JaggedTensor:
             assert self._lengths is not None
             self._offsets = ops.complete_cumsum(self._lengths)
         return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """(B + 1,) when given or computed before."""
-        return self._offsets
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
-
-    def size_in_bytes(self) -> int:
-        """Bytes of all tensors held."""
-        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
 
     def to_dense(self) -> list[Tensor]:
         """B views of the values."""
@@ -234,26 +250,18 @@ class JaggedTensor:
         """All tensors on `device`."""
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> JaggedTensor:
-        """All tensors in page-locked memory."""
-        return self._map(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the CUDA allocator that `stream` uses these tensors."""
-        for tensor in self._tensors():
-            if tensor is not None:
-                tensor.record_stream(stream)
-
     def __str__(self) -> str:
         bags = [bag.tolist() for bag in self.to_dense()]
         weights = self.to_dense_weights()
         if weights is None:
             return f"JaggedTensor({{\n    {bags}\n}})\n"
-        return f'JaggedTensor({{\n    "values": {bags},\n    "weights": {[bag.tolist() for bag in weights]}\n}})\n'
+        parts = [bag.tolist() for bag in weights]
+        return f'JaggedTensor({{\n    "values": {bags},\n    "weights": {parts}\n}})\n'
 
     def __repr__(self) -> str:
         bags = self._lengths.numel() if self._lengths is not None else self.offsets().numel() - 1
-        return f"JaggedTensor(bags={bags}, values={describe(self._values)}, weights={describe(self._weights)}, device='{self.device()}')"
+        tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
+        return f"JaggedTensor(bags={bags}, {tensors}, device='{self.device()}')"
 
     def _width(self, desired_length: int | None) -> int:
         if desired_length is not None:
@@ -263,7 +271,7 @@ class JaggedTensor:
     def _tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         return self._values, self._weights, self._lengths, self._offsets
 
-    def _map(self, change: Any) -> JaggedTensor:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor(*(None if t is None else change(t) for t in self._tensors()))  # type: ignore[arg-type]
 
 

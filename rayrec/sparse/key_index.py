@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import ops
+from rayrec.sparse.jagged import TensorBundle
 
 InverseIndices = tuple[list[str], Tensor]
 
@@ -28,13 +29,10 @@ class UnknownKeyError(InputError, KeyError):
     __str__ = Exception.__str__  # KeyError would print the message quoted
 
 
-class KeyIndex:
+class KeyIndex(TensorBundle):
     """Keys, lengths, offsets and strides; `KeyedJaggedTensor` fills the fields."""
 
     _keys: list[str]
-    _values: Tensor
-    _lengths: Tensor | None
-    _offsets: Tensor | None
     _stride: int | None
     _stride_per_key_per_rank: list[list[int]] | None
     _stride_per_key: list[int] | None
@@ -69,18 +67,10 @@ class KeyIndex:
             self._lengths = torch.diff(self._offsets)
         return self._lengths
 
-    def lengths_or_none(self) -> Tensor | None:
-        """(F * B,) when given or computed before."""
-        return self._lengths
-
     def offsets(self) -> Tensor:
         """(F * B + 1,), computed from the lengths when not given."""
         if self._offsets is None:
             self._offsets = ops.complete_cumsum(self.lengths().reshape(-1))
-        return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """(F * B + 1,) when given or computed before."""
         return self._offsets
 
     def stride(self) -> int:
@@ -98,10 +88,10 @@ class KeyIndex:
     def stride_per_key(self) -> list[int]:
         """Bags of each key."""
         if self._stride_per_key is None:
-            ranks = self._stride_per_key_per_rank
-            self._stride_per_key = (
-                [self.stride()] * len(self._keys) if ranks is None else [sum(row) for row in ranks]
-            )
+            if self._stride_per_key_per_rank is None:
+                self._stride_per_key = [self.stride()] * len(self._keys)
+            else:
+                self._stride_per_key = [sum(ranks) for ranks in self._stride_per_key_per_rank]
         return self._stride_per_key
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
@@ -184,8 +174,10 @@ class KeyIndex:
                 f"{offsets.numel() - 1} lengths, but the bags of keys {self._keys[:5]} number "
                 f"{self.stride_per_key()[:5]}."
             )
+        # (F + 1,) offsets at the keys' cuts; equal strides make them a slice, which copies no index
         if self.variable_stride_per_key() or not self.stride():
             offsets = offsets[torch.tensor(cuts, device=offsets.device)]
         else:
             offsets = offsets[:: self.stride()]
+        # the one host sync
         return [stop - start for start, stop in pairwise(offsets.tolist())]

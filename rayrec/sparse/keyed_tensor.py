@@ -8,7 +8,7 @@ are TorchRec's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -59,12 +59,8 @@ class KeyedTensor:
                 f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one "
                 "tensor per key, at least one."
             )
-        return KeyedTensor(
-            keys,
-            [tensor.shape[key_dim] for tensor in tensors],
-            torch.cat(list(tensors), dim=cat_dim),
-            key_dim,
-        )
+        widths = [tensor.shape[key_dim] for tensor in tensors]
+        return KeyedTensor(keys, widths, torch.cat(list(tensors), dim=cat_dim), key_dim)
 
     def keys(self) -> list[str]:
         """F names."""
@@ -111,17 +107,13 @@ class KeyedTensor:
         if key not in self.index_per_key():
             raise UnknownKeyError(f"no key {key!r} in this KeyedTensor; it has {self._keys}.")
         index = self.index_per_key()[key]
-        return self._values.narrow(
-            self._key_dim, self.offset_per_key()[index], self._length_per_key[index]
-        )
+        start, width = self.offset_per_key()[index], self._length_per_key[index]
+        return self._values.narrow(self._key_dim, start, width)
 
     def to_dict(self) -> dict[str, Tensor]:
         """The tensor of every key, as views."""
-        return dict(
-            zip(
-                self._keys, self._values.split(self._length_per_key, dim=self._key_dim), strict=True
-            )
-        )
+        parts = self._values.split(self._length_per_key, dim=self._key_dim)
+        return dict(zip(self._keys, parts, strict=True))
 
     @staticmethod
     def regroup(
@@ -142,16 +134,17 @@ class KeyedTensor:
         if not keyed_tensors:
             raise InputError("regroup got no KeyedTensor, so there is nothing to take keys from.")
         home = {key: (kt, index) for kt in keyed_tensors for index, key in enumerate(kt.keys())}
-        spans = [_spans(home, group) for group in groups]
-        pieces: dict[int, dict[range, Tensor]] = {}
-        for kt in {id(kt): kt for found in spans for kt, _ in found}.values():
-            pieces[id(kt)] = _cut(kt, {span for found in spans for k, span in found if k is kt})
-        return [
-            _join([(kt, pieces[id(kt)][span]) for kt, span in found])
-            if found
-            else _nothing(keyed_tensors[0])
-            for found in spans
-        ]
+        groups_spans = [_spans(home, group) for group in groups]
+        # every tensor is cut once for all groups, so that its backward is one operator
+        wanted: dict[int, tuple[KeyedTensor, set[range]]] = {}
+        for kt, span in chain.from_iterable(groups_spans):
+            wanted.setdefault(id(kt), (kt, set()))[1].add(span)
+        pieces = {number: _cut(kt, spans) for number, (kt, spans) in wanted.items()}
+        joined = []
+        for spans in groups_spans:
+            parts = [(kt, pieces[id(kt)][span]) for kt, span in spans]
+            joined.append(_join(parts) if parts else _nothing(keyed_tensors[0]))
+        return joined
 
     @staticmethod
     def regroup_as_dict(
@@ -172,14 +165,8 @@ class KeyedTensor:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """The values on `device`."""
         moved = self._values.to(device, non_blocking=non_blocking)
-        return KeyedTensor(
-            self._keys,
-            self._length_per_key,
-            moved,
-            self._key_dim,
-            self._offset_per_key,
-            self._index_per_key,
-        )
+        caches = self._offset_per_key, self._index_per_key
+        return KeyedTensor(self._keys, self._length_per_key, moved, self._key_dim, *caches)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the CUDA allocator that `stream` uses the values."""
@@ -188,15 +175,13 @@ class KeyedTensor:
     def __str__(self) -> str:
         if not self._keys:
             return "KeyedTensor()\n"
-        return (
-            "KeyedTensor({\n"
-            + ",\n".join(f'    "{key}": {self[key].tolist()}' for key in self._keys)
-            + "\n})\n"
-        )
+        lines = [f'    "{key}": {self[key].tolist()}' for key in self._keys]
+        return "KeyedTensor({\n" + ",\n".join(lines) + "\n})\n"
 
     def __repr__(self) -> str:
         widths = dict(zip(self._keys, self._length_per_key, strict=True))
-        return f"KeyedTensor({widths}, values={describe(self._values)}, key_dim={self._key_dim}, device='{self.device()}')"
+        where = f"key_dim={self._key_dim}, device='{self.device()}'"
+        return f"KeyedTensor({widths}, values={describe(self._values)}, {where})"
 
 
 def _spans(
@@ -227,32 +212,25 @@ def _cut(kt: KeyedTensor, spans: set[range]) -> dict[range, Tensor]:
     # a view of everything would still cost its backward a copy
     if spans == {range(len(kt.keys()))}:
         return dict.fromkeys(spans, kt.values())
-    cuts, bounds = (
-        kt.offset_per_key(),
-        sorted({0, len(kt.keys()), *(edge for span in spans for edge in (span.start, span.stop))}),
-    )
-    between = [range(*pair) for pair in pairwise(bounds)]
-    if not spans <= set(between):  # groups share some keys, but not the same neighbours
-        return {
-            span: kt.values().narrow(
-                kt.key_dim(), cuts[span.start], cuts[span.stop] - cuts[span.start]
-            )
-            for span in spans
-        }
+    cuts, dim = kt.offset_per_key(), kt.key_dim()
+    bounds = {0, len(kt.keys())}
+    for span in spans:
+        bounds |= {span.start, span.stop}
+    between = [range(*pair) for pair in pairwise(sorted(bounds))]
+    # groups may share some keys, but not the same neighbours
+    if not spans <= set(between):
+        width = {span: cuts[span.stop] - cuts[span.start] for span in spans}
+        return {span: kt.values().narrow(dim, cuts[span.start], width[span]) for span in spans}
     # one split, whose backward is one cat: every narrow would fill a gradient of the whole with
     # zeros
-    parts = kt.values().split(
-        [cuts[span.stop] - cuts[span.start] for span in between], dim=kt.key_dim()
-    )
+    parts = kt.values().split([cuts[span.stop] - cuts[span.start] for span in between], dim=dim)
     return dict(zip(between, parts, strict=True))
 
 
 def _join(parts: Sequence[tuple[KeyedTensor, Tensor]]) -> Tensor:
-    return (
-        parts[0][1]
-        if len(parts) == 1
-        else torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
-    )
+    if len(parts) == 1:
+        return parts[0][1]
+    return torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
 
 
 def _flatten(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:

@@ -14,7 +14,8 @@ Names, argument order and meaning are TorchRec's. Differences, all towards keepi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -68,18 +69,13 @@ class KeyedJaggedTensor(KeyIndex):
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
         self._keys = list(keys)
-        self._values, self._weights, self._lengths = (
-            values,
-            weights,
-            integer_sizes("lengths", lengths),
-        )
+        self._values, self._weights = values, weights
+        self._lengths = integer_sizes("lengths", lengths)
         self._offsets = whole_offsets(integer_sizes("offsets", offsets))
         self._stride = stride
-        self._stride_per_key_per_rank = (
-            None
-            if stride_per_key_per_rank is None
-            else [list(row) for row in stride_per_key_per_rank]
-        )
+        self._stride_per_key_per_rank = None
+        if stride_per_key_per_rank is not None:
+            self._stride_per_key_per_rank = [list(row) for row in stride_per_key_per_rank]
         self._stride_per_key = stride_per_key
         self._length_per_key = length_per_key
         self._lengths_offset_per_key = lengths_offset_per_key
@@ -99,16 +95,8 @@ class KeyedJaggedTensor(KeyIndex):
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
         """From (F * B + 1,) offsets, with the per-key lengths brought to the host at once."""
-        return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            None,
-            offsets,
-            stride,
-            stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        ).sync()
+        parts = (keys, values, weights, None, offsets, stride, stride_per_key_per_rank)
+        return KeyedJaggedTensor(*parts, inverse_indices=inverse_indices).sync()
 
     @staticmethod
     def from_lengths_sync(
@@ -121,16 +109,8 @@ class KeyedJaggedTensor(KeyIndex):
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
         """From (F * B,) lengths, with the per-key lengths brought to the host at once."""
-        return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            lengths,
-            None,
-            stride,
-            stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        ).sync()
+        parts = (keys, values, weights, lengths, None, stride, stride_per_key_per_rank)
+        return KeyedJaggedTensor(*parts, inverse_indices=inverse_indices).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
@@ -176,10 +156,6 @@ class KeyedJaggedTensor(KeyIndex):
             return kjt._map(lambda t: torch.empty_like(t, device=device))
         return rearrange.split(kjt, [0])[0]
 
-    def values(self) -> Tensor:
-        """(N,) ids, key-major."""
-        return self._values
-
     def weights(self) -> Tensor:
         """(N,); InputError when there are none."""
         if self._weights is None:
@@ -188,18 +164,6 @@ class KeyedJaggedTensor(KeyIndex):
                 "weights_or_none() or construct it with weights."
             )
         return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """(N,) or None."""
-        return self._weights
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
-
-    def size_in_bytes(self) -> int:
-        """Bytes of all tensors held."""
-        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
         """Cut the keys into groups of `segments` sizes, as views; a group of all keys is `self`."""
@@ -228,11 +192,10 @@ class KeyedJaggedTensor(KeyIndex):
             raise UnknownKeyError(f"no key {key!r} in this KeyedJaggedTensor; it has {self._keys}.")
         if self._jt_dict is not None:
             return self._jt_dict[key]
+        # views: the key's ids, and one length for each of its bags
         index = self.index_per_key()[key]
-        ids, bags = (
-            slice(*self.offset_per_key()[index : index + 2]),
-            slice(*self.lengths_offset_per_key()[index : index + 2]),
-        )
+        ids = slice(*self.offset_per_key()[index : index + 2])
+        bags = slice(*self.lengths_offset_per_key()[index : index + 2])
         weights = None if self._weights is None else self._weights[ids]
         return JaggedTensor(self._values[ids], weights, lengths=self.lengths().reshape(-1)[bags])
 
@@ -245,10 +208,9 @@ class KeyedJaggedTensor(KeyIndex):
             sizes = self.length_per_key()
             lengths = self.lengths().reshape(-1).split(self.stride_per_key())
             weights = [None] * len(sizes) if self._weights is None else self._weights.split(sizes)
-            bags = zip(self._keys, self._values.split(sizes), weights, lengths, strict=True)
-            self._jt_dict = {
-                key: JaggedTensor(ids, weight, lengths=length) for key, ids, weight, length in bags
-            }
+            parts = zip(self._values.split(sizes), weights, lengths, strict=True)
+            bags = [JaggedTensor(*part) for part in parts]
+            self._jt_dict = dict(zip(self._keys, bags, strict=True))
         return self._jt_dict
 
     def to(
@@ -262,16 +224,6 @@ class KeyedJaggedTensor(KeyIndex):
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
         return moved
-
-    def pin_memory(self) -> KeyedJaggedTensor:
-        """All tensors in page-locked memory."""
-        return self._map(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the CUDA allocator that `stream` uses these tensors."""
-        for tensor in self._tensors():
-            if tensor is not None:
-                tensor.record_stream(stream)
 
     def __str__(self) -> str:
         if not self._keys or (self._offsets is None and self._lengths is None):
@@ -288,72 +240,43 @@ class KeyedJaggedTensor(KeyIndex):
         return "KeyedJaggedTensor({\n" + ",\n".join(lines) + "\n})\n"
 
     def __repr__(self) -> str:
-        stride = (
-            f"stride_per_key={self.stride_per_key()}"
-            if self.variable_stride_per_key()
-            else f"stride={self.stride()}"
-        )
+        stride = f"stride={self.stride()}"
+        if self.variable_stride_per_key():
+            stride = f"stride_per_key={self.stride_per_key()}"
         tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
-        return (
-            f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, device='{self.device()}')"
-        )
+        shown = f"keys={self._keys}, {stride}, {tensors}, device='{self.device()}'"
+        return f"KeyedJaggedTensor({shown})"
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
-        return (
-            self._values,
-            self._weights,
-            self._lengths,
-            self._offsets,
-            self._inverse_indices[1] if self._inverse_indices else None,
-        )
+        inverse = self._inverse_indices[1] if self._inverse_indices else None
+        return self._values, self._weights, self._lengths, self._offsets, inverse
 
     def _like(self, **changes: Any) -> KeyedJaggedTensor:
         """A copy with some constructor arguments changed; caches on the host go along."""
-        names = (
-            "keys",
-            "values",
-            "weights",
-            "lengths",
-            "offsets",
-            "stride",
-            "stride_per_key_per_rank",
-            "inverse_indices",
-        )
-        caches = (
-            "stride_per_key",
-            "length_per_key",
-            "lengths_offset_per_key",
-            "offset_per_key",
-            "index_per_key",
-        )
-        return KeyedJaggedTensor(
-            **{name: getattr(self, "_" + name) for name in names + caches} | changes
-        )
+        # the views in jt_dict would be those of the old tensors
+        kept = {name: getattr(self, "_" + name) for name in _ARGUMENTS if name != "jt_dict"}
+        return KeyedJaggedTensor(**kept | changes)
 
-    def _map(self, change: Any) -> KeyedJaggedTensor:
-        """The same batch with every tensor changed by `change`, which keeps shapes."""
-        names = ("values", "weights", "lengths", "offsets")
-        changed = {
-            name: None if tensor is None else change(tensor)
-            for name, tensor in zip(names, self._tensors(), strict=False)
-        }
-        inverse = self._inverse_indices
-        return self._like(
-            **changed, inverse_indices=None if inverse is None else (inverse[0], change(inverse[1]))
-        )
+    def _map(self, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
+        changed = [None if tensor is None else change(tensor) for tensor in self._tensors()]
+        values, weights, lengths, offsets, inverse = changed
+        parts = dict(values=values, weights=weights, lengths=lengths, offsets=offsets)
+        if self._inverse_indices is None:
+            return self._like(**parts)
+        return self._like(**parts, inverse_indices=(self._inverse_indices[0], inverse))
+
+
+# names of the constructor's arguments, which are those of the fields
+_ARGUMENTS = tuple(inspect.signature(KeyedJaggedTensor).parameters)
 
 
 def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[Any, ...]]:
     tensors = kjt._tensors()
+    ranks = kjt._stride_per_key_per_rank
     inverse_keys = kjt._inverse_indices[0] if kjt._inverse_indices else None
     present = tuple(t is not None for t in tensors)
-    return [t for t in tensors if t is not None], (
-        kjt._keys,
-        kjt.stride(),
-        kjt._stride_per_key_per_rank,
-        inverse_keys,
-        present,
-    )
+    leaves = [t for t in tensors if t is not None]
+    return leaves, (kjt._keys, kjt.stride(), ranks, inverse_keys, present)
 
 
 def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
@@ -362,9 +285,8 @@ def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
     values: Any
     values, weights, lengths, offsets, inverse = (next(leaf) if has else None for has in present)
     pair = None if inverse is None else (inverse_keys, inverse)
-    return KeyedJaggedTensor(
-        keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=pair
-    )
+    parts = (keys, values, weights, lengths, offsets, stride, ranks)
+    return KeyedJaggedTensor(*parts, inverse_indices=pair)
 
 
 register_pytree_node(

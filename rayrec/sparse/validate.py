@@ -7,6 +7,7 @@ blame are searched only after a failure.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -49,10 +50,10 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     weights = kjt.weights_or_none()
     if weights is not None and weights.shape[0] != ids:
         raise ShapeError(f"{weights.shape[0]} weights for {ids} ids{where}.")
-    steps = torch.diff(offsets)
-    coherent = torch.stack(
-        [(lengths >= 0).all(), (steps == lengths).all(), offsets[0] == 0, offsets[-1] == ids]
-    ).tolist()
+    agree = (torch.diff(offsets) == lengths).all()
+    # one host sync for all four answers
+    answers = [(lengths >= 0).all(), agree, offsets[0] == 0, offsets[-1] == ids]
+    coherent = torch.stack(answers).tolist()
     if not coherent[0]:
         bag = int((lengths < 0).nonzero()[0])
         key, row = _key_and_row(kjt, bag)
@@ -79,9 +80,8 @@ def _check_inverse(kjt: KeyedJaggedTensor, where: str) -> None:
             f"for each of {kjt.keys()}."
         )
     stride_of = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
-    limits = torch.tensor(
-        [stride_of.get(name, rows.shape[1]) for name in names], device=rows.device
-    )[:, None]
+    bags = [stride_of.get(name, rows.shape[1]) for name in names]
+    limits = torch.tensor(bags, device=rows.device)[:, None]
     bad = (rows < 0) | (rows >= limits)
     if bool(bad.any()):
         f, b = (int(x) for x in bad.nonzero()[0])
@@ -144,19 +144,21 @@ def _start_extremes(
     """Gives the smallest and the largest id of the keys that have any."""
     if not present:
         return lambda: ([], [])
-    if ids.device.type == "cpu":  # one call for all keys
+    # numpy takes all keys in one call
+    if ids.device.type == "cpu":
         values, firsts = ids.detach().numpy(), [bounds[i] for i in present]
         lows, highs = np.minimum.reduceat(values, firsts), np.maximum.reduceat(values, firsts)
         return lambda: (lows.tolist(), highs.tolist())
     pairs = [extreme for i in present for extreme in torch.aminmax(ids[bounds[i] : bounds[i + 1]])]
-    found = torch.empty(len(pairs), dtype=ids.dtype, pin_memory=True)
-    found.copy_(torch.stack(pairs), non_blocking=True)
+    # the copy runs on its own into page-locked memory; `read` waits for it when it is asked
+    extremes = torch.empty(len(pairs), dtype=ids.dtype, pin_memory=True)
+    extremes.copy_(torch.stack(pairs), non_blocking=True)
     copied = torch.cuda.current_stream(ids.device).record_event()
 
-    def read() -> tuple[list[int], list[int]]:
+    def read() -> _Extremes:
         if not copied.query():
             copied.synchronize()
-        return found[::2].tolist(), found[1::2].tolist()
+        return extremes[::2].tolist(), extremes[1::2].tolist()
 
     return read
 
@@ -168,11 +170,9 @@ def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
     position = torch.tensor([start + int(bad[0])], device=ids.device, dtype=kjt.offsets().dtype)
     key, row = _key_and_row(kjt, int(torch.searchsorted(kjt.offsets(), position, right=True)) - 1)
     value = int(ids[bad[0]])
-    remedy = (
-        "negative ids have no row; map missing values to an empty bag"
-        if value < 0
-        else "enlarge the table or map the ids"
-    )
+    remedy = "enlarge the table or map the ids"
+    if value < 0:
+        remedy = "negative ids have no row; map missing values to an empty bag"
     raise InputError(
         f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, "
         f"{limit}), the rows of its table; {bad.numel()} of {ids.numel()} ids of this key are out "
@@ -182,9 +182,5 @@ def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
 
 def _key_and_row(kjt: KeyedJaggedTensor, bag: int) -> tuple[str, int]:
     """Key and row of a bag's index among all bags."""
-    for key, start, size in zip(
-        kjt.keys(), kjt.lengths_offset_per_key(), kjt.stride_per_key(), strict=False
-    ):
-        if start <= bag < start + size:
-            return key, bag - start
-    raise AssertionError(f"bag {bag} belongs to no key")
+    index = bisect_right(kjt.lengths_offset_per_key(), bag) - 1
+    return kjt.keys()[index], bag - kjt.lengths_offset_per_key()[index]
