@@ -62,22 +62,20 @@ def exchange_for(
             )
         return whole
     name = int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
-    found = share_hosts(whole, name, timeout_s())
-    if found is whole and transport is Transport.SHARED_MEMORY:
+    joined = share_hosts(whole, name, timeout_s())
+    if joined is whole and transport is Transport.SHARED_MEMORY:
         raise CommError(
             "transport 'shared_memory': no two ranks share a host and can share memory there; use "
             "'auto'."
         )
-    return found
+    return joined
 
 
 def _process_group_exchange(group: dist.ProcessGroup | None, own: bool) -> ProcessGroupExchange:
     if group is None or group is dist.group.WORLD:
         return ProcessGroupExchange(new_group())
     if own:
-        return ProcessGroupExchange(
-            new_group(dist.get_process_group_ranks(group), members_only=True)
-        )
+        group = new_group(dist.get_process_group_ranks(group), members_only=True)
     return ProcessGroupExchange(group)
 
 

@@ -76,11 +76,9 @@ def start_sum(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
 
     The buffer is (N,), with the same N on all ranks.
     """
-    return (
-        _start_whole(exchange, buffer)
-        if exchange.world_size == 2
-        else _start_parts(exchange, buffer)
-    )
+    # two ranks read each other's whole buffer; more would read it world_size times
+    start = _start_whole if exchange.world_size == 2 else _start_parts
+    return start(exchange, buffer)
 
 
 def _start_whole(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
@@ -100,6 +98,7 @@ def _start_parts(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
     pending: Pending[list[Tensor]] = exchange.views(buffer, sizes, [sizes[rank]] * world)
 
     def finish() -> None:
+        # this rank's part, (sizes[rank],), from every rank; summed in rank order for equal bits
         first, *others = pending.wait()
         total = first.clone()
         for other in others:

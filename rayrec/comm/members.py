@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Pending
@@ -19,6 +20,12 @@ class Gathers(Protocol):
     def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
         """See `Exchange.all_gather`."""
         ...
+
+
+def gather_numbers(over: Gathers, mine: Sequence[int]) -> list[list[int]]:
+    """Every rank's whole numbers, in rank order; all ranks give equally many."""
+    sizes = [len(mine)] * over.world_size
+    return [part.tolist() for part in over.all_gather(torch.tensor(mine), sizes).wait()]
 
 
 class Members:

@@ -26,17 +26,11 @@ _SHARED_FIXED, _PRIVATE_ANONYMOUS = 0x11, 0x22  # Linux, all architectures with 
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
-    _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
-    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    _libc.mmap.restype = _address
+    _libc.mmap.argtypes = [_address, _size, _int, _int, _int, ctypes.c_long]
+    _libc.munmap.argtypes = [_address, _size]
+    _libc.madvise.argtypes = [_address, _size, _int]
 
 
 def private_memory(size: int) -> Tensor:

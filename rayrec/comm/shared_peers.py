@@ -142,6 +142,7 @@ class Peers:
         words = self._pages[rank].words
         if words[index] >= least:
             return
+        # spin first: a sleeper costs about as much to wake as a short wait
         start = time.perf_counter()
         spun = start + self._spin_s
         while time.perf_counter() < spun:
@@ -162,9 +163,8 @@ class Peers:
                     f"waited for rank {rank}."
                 )
             if ended or left:
-                raise self._gone(
-                    rank, "its process has ended" if ended else "it has left the exchange"
-                )
+                why = "its process has ended" if ended else "it has left the exchange"
+                raise self._gone(rank, why)
             if time.perf_counter() > deadline:
                 raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
             futex_wait(page.address, seen, _SLICE_S if index == STARTED else 0.002)
