@@ -11,7 +11,7 @@ from rayrec.checkpoint.restore import (
 )
 from rayrec.checkpoint.save import save_checkpoint
 from rayrec.checkpoint.table import load_table
-from rayrec.shards.place import Placer
+from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import Gather, ShardState
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "FileEntry",
     "Gather",
     "Manifest",
-    "Placer",
+    "OverlapWriter",
     "RestoredCheckpoint",
     "ShardState",
     "check_tables",

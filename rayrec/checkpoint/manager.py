@@ -114,37 +114,31 @@ class CheckpointManager:
             raise ConfigError(
                 f"num_to_keep={num_to_keep} would delete every checkpoint; keep at least 1."
             )
-        found = self._scan()
-        complete = sorted(step for step in found if found[step])
+        has_manifest = self._scan()
+        complete = sorted(step for step, whole in has_manifest.items() if whole)
         old = complete[:-num_to_keep]
-        unfinished = [
-            step for step in found if not found[step] and complete and step < complete[-1]
-        ]
+        # a save after the newest checkpoint may still be under way
+        newest = complete[-1] if complete else 0
+        unfinished = [s for s, whole in has_manifest.items() if not whole and s < newest]
         for step in (*old, *unfinished):
             directory = f"{self._root}/step-{step:08d}"
-            if found[step]:
+            if has_manifest[step]:
                 self._filesystem.delete_file(f"{directory}/{MANIFEST}")
             self._filesystem.delete_dir(directory)
         return tuple(old)
 
     def _scan(self) -> dict[int, bool]:
         """Step -> whether it has a manifest, for every step directory."""
+        selector = fs.FileSelector(self._root, allow_not_found=True)
         try:
-            entries = self._filesystem.get_file_info(
-                fs.FileSelector(self._root, allow_not_found=True)
-            )
+            entries = self._filesystem.get_file_info(selector)
         except (OSError, pa.ArrowException) as error:
             raise CheckpointError(
                 f"{self._path} cannot be listed: {str(error).splitlines()[0]}. Is it a folder?"
             ) from error
-        steps = [
-            int(match[1])
-            for e in entries
-            if e.type == fs.FileType.Directory and (match := _STEP.fullmatch(e.base_name))
-        ]
-        infos = self._filesystem.get_file_info(
-            [f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps]
-        )
-        return {
-            step: info.type == fs.FileType.File for step, info in zip(steps, infos, strict=True)
-        }
+        names = [entry.base_name for entry in entries if entry.type == fs.FileType.Directory]
+        steps = [int(match[1]) for name in names if (match := _STEP.fullmatch(name))]
+        manifests = [f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps]
+        infos = self._filesystem.get_file_info(manifests)
+        whole = [info.type == fs.FileType.File for info in infos]
+        return dict(zip(steps, whole, strict=True))

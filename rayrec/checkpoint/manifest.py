@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,6 +23,8 @@ from rayrec.layout.plan import ShardingPlan
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "rayrec.checkpoint", 1
+# fields of a manifest that hold any JSON
+_FREE = ("plan", "cursor", "optimizers", "extras")
 Json = Mapping[str, Any]
 
 
@@ -151,18 +153,7 @@ class Manifest:
         Raises:
             CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
         """
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            "step": self.step,
-            "world_size": self.world_size,
-        }
-        free = {
-            "plan": self.plan,
-            "cursor": self.cursor,
-            "optimizers": self.optimizers,
-            "extras": self.extras,
-        }
+        free = {name: getattr(self, name) for name in _FREE}
         for key, value in free.items():
             try:
                 json.dumps(value, allow_nan=False)
@@ -171,33 +162,19 @@ class Manifest:
                     f"{key} cannot be written as JSON: {error}. Use numbers, strings, lists and "
                     "dicts."
                 ) from error
-        tables = [
-            {k: getattr(t, k) for k in ("name", "num_embeddings", "embedding_dim", "data_type")}
-            for t in self.tables
-        ]
         dense = {"path": self.dense.path, "bytes": self.dense.num_bytes, "crc32": self.dense.crc32}
-        body = json.loads(
-            json.dumps(
-                {
-                    **head,
-                    **free,
-                    "tables": tables,
-                    "dense": dense,
-                    "files": [_file_json(f) for f in self.files],
-                }
-            )
-        )
-        lines = [
-            f"{json.dumps(key)}: {json.dumps(value)}"
-            for key, value in body.items()
-            if key != "files"
-        ]
-        files = ",\n  ".join(json.dumps(entry) for entry in body["files"])
-        return (
-            "{"
-            + ",\n ".join([*lines, f'"crc32": {_fingerprint(body)}', f'"files": [\n  {files}]'])
-            + "}\n"
-        ).encode()
+        head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "step": self.step}
+        head["world_size"] = self.world_size
+        tables = [asdict(table) for table in self.tables]
+        files = [_file_json(entry) for entry in self.files]
+        whole = {**head, **free, "tables": tables, "dense": dense, "files": files}
+        # as it will be read: JSON makes lists of tuples and text of keys, and the crc32 sees those
+        body = json.loads(json.dumps(whole))
+        crc32 = _fingerprint(body)
+        entries = ",\n  ".join(json.dumps(entry) for entry in body.pop("files"))
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
+        lines += [f'"crc32": {crc32}', f'"files": [\n  {entries}]']
+        return ("{" + ",\n ".join(lines) + "}\n").encode()
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str) -> Manifest:
@@ -228,16 +205,12 @@ class Manifest:
                     f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be "
                     f"{crc32}. Restore an earlier one."
                 )
+            dense = body["dense"]
             manifest = cls(
-                **{
-                    key: body[key]
-                    for key in ("step", "world_size", "plan", "cursor", "optimizers", "extras")
-                },
+                **{key: body[key] for key in ("step", "world_size", *_FREE)},
                 tables=tuple(TableEntry(**table) for table in body["tables"]),
                 files=tuple(_file_from_json(entry) for entry in body["files"]),
-                dense=DenseEntry(
-                    body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]
-                ),
+                dense=DenseEntry(dense["path"], dense["bytes"], dense["crc32"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(

@@ -100,11 +100,8 @@ class Store:
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         """Size in bytes of those files that exist."""
         infos = self.filesystem.get_file_info([self._file(path) for path in paths])
-        return {
-            path: info.size
-            for path, info in zip(paths, infos, strict=True)
-            if info.type == fs.FileType.File
-        }
+        pairs = zip(paths, infos, strict=True)
+        return {path: info.size for path, info in pairs if info.type == fs.FileType.File}
 
     def prepare(self) -> None:
         """Make the directory ready to be written: new, empty, or rid of an unfinished checkpoint.
@@ -118,11 +115,7 @@ class Store:
                 "it first."
             )
         entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
-        foreign = sorted(
-            entry.base_name
-            for entry in entries
-            if entry.base_name not in (TABLES, DENSE, _PARTIAL, "")
-        )
+        foreign = sorted({entry.base_name for entry in entries} - {TABLES, DENSE, _PARTIAL, ""})
         if foreign:
             raise CheckpointError(
                 f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a "
@@ -158,6 +151,7 @@ class Store:
             stream.write(manifest)
         if not self._has_directories:
             return
+        # all names must be on disk before the rename, and the rename before this call returns
         self._sync(name, self._file(TABLES), self.root)
         self.filesystem.move(name, whole)
         self._sync(self.root, os.path.dirname(self.root))
@@ -184,12 +178,9 @@ class Store:
         Raises:
             CheckpointError: it is missing or cannot be read.
         """
+        open_file = pa.memory_map if self._local else self.filesystem.open_input_file
         try:
-            file = (
-                pa.memory_map(self._file(path))
-                if self._local
-                else self.filesystem.open_input_file(self._file(path))
-            )
+            file = open_file(self._file(path))
         except FileNotFoundError as error:
             raise DamagedCheckpointError(
                 f"{self.path} has no file {path}. {self._remedy(path)}"
@@ -205,7 +196,10 @@ class Store:
 
     def _remedy(self, path: str) -> str:
         if path == MANIFEST:
-            return "Without it a directory is not a checkpoint: the path is wrong, or the save was cut short. Use an earlier checkpoint."
+            return (
+                "Without it a directory is not a checkpoint: the path is wrong, or the save was "
+                "cut short. Use an earlier checkpoint."
+            )
         return "Restore an earlier checkpoint."
 
     def _make_directory(self, directory: str) -> None:

@@ -47,29 +47,24 @@ def load_table(
         raise CheckpointError(
             f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}."
         )
-    blocks = []
-    for _, files in groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start):
-        blocks.append(_row_block(store, list(files), verify))
-    return pa.concat_tables(blocks)
+    row_blocks = groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start)
+    return pa.concat_tables([_row_block(store, list(files), verify) for _, files in row_blocks])
 
 
 def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
     """Join the column blocks of one row block."""
     parts = [_read(store, entry, verify) for entry in files]
-    columns: dict[str, pa.Array] = {
-        "row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))
-    }
+    rows = files[0].rows
+    columns: dict[str, pa.Array] = {"row": pa.array(np.arange(rows.start, rows.stop))}
     for i, column in enumerate(files[0].columns):
         arrays = [_widened(part.column(i).combine_chunks(), column.dtype) for part in parts]
         if len(arrays) == 1:
             columns[column.name] = arrays[0]
         elif column.width:
-            joined = np.concatenate(
-                [array.flatten().to_numpy().reshape(len(array), -1) for array in arrays], axis=1
-            )
-            columns[column.name] = pa.FixedSizeListArray.from_arrays(
-                joined.reshape(-1), joined.shape[1]
-            )
+            # (rows, columns of each block) side by side
+            parts_2d = [array.flatten().to_numpy().reshape(len(array), -1) for array in arrays]
+            joined, width = np.concatenate(parts_2d, axis=1), sum(len(e.cols) for e in files)
+            columns[column.name] = pa.FixedSizeListArray.from_arrays(joined.reshape(-1), width)
         else:
             widths = [len(entry.cols) for entry in files]
             mean = np.average([array.to_numpy() for array in arrays], axis=0, weights=widths)

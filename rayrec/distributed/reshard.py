@@ -3,7 +3,7 @@
 Old and new layouts are two sets of rectangles; what stays on its rank is copied in place, the rest
 goes by one all_to_all per table, so the extra memory is the new shards and one table's moving rows.
 A replicated table needs no wire: every rank has it. Row-wise state follows the rules of
-`checkpoint.place`.
+`rayrec.shards.overlap`.
 """
 
 # rows and state travel as float32, which holds float16 and bfloat16 exactly
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint import Placer, ShardState
+from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.comm.exchange import Exchange
 from rayrec.layout import Layout, Replicated, Shard, ShardingPlan
 from rayrec.optim import SparseOptimizer
@@ -112,10 +112,10 @@ def _move(
     device: torch.device,
 ) -> int:
     columns = moving.columns
-    placer, rank = Placer(), exchange.rank
+    writer, rank = OverlapWriter(), exchange.rank
     for target in want:
         for source in have:
-            placer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
+            writer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
     plan = list(moves(moving.table, moving.old, moving.new))
     out = [
         [m for m in plan if m.source.rank == rank and m.target.rank == r]
@@ -147,6 +147,6 @@ def _move(
             part = received[at : at + count]
             data[name] = part if one else part.view(len(m.rows), len(m.cols))
             at += count
-        placer.put(m.rows, m.cols, data, targets[m.target])
-    placer.finish(want)
+        writer.put(m.rows, m.cols, data, targets[m.target])
+    writer.finish(want)
     return send.numel()

@@ -22,7 +22,7 @@ from torch.distributed._shard.sharded_tensor import (
     TensorProperties,
 )
 
-from rayrec.checkpoint import Placer, ShardState
+from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.errors import CommError, ShapeError
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
@@ -124,9 +124,9 @@ def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) 
         return parts[0].weight
     first = parts[0].weight
     whole = ShardState(Shard(name, range(shape[0]), range(shape[1]), 0), first.new_empty(shape))
-    placer = Placer()
+    writer = OverlapWriter()
     for part in parts:
-        placer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
+        writer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
     return whole.weight
 
 

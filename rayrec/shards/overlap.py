@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from rayrec.layout.geometry import Shard
 from rayrec.shards.state import ShardState
 
 
@@ -24,7 +25,7 @@ def within(part: range, whole: range) -> slice:
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
-class Placer:
+class OverlapWriter:
     """Writes parts of source rectangles into wanted shards.
 
     `finish` completes row-wise state that several blocks share.
@@ -44,29 +45,23 @@ class Placer:
             target: a shard of the same table, written in place.
         """
         shard = target.shard
-        rows = range(
-            max(source_rows.start, shard.rows.start), min(source_rows.stop, shard.rows.stop)
-        )
-        cols = range(
-            max(source_cols.start, shard.cols.start), min(source_cols.stop, shard.cols.stop)
-        )
-        if not len(rows) or not len(cols):
+        shared = shard.intersect(Shard(shard.table, source_rows, source_cols, shard.rank))
+        if shared is None:
             return
+        rows, cols = shared
         from_rows, to_rows = within(rows, source_rows), within(rows, shard.rows)
         for name, tensor in target.tensors().items():
             values = data[name][from_rows]
             if tensor.dim() == 2:
-                tensor[to_rows, within(cols, shard.cols)].copy_(
-                    values[:, within(cols, source_cols)]
-                )
-            elif len(cols) == len(
-                shard.cols
-            ):  # one block has all wanted columns: exact if equal, an approximation if it is split
+                part = values[:, within(cols, source_cols)]
+                tensor[to_rows, within(cols, shard.cols)].copy_(part)
+            # one block has all wanted columns: exact if equal, an approximation if it is split
+            elif len(cols) == len(shard.cols):
                 tensor[to_rows].copy_(values)
-            else:  # merged blocks; float64 so that equal values stay as they are
-                total = self._means.setdefault(
-                    (id(target), name), torch.zeros(len(shard.rows), dtype=torch.float64)
-                )
+            # merged blocks are summed in float64, so that equal values stay as they are
+            else:
+                zeros = torch.zeros(len(shard.rows), dtype=torch.float64)
+                total = self._means.setdefault((id(target), name), zeros)
                 total[to_rows] += values.double().cpu() * len(cols)
 
     def finish(self, targets: Iterable[ShardState]) -> None:
