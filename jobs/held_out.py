@@ -109,8 +109,8 @@ class IdColumn:
         found = [f for f in schema.features if f.name == feature]
         if not found or found[0].hash_buckets is not None:
             raise ConfigError(
-                f"feature {feature!r} is not in the schema, or is hashed; it must "
-                "hold ids, one per row."
+                f"feature {feature!r} is not in the schema, or is hashed; it must hold ids, one "
+                "per row."
             )
         self.feature, self.column = feature, found[0].column
         self.size = max(t.num_embeddings for t in schema.tables if feature in t.feature_names)
@@ -130,8 +130,8 @@ class IdColumn:
         ids: IdArray = column.to_numpy().astype(np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.size:
             raise InputError(
-                f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, "
-                f"its table has {self.size} rows."
+                f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, its table has "
+                f"{self.size} rows."
             )
         return ids
 

@@ -135,9 +135,9 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
             )
     if args.pin_cores and (args.gpu or args.cpus_per_rank != int(args.cpus_per_rank)):
         raise ConfigError(
-            f"--pin-cores gives CPU ranks whole cores, which contradicts "
-            f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. "
-            "Leave one of them out."
+            "--pin-cores gives CPU ranks whole cores, which contradicts "
+            f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. Leave one of "
+            "them out."
         )
     return ScalingConfig(
         num_workers=0 if local else args.ranks or _default_ranks(),
@@ -334,8 +334,8 @@ def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset
     parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]
     if arrow and parquet:
         raise InputError(
-            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data set is "
-            "of one kind. Move those of the other kind away."
+            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data "
+            "set is of one kind. Move those of the other kind away."
         )
     kind = ArrowDataset if arrow else ParquetDataset
     return kind(path, FeatureSchema.from_json(schema, source))

@@ -83,6 +83,6 @@ class ModelRecipe:
             )
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"{source} does not say how to build its model ({error!r}); it was "
-                "not written by jobs.train_dlrm."
+                f"{source} does not say how to build its model ({error!r}); it was not written by "
+                "jobs.train_dlrm."
             ) from None

@@ -101,8 +101,8 @@ class TwoTowerRecipe:
         missing = [name for name in (*self.query, *self.candidate) if name not in known]
         if missing:
             raise ConfigError(
-                f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. "
-                "Choose with --query and --candidate."
+                f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. Choose with "
+                "--query and --candidate."
             )
         sides = [
             [t for t in tables if set(t.feature_names) & set(names)]
@@ -111,8 +111,8 @@ class TwoTowerRecipe:
         shared = {t.name for t in sides[0]} & {t.name for t in sides[1]}
         if shared:
             raise ConfigError(
-                f"table {sorted(shared)[0]!r} serves both towers; give each tower "
-                "tables of its own."
+                f"table {sorted(shared)[0]!r} serves both towers; give each tower tables of its "
+                "own."
             )
         return sides
 
@@ -137,8 +137,8 @@ def write_positives(
     positives = rows.filter(pa.array(click_labels(rows, parsed, train) == 1))
     if not positives.num_rows:
         raise InputError(
-            f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is "
-            "nothing to learn to retrieve."
+            f"{train} has {rows.num_rows} rows, none with {parsed.label}=1; there is nothing to "
+            "learn to retrieve."
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
     pq.write_table(positives, Path(folder) / "part-00000.parquet", row_group_size=4096)
@@ -187,8 +187,7 @@ class RetrievalScorer:
         if not any(len(items) for items in truth.relevant):
             raise InputError(
                 f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to "
-                "its user, so recall has no meaning. "
-                "Hold out other rows."
+                "its user, so recall has no meaning. Hold out other rows."
             )
         return truth
 

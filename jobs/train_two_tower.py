@@ -236,8 +236,7 @@ def _check_batch(args: argparse.Namespace) -> None:
     if args.global_batch_size < 2 * ranks:
         raise ConfigError(
             f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's "
-            "batch "
-            f"are the negatives, so it must be at least {2 * ranks}."
+            f"batch are the negatives, so it must be at least {2 * ranks}."
         )
 
 
@@ -245,8 +244,8 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
     """Where the rows lie, converted if need be, and the folder for what is made of them."""
     if (args.source is None) == (args.train is None):
         raise ConfigError(
-            "say where the data is: --source DIR of the ml-100k files, or --train, "
-            "--eval and --schema."
+            "say where the data is: --source DIR of the ml-100k files, or --train, --eval and "
+            "--schema."
         )
     if args.train is not None and (args.eval is None or args.schema is None):
         raise ConfigError("--train needs --eval DIR and --schema FILE.")

@@ -94,8 +94,8 @@ def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str |
             real = os.path.realpath(os.path.expanduser(path))
             if is_output and real in taken:
                 raise ConfigError(
-                    f"{option} {path} would be written over the file of "
-                    f"{taken[real]}; name another file."
+                    f"{option} {path} would be written over the file of {taken[real]}; name "
+                    "another file."
                 )
             taken.setdefault(real, option)
 
@@ -113,8 +113,7 @@ def lasting_path(what: str, path: str | os.PathLike[str]) -> str:
     if not is_uri(text) and _RAYS_COPIES in text.split(os.sep):
         raise ConfigError(
             f"{what}={os.fspath(path)!r} leads to {text}, into Ray's temporary copy of the working "
-            "directory, which is deleted after the "
-            "job. Give an absolute path outside of it, on a disk that all hosts see, or a URI such "
-            "as s3://bucket/run."
+            "directory, which is deleted after the job. Give an absolute path outside of it, on a "
+            "disk that all hosts see, or a URI such as s3://bucket/run."
         )
     return text

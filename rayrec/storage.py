@@ -120,8 +120,8 @@ def probe_output(what: str, path: str | None) -> None:
             _probe_local(Path(path))
     except (OSError, UnicodeError, CheckpointError) as error:
         raise ConfigError(
-            f"cannot write {what} to {path}: {one_line(error)}. Name a file in a "
-            "folder that can be written to."
+            f"cannot write {what} to {path}: {one_line(error)}. Name a file in a folder that can "
+            "be written to."
         ) from None
 
 

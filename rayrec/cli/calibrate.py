@@ -67,6 +67,6 @@ def run(options: argparse.Namespace) -> None:
     write_whole("the topology (--out)", options.out, topology.to_json() + "\n")
     print(
         f"{topology.world_size} ranks on {len(topology.hosts)} hosts: random rows "
-        f"{topology.memory_bw / 1e9:.1f} GB/s, a collective takes "
-        f"{topology.latency_s * 1e6:.0f} us\ntopology: {options.out}"
+        f"{topology.memory_bw / 1e9:.1f} GB/s, a collective takes {topology.latency_s * 1e6:.0f} "
+        f"us\ntopology: {options.out}"
     )

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rayrec import arguments
 from rayrec.checks import separate_files
-from rayrec.cli.tables import load_tables
 from rayrec.command import Parser
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
+from rayrec.layout.schema import FeatureSchema
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.optimizers import SPARSE_STATES
@@ -123,7 +123,7 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
 def run(options: argparse.Namespace) -> None:
     """Make the plan, print its report and write the files asked for. Raises RayrecError."""
     _check_files(options)
-    schema = load_tables(options.schema)
+    schema = FeatureSchema.load(options.schema)
     topology = _topology(options)
     if options.input_hidden is not None:
         topology = replace(topology, input_hidden=options.input_hidden)
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> None:
         }
     given = _read(options.constraints) if options.constraints is not None else "{}"
     constraints = constraints_from_json(given, options.constraints or "constraints", measured)
-    if schema.weighted:
+    if schema.is_weighted:
         for table in schema.tables:
             constraints[table.name] = replace(
                 constraints.get(table.name, ParameterConstraints()), weighted=True
@@ -194,8 +194,8 @@ def _topology(options: argparse.Namespace) -> Topology:
     ):
         if asked not in (None, have):
             raise ConfigError(
-                f"--{name} {asked} contradicts {options.topology}, which has {have} "
-                f"{name}; leave it out."
+                f"--{name} {asked} contradicts {options.topology}, which has {have} {name}; leave "
+                "it out."
             )
     return topology
 

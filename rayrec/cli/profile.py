@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from rayrec.cli.tables import SchemaTables
 from rayrec.errors import ConfigError
+from rayrec.layout.schema import FeatureSchema
 from rayrec.planner.zipf import fit_skew
 
 SAMPLE_ROWS = 100_000
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    schema: SchemaTables, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
+    schema: FeatureSchema, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
 ) -> dict[str, Measured]:
     """Ids per bag and skew of each table.
 
@@ -49,7 +49,8 @@ def measure(
     Raises:
         ConfigError: nothing can be read there, or a feature's column is missing.
     """
-    wanted = sorted(set(schema.columns.values()))
+    column_of = {feature.name: feature.column for feature in schema.features}
+    wanted = sorted(set(column_of.values()))
     try:
         sample = ds.dataset(path, format=_format(Path(path))).head(rows, columns=wanted)
     except (OSError, pa.ArrowException) as error:
@@ -63,7 +64,7 @@ def measure(
     ]
     found = {}
     for table in schema.tables:
-        columns = [schema.columns[feature] for feature in table.feature_names]
+        columns = [column_of[feature] for feature in table.feature_names]
         ids = [sum(len(_ids(step.column(column))) for column in columns) for step in steps]
         seen = [
             len(

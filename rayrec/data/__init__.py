@@ -5,8 +5,8 @@ from rayrec.data.convert import check_columns, to_batch
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
-from rayrec.data.schema import DenseColumn, Feature, FeatureSchema
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
+from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
 
 __all__ = [
     "ArrowDataset",

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
 from rayrec.data.origin import RowOrigin
-from rayrec.data.schema import Feature, FeatureSchema
 from rayrec.errors import InputError
+from rayrec.layout.schema import Feature, FeatureSchema
 
 _INT64, _FLOAT32 = pa.int64(), pa.float32()
 

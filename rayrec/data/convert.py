@@ -21,8 +21,8 @@ from torch import Tensor
 from rayrec.data.batch import Batch
 from rayrec.data.columns import Columns, id_problem, is_list, missing, number_problem, read_columns
 from rayrec.data.origin import join_origins
-from rayrec.data.schema import FeatureSchema
 from rayrec.errors import InputError
+from rayrec.layout.schema import FeatureSchema
 from rayrec.sparse import KeyedJaggedTensor
 
 

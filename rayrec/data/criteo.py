@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from rayrec.checks import seed_number, whole_number
 from rayrec.data.converted import new_data_set
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
-from rayrec.data.schema import Converted, DenseColumn, Feature, FeatureSchema
 from rayrec.errors import ConfigError, InputError
+from rayrec.layout.schema import Converted, DenseColumn, Feature, FeatureSchema
 from rayrec.layout.tables import EmbeddingBagConfig
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))

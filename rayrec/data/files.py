@@ -23,8 +23,8 @@ from rayrec.data.convert import check_columns
 from rayrec.data.loader import BatchLoader, Reading
 from rayrec.data.order import SampleOrder, count_batches
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
-from rayrec.data.schema import FeatureSchema
 from rayrec.errors import ConfigError, InputError
+from rayrec.layout.schema import FeatureSchema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ from rayrec.checks import seed_number
 from rayrec.data.converted import new_data_set
 from rayrec.data.grouplens import read_items, read_ratings, read_users
 from rayrec.data.hashing import mix_int, permutation
-from rayrec.data.schema import Converted, Feature, FeatureSchema
 from rayrec.errors import ConfigError, InputError
+from rayrec.layout.schema import Converted, Feature, FeatureSchema
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
 # small initial values: a DLRM reaches AUC 0.786 on the held-out tenth, against 0.777 from the

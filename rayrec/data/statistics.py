@@ -15,7 +15,7 @@ from typing import Any
 from rayrec.data.convert import to_batch
 from rayrec.data.files import FileDataset
 from rayrec.data.readers import ParquetReader
-from rayrec.data.schema import FeatureSchema
+from rayrec.layout.schema import FeatureSchema
 
 FLOAT32_MAX = 3.4028234663852886e38
 MAX_COLUMNS = 200_000  # column chunks looked at; about a second

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.data.hashing import mix_int, permutation
-from rayrec.data.schema import DenseColumn, Feature, FeatureSchema
 from rayrec.errors import ConfigError
+from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 from rayrec.layout.units import format_bytes
 

@@ -32,8 +32,9 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import ParameterConstraints
+from rayrec.planner.amounts import StepAmounts
 from rayrec.planner.calibrate import Links, Sample, fit
-from rayrec.planner.costs import CostModel, StepAmounts
+from rayrec.planner.costs import CostModel
 from rayrec.planner.items import table_works
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -165,8 +165,8 @@ def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimat
     if set(per_table.keys()) != set(names):
         odd = sorted(set(per_table.keys()) ^ set(names))
         raise PlanError(
-            f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, "
-            "but not in both."
+            f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, but not in "
+            "both."
         )
     out = PlanEstimates(
         topology=Topology.from_fields(entry.child("topology")),

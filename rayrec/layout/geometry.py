@@ -65,19 +65,19 @@ class TableLayout:
         for what, cuts in (("row_cuts", self.row_cuts), ("col_cuts", self.col_cuts)):
             if len(cuts) < 2 or cuts[0] != 0 or any(a >= b for a, b in pairwise(cuts)):
                 raise PlanError(
-                    f"{what}={cuts} do not tile a table: they must start at 0 and "
-                    "strictly increase."
+                    f"{what}={cuts} do not tile a table: they must start at 0 and strictly "
+                    "increase."
                 )
         if any(cut % COLUMN_MULTIPLE for cut in self.col_cuts[:-1]):
             raise PlanError(
-                f"col_cuts={self.col_cuts} cut at what is no multiple of "
-                f"{COLUMN_MULTIPLE} columns; only the last may end so."
+                f"col_cuts={self.col_cuts} cut at what is no multiple of {COLUMN_MULTIPLE} "
+                "columns; only the last may end so."
             )
         rows, cols = self.num_row_blocks, self.num_col_blocks
         if len(self.owners) != rows or any(len(row) != cols for row in self.owners):
             raise PlanError(
-                f"owners={self.owners} must have {rows} rows of {cols} ranks, one per "
-                "block of the cuts."
+                f"owners={self.owners} must have {rows} rows of {cols} ranks, one per block of the "
+                "cuts."
             )
         if any(rank < 0 for row in self.owners for rank in row):
             raise PlanError(f"owners={self.owners} name a negative rank.")

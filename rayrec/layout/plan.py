@@ -163,8 +163,7 @@ class ShardingPlan:
             if planned != shape:
                 raise PlanError(
                     f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model "
-                    f"has {shape[0]} x {shape[1]}. "
-                    f"Make a new plan for the changed table."
+                    f"has {shape[0]} x {shape[1]}. Make a new plan for the changed table."
                 )
 
     def to_json(self) -> str:

@@ -81,8 +81,8 @@ def preset_topology(
         raise ConfigError(f"{ranks} ranks; plans are made for at most {MAX_RANKS}.")
     if ranks % hosts:
         raise ConfigError(
-            f"{ranks} ranks do not divide evenly over {hosts} hosts; write a "
-            "topology file for hosts of unequal size."
+            f"{ranks} ranks do not divide evenly over {hosts} hosts; write a topology file for "
+            "hosts of unequal size."
         )
     device: Device = "cpu" if name == CPU else "cuda"
     if name == CPU:

@@ -73,13 +73,13 @@ class BaseEmbeddingConfig:
     def __post_init__(self) -> None:
         if self.num_embeddings < 1:
             raise ConfigError(
-                f"table {self.name!r} has num_embeddings={self.num_embeddings}; it "
-                "needs at least one row."
+                f"table {self.name!r} has num_embeddings={self.num_embeddings}; it needs at least "
+                "one row."
             )
         if self.embedding_dim < 1:
             raise ConfigError(
-                f"table {self.name!r} has embedding_dim={self.embedding_dim}; it "
-                "needs at least one column."
+                f"table {self.name!r} has embedding_dim={self.embedding_dim}; it needs at least "
+                "one column."
             )
         if len(set(self.feature_names)) != len(self.feature_names):
             twice = sorted({f for f in self.feature_names if self.feature_names.count(f) > 1})
@@ -96,13 +96,13 @@ class BaseEmbeddingConfig:
             self.weight_init_min is not None or self.weight_init_max is not None
         ):
             raise ConfigError(
-                f"table {self.name!r} has both init_fn and weight_init_min or "
-                "weight_init_max; give one of the two."
+                f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; "
+                "give one of the two."
             )
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ConfigError(
-                f"table {self.name!r} has weight_init_min={low} and "
-                f"weight_init_max={high}; both must be finite."
+                f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; both "
+                "must be finite."
             )
         if not low <= high:
             raise ConfigError(
@@ -153,8 +153,8 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     for table in tables:
         if not table.name:
             raise ConfigError(
-                f"a table of {table.num_embeddings} x {table.embedding_dim} has no "
-                "name; give it name='...'."
+                f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give it "
+                "name='...'."
             )
         if table.name in seen:
             raise ConfigError(
@@ -162,7 +162,7 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
             )
         if not table.feature_names:
             raise ConfigError(
-                f"table {table.name!r} has no feature_names; name at least one "
-                "feature that looks it up."
+                f"table {table.name!r} has no feature_names; name at least one feature that looks "
+                "it up."
             )
         seen.add(table.name)

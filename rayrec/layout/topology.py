@@ -90,8 +90,8 @@ class Topology:
                 raise ConfigError(f"{name}={value} must be a positive, finite number.")
         if not 0 <= self.input_hidden <= 1:
             raise ConfigError(
-                f"input_hidden={self.input_hidden} must be a share, from 0 (nothing "
-                "is hidden) to 1."
+                f"input_hidden={self.input_hidden} must be a share, from 0 (nothing is hidden) to "
+                "1."
             )
 
     @classmethod
@@ -114,8 +114,8 @@ class Topology:
         """
         if num_hosts < 1 or ranks_per_host < 1:
             raise ConfigError(
-                f"a topology needs hosts and ranks, got {num_hosts} hosts of "
-                f"{ranks_per_host} ranks."
+                f"a topology needs hosts and ranks, got {num_hosts} hosts of {ranks_per_host} "
+                "ranks."
             )
         if device not in DEFAULT_SPEEDS:
             raise ConfigError(
@@ -155,8 +155,8 @@ class Topology:
         if memory_bytes is None:
             if device != "cpu":
                 raise ConfigError(
-                    "Topology.local needs memory_bytes for a GPU: what one rank's "
-                    "tables and buffers may take."
+                    "Topology.local needs memory_bytes for a GPU: what one rank's tables and "
+                    "buffers may take."
                 )
             memory_bytes = (
                 os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // max(num_ranks, 1)
@@ -244,6 +244,6 @@ def check_hosts(hosts: Sequence[Sequence[int]]) -> None:
     joined = [rank for host in hosts for rank in host]
     if not joined or not all(hosts) or joined != list(range(len(joined))):
         raise ConfigError(
-            f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in "
-            "order, at least one per host."
+            f"hosts={tuple(map(tuple, hosts))} must hold the ranks 0, 1, 2 ... in order, at least "
+            "one per host."
         )

@@ -8,20 +8,12 @@ from rayrec.planner.options import Item
 
 
 def simple_bound(items: Sequence[Item], world_size: int) -> float:
-    """The larger of: the cheapest total work over the ranks, and the largest piece that no option
-    avoids.
-    """
-    mean = sum(item.options[0].mean_s for item in items)
-    return max(
-        [
-            mean,
-            *(
-                min(option.work_s / option.num_ranks + option.home_s for option in item.options)
-                for item in items
-            ),
-        ],
-        default=0.0,
-    )
+    """The cheapest work shared evenly, or the largest piece that no option avoids if that is more."""
+    bound = float(sum(item.options[0].mean_s for item in items))
+    for item in items:
+        pieces = (option.work_s / option.num_ranks + option.home_s for option in item.options)
+        bound = max(bound, min(pieces))
+    return bound
 
 
 def lower_bound(items: Sequence[Item], world_size: int) -> float:
@@ -32,15 +24,12 @@ def lower_bound(items: Sequence[Item], world_size: int) -> float:
     smallest such T is found by bisection.
     """
     home = sum(min(option.home_s for option in item.options) for item in items)
-    ways = []
+    ways = []  # per item: (seconds that its rank takes at least, seconds of the mean rank)
     for item in items:
-        spare = home - min(option.home_s for option in item.options)
-        ways.append(
-            [
-                (option.work_s / option.num_ranks + option.home_s + spare, option.mean_s)
-                for option in item.options
-            ]
-        )
+        others = home - min(option.home_s for option in item.options)
+        pieces = [option.work_s / option.num_ranks + option.home_s for option in item.options]
+        means = [option.mean_s for option in item.options]
+        ways.append([(own + others, mean) for own, mean in zip(pieces, means, strict=True)])
     low = simple_bound(items, world_size)
 
     def possible(top: float) -> bool:
@@ -57,9 +46,8 @@ def lower_bound(items: Sequence[Item], world_size: int) -> float:
 
     if not items or possible(low):
         return low
-    high = (
-        max(low, max(max(piece, mean) for each in ways for piece, mean in each)) * len(items) + home
-    )
+    largest = max(max(way) for each in ways for way in each)
+    high = max(low, largest) * len(items) + home
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if possible(middle) else (middle, high)

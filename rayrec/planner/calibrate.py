@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields, replace
 from rayrec.errors import ConfigError
 from rayrec.layout.rates import PARTS, PartRates
 from rayrec.layout.topology import Topology
-from rayrec.planner.costs import Amounts, CostModel, StepAmounts
+from rayrec.planner.amounts import Amounts, StepAmounts
+from rayrec.planner.costs import CostModel
 
 SWEEPS = 20_000  # of the coordinate descent; a few hundred suffice
 

@@ -63,13 +63,13 @@ class ParameterConstraints:
             check_kinds(self.kinds)
         if not 0 < self.pooling_factor < float("inf"):
             raise ConfigError(
-                f"pooling_factor={self.pooling_factor} must be positive: the mean "
-                "number of ids per bag."
+                f"pooling_factor={self.pooling_factor} must be positive: the mean number of ids "
+                "per bag."
             )
         if not 0 <= self.skew < float("inf"):
             raise ConfigError(
-                f"skew={self.skew} must be a finite number, 0 or more: the exponent "
-                "of a Zipf law of the ids."
+                f"skew={self.skew} must be a finite number, 0 or more: the exponent of a Zipf law "
+                "of the ids."
             )
         if self.min_partition is not None and (
             self.min_partition < COLUMN_MULTIPLE or self.min_partition % COLUMN_MULTIPLE
@@ -80,8 +80,8 @@ class ParameterConstraints:
             )
         if not 0 < self.cache_load_factor <= 1:
             raise ConfigError(
-                f"cache_load_factor={self.cache_load_factor} must be a share of the "
-                "rows, above 0 and up to 1."
+                f"cache_load_factor={self.cache_load_factor} must be a share of the rows, above 0 "
+                "and up to 1."
             )
         if self.storage != "auto":
             self._stored(self.storage)
@@ -93,8 +93,8 @@ class ParameterConstraints:
                 or any(not isinstance(i, int) or i < 0 for i in pinned)
             ):
                 raise ConfigError(
-                    f"{name}={pinned!r} must be a non-empty list of indices, 0 or "
-                    "more; leave it out to allow all."
+                    f"{name}={pinned!r} must be a non-empty list of indices, 0 or more; leave it "
+                    "out to allow all."
                 )
         for name in ("together", "apart"):
             if getattr(self, name) == "":
@@ -126,8 +126,8 @@ class ParameterConstraints:
         ):
             if pinned is not None and max(pinned) >= count:
                 raise ConfigError(
-                    f"{name}={list(pinned)} pin a table to {name[:-1]} "
-                    f"{max(pinned)}, the topology has {count} {name}."
+                    f"{name}={list(pinned)} pin a table to {name[:-1]} {max(pinned)}, the topology "
+                    f"has {count} {name}."
                 )
         kept = set(topology.ranks if self.ranks is None else self.ranks)
         kept &= set(
@@ -137,10 +137,13 @@ class ParameterConstraints:
         )
         if not kept:
             raise ConfigError(
-                f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} "
-                "have no rank in common."
+                f"ranks={list(self.ranks or ())} and hosts={list(self.hosts or ())} have no rank "
+                "in common."
             )
         return frozenset(kept)
+
+
+NO_CONSTRAINTS = ParameterConstraints()
 
 
 def storages_of(
@@ -158,9 +161,9 @@ def storages_of(
         if not found:
             raise PlanError(
                 f"table {table.name!r} has {table.embedding_dim} columns of "
-                f"{table.data_type.value} and storage={limits.storage!r}: "
-                f"outside of a GPU's memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or "
-                "FP16. Change it, or keep it there."
+                f"{table.data_type.value} and storage={limits.storage!r}: outside of a GPU's "
+                f"memory widths are multiples of {COLUMN_MULTIPLE}, of FP32 or FP16. Change it, or "
+                "keep it there."
             )
     return found
 
@@ -172,8 +175,8 @@ def check_kinds(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(
-                f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the "
-                f"kinds are {', '.join(KINDS)}."
+                f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the kinds are "
+                f"{', '.join(KINDS)}."
             )
 
 
@@ -186,8 +189,8 @@ def check_constraints(
     for name in constraints:
         if name not in tables:
             raise ConfigError(
-                f"constraints name table {name!r}, which is not among the "
-                f"{len(tables)} tables{did_you_mean(name, tables)}."
+                f"constraints name table {name!r}, which is not among the {len(tables)} "
+                f"tables{did_you_mean(name, tables)}."
             )
 
 

@@ -11,30 +11,32 @@ for ids and the update alone, and as home for looking up its own bags.
 Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the
 topology's constants, so that a calibration can fit the constants to measured parts. What a
 pipelined trainer hides of the input part (`Topology.input_hidden`) is counted and not priced. Rows
-of a host that are summed before they go home (`routes`) cross between hosts once. Leaves out: the
-two more collectives of that route, the dense model. Standard library only.
+of a host that are summed before they go home (`summed_ranks`) cross between hosts once. Leaves out:
+the two more collectives of that route, the dense model. Standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.layout.rates import PARTS, PartRates
 from rayrec.layout.topology import Topology
-from rayrec.planner.memory import shards_by_rank
+from rayrec.planner.amounts import Amounts, StepAmounts, StepCost
 from rayrec.planner.optimizers import sparse_state
-from rayrec.planner.routes import summed_ranks
 from rayrec.planner.work import (
     ID_BYTES,
-    NO_TRAFFIC,
     ROW_ELEMENT_BYTES,
     TableWork,
     Traffic,
+    layout_traffic,
     returned_rows,
+    row_blocks,
     shard_traffic,
+    shards_by_rank,
+    summed_ranks,
 )
 
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
@@ -42,75 +44,32 @@ LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one
 SORT_BYTES = 8 * ID_BYTES
 # bytes/s at which a GPU reads rows of its host's memory: PCIe 4.0 x16, less its protocol
 HOST_LINK_BW = 20e9
-# passes that rows cost at home which come without the other bags and are put in place one by one,
-# where a copy is 2
+# Passes over rows that arrive without the bags that have no ids: they are put in place one by one,
+# where a copy takes 2.
 PLACED = 6.0
-COLLECTIVES, OF_INPUT = 4, 2  # headers, ids, rows, gradients
-
-
-class Amounts(NamedTuple):
-    """What one part of a step does on one rank, in the terms of `PartRates`.
-
-    Attributes:
-        stream: bytes read and written in order or from a cache. rows: bytes of distinct rows
-            touched.
-        near, far: bytes received from, or sent to, ranks of this host and of other hosts.
-    """
-
-    slots: float = 0.0
-    home_slots: float = 0.0
-    items: float = 0.0
-    stream: float = 0.0
-    rows: float = 0.0
-    near: float = 0.0
-    far: float = 0.0
-
-
-class StepAmounts(NamedTuple):
-    """Of all parts, in the order of `PARTS`."""
-
-    input: Amounts = Amounts()
-    lookup: Amounts = Amounts()
-    output: Amounts = Amounts()
-    gradient: Amounts = Amounts()
-    update: Amounts = Amounts()
-
-    def plus(self, other: StepAmounts) -> StepAmounts:
-        """Both together."""
-        return StepAmounts(
-            *(Amounts(*map(sum, zip(a, b, strict=True))) for a, b in zip(self, other, strict=True))
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of one step on one rank, by part; adds up over tables."""
-
-    input_s: float = 0.0
-    lookup_s: float = 0.0
-    output_s: float = 0.0
-    gradient_s: float = 0.0
-    update_s: float = 0.0
-    overhead_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """All parts together."""
-        return (
-            self.input_s
-            + self.lookup_s
-            + self.output_s
-            + self.gradient_s
-            + self.update_s
-            + self.overhead_s
-        )
-
-    def __add__(self, other: StepCost) -> StepCost:
-        return StepCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+COLLECTIVES, OF_INPUT = 4, 2  # headers, ids, rows, gradients; the first two are the input part
 
 
 def _lines(num_bytes: int) -> int:
     return -(-num_bytes // LINE_BYTES) * LINE_BYTES
+
+
+class _Rows(NamedTuple):
+    """What the shards that one rank owns ask of its memory in a step.
+
+    Attributes:
+        ids: looked up, of all ranks.
+        values: bytes of the rows that are returned. read: bytes of all rows looked up.
+        touched: bytes of the different rows among them.
+        gradients: bytes of row gradients. updated: bytes of rows and state read and written.
+    """
+
+    ids: float
+    values: float
+    read: float
+    touched: float
+    gradients: float
+    updated: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,80 +90,81 @@ class CostModel:
         """What owning `shards` of one table asks of `rank`.
 
         Args:
-            summed: ranks of this host that sum their rows before these go home, see `routes`.
             replicated: every rank holds these shards: all see all ids and make all updates, and no
                 rows travel.
+            summed: ranks of this host that sum their rows before these go home; see `summed_ranks`.
         """
-        topology, world = self.topology, work.world_size
-        near = len(topology.hosts[topology.host_of[rank]]) - 1
+        world = work.world_size
+        near = len(self.topology.hosts[self.topology.host_of[rank]]) - 1
         far = world - 1 - near
+        traffic = shard_traffic(work, shards, summed)
+        rows = self._owned_rows(work, shards, summed)
+        slots = len(shards) * work.features
+        pieces = len({shard.rows for shard in shards}) * work.features * world
+        id_bytes = traffic.id_bytes
+        ids_in = Amounts(
+            pieces, stream=2.0 * world * id_bytes, near=near * id_bytes, far=far * id_bytes
+        )
+        sorting = rows.ids * SORT_BYTES + rows.gradients
+        update = Amounts(slots, items=rows.ids, stream=sorting, rows=rows.updated)
+        if work.in_place:
+            return StepAmounts(ids_in, update=update)
         there, back = work.wire
-        # pooled rows are copied for the wire; gradients scaled in place
-        rows_near, rows_far, copies, gradient_copies = near, far, 2.0, 2.0
+        # Pooled rows are copied for the wire, 2 passes; gradients are scaled in place.
+        copies, gradient_copies = 2.0, 2.0
         near_sizes = there.size, back.size
         if summed > 1:
-            hosts = world // summed
-            # and summed; handed on in the host
-            rows_near, rows_far, copies, gradient_copies = hosts * (summed - 1), hosts - 1, 4.0, 5.0
-            near_sizes = 1.0, 1.0  # only what goes from host to host is coded
+            # Rows are summed as well, and gradients handed on inside the host; only what goes from
+            # host to host is coded.
+            near, far = world // summed * (summed - 1), world // summed - 1
+            copies, gradient_copies = 4.0, 5.0
+            near_sizes = 1.0, 1.0
         copies = 0.0 if replicated else copies + there.passes / summed
         gradient_copies += back.passes / summed
-        traffic = shard_traffic(work, shards, summed)
+        out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
+        pooling = rows.ids * ID_BYTES + rows.read + rows.values
+        return StepAmounts(
+            ids_in,
+            Amounts(slots, items=rows.ids, stream=pooling, rows=rows.touched),
+            Amounts(
+                slots,
+                stream=copies * rows.values,
+                near=near * out * near_sizes[0],
+                far=far * out * there.size,
+            ),
+            Amounts(
+                slots,
+                stream=gradient_copies * rows.values,
+                near=near * into * near_sizes[1],
+                far=far * into * back.size,
+            ),
+            update,
+        )
+
+    def _owned_rows(self, work: TableWork, shards: Sequence[Shard], summed: int) -> _Rows:
         state = sparse_state(self.sparse_optimizer)
-        # a byte from the host's memory, in bytes of the device's; missed rows come into the cache,
-        # and others leave for them
-        link = topology.memory_bw / HOST_LINK_BW
+        # A byte of the host's memory costs as many of the device's. Rows that a cache misses come
+        # into it, and others leave for them; states per row stay on the device.
+        link = self.topology.memory_bw / HOST_LINK_BW
         row_cost = link if work.off_device and not work.cached else 1.0
-        # states per row stay on the device
         state_cost = link if work.off_device and state.per_element else 1.0
         fetched = 2 * work.missed * link
-        slots = len(shards) * work.features
-        all_ids = values = read = touched = updated = gradients = 0.0
+        world = work.world_size
+        all_ids = values = read = touched = gradients = updated = 0.0
         for shard in shards:
             rows, width = len(shard.rows), len(shard.cols)
+            # A block of rows has its share of the ids, and of the different ones among them.
             ids = world * work.ids * rows / work.rows
-            row_line = _lines(width * work.element_bytes)
             distinct = work.distinct * rows / work.rows
+            row_line = _lines(width * work.element_bytes)
+            state_line = _lines(state.row_bytes(width))
             all_ids += ids
             values += world * returned_rows(work, shard, summed) * width * ROW_ELEMENT_BYTES
             read += (ids * row_cost + distinct * fetched) * row_line
             touched += distinct * row_line
             gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
-            updated += (
-                2 * distinct * (row_line * row_cost + _lines(state.row_bytes(width)) * state_cost)
-            )
-        out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
-        pieces = len({shard.rows for shard in shards}) * work.features * world
-        ids_in = Amounts(
-            pieces,
-            stream=2.0 * world * traffic.id_bytes,
-            near=near * traffic.id_bytes,
-            far=far * traffic.id_bytes,
-        )
-        if work.in_place:
-            return StepAmounts(
-                ids_in,
-                update=Amounts(
-                    slots, items=all_ids, stream=all_ids * SORT_BYTES + gradients, rows=updated
-                ),
-            )
-        return StepAmounts(
-            ids_in,
-            Amounts(slots, items=all_ids, stream=all_ids * ID_BYTES + read + values, rows=touched),
-            Amounts(
-                slots,
-                stream=copies * values,
-                near=rows_near * out * near_sizes[0],
-                far=rows_far * out * there.size,
-            ),
-            Amounts(
-                slots,
-                stream=gradient_copies * values,
-                near=rows_near * into * near_sizes[1],
-                far=rows_far * into * back.size,
-            ),
-            Amounts(slots, items=all_ids, stream=all_ids * SORT_BYTES + gradients, rows=updated),
-        )
+            updated += 2 * distinct * (row_line * row_cost + state_line * state_cost)
+        return _Rows(all_ids, values, read, touched, gradients, updated)
 
     def home_amounts(
         self,
@@ -220,29 +180,19 @@ class CostModel:
         Args:
             total: with all owners together. slots: rectangles, of all owners. blocks: row blocks.
         """
-        sorted_items = (
-            work.ids + work.bags * blocks
-            if blocks > 1 and (work.pooled or not work.in_place)
-            else 0.0
-        )
+        bucketized = blocks > 1 and (work.pooled or not work.in_place)
+        sorted_items = work.ids + work.bags * blocks if bucketized else 0.0
         pieces = slots * work.features
+        ids_out = Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes)
         if work.in_place:
-            return self._read_in_place(
-                work, total, 1 if replicated else slots // blocks, pieces, sorted_items
-            )
+            return self._read_in_place(work, ids_out, 1 if replicated else slots // blocks)
         arriving = total.row_bytes / (work.world_size if replicated else summed)
-        decoding, encoding = (
-            0.0 if replicated else work.wire.forward.passes,
-            work.wire.backward.passes,
-        )
+        decoding = 0.0 if replicated else work.wire.forward.passes
         every_bag = work.bags * work.dim * ROW_ELEMENT_BYTES * blocks
-        passes = (
-            PLACED
-            if work.pooled and blocks > 1 and total.row_bytes < every_bag * (1 - 1e-9)
-            else 2.0
-        )
+        some_bags = work.pooled and blocks > 1 and total.row_bytes < every_bag * (1 - 1e-9)
+        passes = PLACED if some_bags else 2.0
         return StepAmounts(
-            Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
+            ids_out,
             Amounts(),
             Amounts(
                 home_slots=pieces,
@@ -252,44 +202,26 @@ class CostModel:
             Amounts(
                 home_slots=pieces,
                 items=work.bags * slots,
-                stream=(passes + encoding) * total.row_bytes / summed,
+                stream=(passes + work.wire.backward.passes) * total.row_bytes / summed,
             ),
             Amounts(),
         )
 
-    def _read_in_place(
-        self, work: TableWork, total: Traffic, column_blocks: int, pieces: int, sorted_items: float
-    ) -> StepAmounts:
+    def _read_in_place(self, work: TableWork, ids_out: Amounts, column_blocks: int) -> StepAmounts:
         """Each rank looks up its own bags, and writes the gradient of its output once."""
-        ids, output = (
-            work.ids * column_blocks,
-            (work.bags if work.pooled else work.ids) * work.dim * ROW_ELEMENT_BYTES,
-        )
+        ids = work.ids * column_blocks
+        output = (work.bags if work.pooled else work.ids) * work.dim * ROW_ELEMENT_BYTES
         read = ids * _lines(-(-work.dim // column_blocks) * work.element_bytes)
         touched = work.distinct_at_home * _lines(work.dim * work.element_bytes)
-        return StepAmounts(
-            Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes),
-            Amounts(
-                column_blocks * work.features,
-                items=ids,
-                stream=ids * ID_BYTES + read + output,
-                rows=touched,
-            ),
-            Amounts(),
-            Amounts(stream=2.0 * output),
-            Amounts(),
-        )
+        pooling = ids * ID_BYTES + read + output
+        lookup = Amounts(column_blocks * work.features, items=ids, stream=pooling, rows=touched)
+        return StepAmounts(ids_out, lookup, gradient=Amounts(stream=2.0 * output))
 
     def seconds(self, amounts: StepAmounts) -> StepCost:
         """Amounts times the topology's constants, without what is paid once a step."""
-        return self._shown(
-            StepCost(
-                *(
-                    self._seconds(getattr(self.topology.rates, part), a)
-                    for part, a in zip(PARTS, amounts, strict=True)
-                )
-            )
-        )
+        rates = self.topology.rates
+        parts = zip(PARTS, amounts, strict=True)
+        return self._shown(StepCost(*(self._seconds(getattr(rates, name), a) for name, a in parts)))
 
     def _shown(self, cost: StepCost) -> StepCost:
         """Without what a pipelined trainer hides."""
@@ -303,44 +235,16 @@ class CostModel:
         moved = (stream * rates.stream + rows * rates.rows) / topology.memory_bw
         return counted + moved + near / topology.intra_host_bw + far / topology.inter_host_bw
 
-    def owner_cost(
-        self,
-        work: TableWork,
-        shards: Sequence[Shard],
-        rank: int,
-        replicated: bool = False,
-        summed: int = 1,
-    ) -> StepCost:
-        """Price of `owner_amounts`."""
-        return self.seconds(self.owner_amounts(work, shards, rank, replicated, summed))
-
-    def home_cost(
-        self,
-        work: TableWork,
-        total: Traffic,
-        slots: int,
-        replicated: bool = False,
-        summed: int = 1,
-        blocks: int = 1,
-    ) -> StepCost:
-        """Price of `home_amounts`."""
-        return self.seconds(self.home_amounts(work, total, slots, replicated, summed, blocks))
-
     def layout_home_amounts(self, work: TableWork, layout: Layout) -> StepAmounts:
         """`home_amounts` of a real layout."""
-        by_rank = shards_by_rank(layout)
         summed = self.summed(work, layout)
-        total = sum(
-            (shard_traffic(work, shards, summed) for shards in by_rank.values()), NO_TRAFFIC
-        )
+        slots = len(layout.shards(""))
+        total = layout_traffic(work, shards_by_rank(layout), summed)
         replicated = isinstance(layout, Replicated)
-        blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
-        return self.home_amounts(
-            work, total, sum(map(len, by_rank.values())), replicated, summed, blocks
-        )
+        return self.home_amounts(work, total, slots, replicated, summed, row_blocks(layout))
 
     def layout_home_cost(self, work: TableWork, layout: Layout) -> StepCost:
-        """`home_cost` of a real layout."""
+        """Price of `home_amounts` of a real layout."""
         return self.seconds(self.layout_home_amounts(work, layout))
 
     def summed(self, work: TableWork, layout: Layout) -> int:
@@ -351,26 +255,23 @@ class CostModel:
         """What a layout asks of each rank that owns a part of it, as owner."""
         replicated, summed = isinstance(layout, Replicated), self.summed(work, layout)
         known: dict[tuple[object, ...], StepAmounts] = {}  # most pieces are alike
-        found = {}
+        by_rank = {}
         for rank, shards in shards_by_rank(layout).items():
             near = len(self.topology.hosts[self.topology.host_of[rank]])
             key = (near, len({shard.rows for shard in shards}), *(shard.shape for shard in shards))
             if key not in known:
                 known[key] = self.owner_amounts(work, shards, rank, replicated, summed)
-            found[rank] = known[key]
-        return found
+            by_rank[rank] = known[key]
+        return by_rank
 
     def price(self, work: TableWork, layout: Layout) -> dict[int, StepCost]:
         """Price of a layout on each rank that owns a part of it, as owner."""
         return {rank: self.seconds(amounts) for rank, amounts in self.amounts(work, layout).items()}
 
     def fixed_cost(self) -> StepCost:
-        """What every rank pays once a step: the fixed time of every part, and the latency of the
-        collectives.
-        """
+        """The fixed time of every part and the latency of the collectives, once a step."""
         rates = self.topology.rates
         waited = COLLECTIVES - OF_INPUT * self.topology.input_hidden
         latency = waited * self.topology.latency_s if self.topology.world_size > 1 else 0.0
-        return self._shown(StepCost(*(getattr(rates, part).fixed_s for part in PARTS))) + StepCost(
-            overhead_s=rates.step_s + latency
-        )
+        parts = self._shown(StepCost(*(getattr(rates, part).fixed_s for part in PARTS)))
+        return parts + StepCost(overhead_s=rates.step_s + latency)

@@ -1,18 +1,61 @@
-"""What any plan would cost, priced table by table: for the planner's own plans, and for plans made
-by hand, by kind or from a file.
+"""What any plan would cost, priced table by table.
 
-Standard library only.
+It serves the planner's own plans, and those made by hand, by kind or from a file. Standard library
+only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
 from rayrec.layout.estimates import RankEstimate
 from rayrec.layout.plan import ShardingPlan, TablePlacement
-from rayrec.planner.costs import CostModel, StepCost
-from rayrec.planner.memory import RankMemory, layout_memory_parts
+from rayrec.planner.amounts import StepCost
+from rayrec.planner.costs import CostModel
+from rayrec.planner.memory import RankMemory, layout_memory
 from rayrec.planner.request import PlanRequest
+
+
+class TablePrice(NamedTuple):
+    """What one table asks of the ranks that own a part of it, and of every rank as home."""
+
+    owners_s: dict[int, StepCost]
+    home_s: StepCost
+    owners_memory: dict[int, RankMemory]
+    home_memory: RankMemory
+
+
+def price_tables(request: PlanRequest, placed: Mapping[str, TablePlacement]) -> list[TablePrice]:
+    """The price of every table of a request where it lies."""
+    costs = CostModel(request.topology, request.sparse_optimizer)
+    prices = []
+    for table, work in zip(request.tables, request.works(placed), strict=True):
+        layout = placed[table.name].layout
+        summed = costs.summed(work, layout)
+        memory = layout_memory(work, layout, request.sparse_optimizer, summed)
+        home_s = costs.layout_home_cost(work, layout)
+        prices.append(TablePrice(costs.price(work, layout), home_s, *memory))
+    return prices
+
+
+def sum_ranks(request: PlanRequest, prices: Sequence[TablePrice]) -> tuple[RankEstimate, ...]:
+    """Bytes and seconds of a training step on every rank."""
+    world = request.topology.world_size
+    times, memory = [StepCost()] * world, [RankMemory()] * world
+    home_s = CostModel(request.topology, request.sparse_optimizer).fixed_cost()
+    home_memory = RankMemory()
+    for price in prices:
+        for rank, seconds in price.owners_s.items():
+            times[rank] += seconds
+            memory[rank] += price.owners_memory[rank]
+        home_s += price.home_s
+        home_memory += price.home_memory
+    return tuple(
+        RankEstimate(**asdict(own + home_memory), **asdict(seconds + home_s))
+        for own, seconds in zip(memory, times, strict=True)
+    )
 
 
 def estimate_ranks(
@@ -25,35 +68,4 @@ def estimate_ranks(
         plan: where every table of the request lies.
     """
     placed = plan.tables if isinstance(plan, ShardingPlan) else plan
-    topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
-    times, memory = [StepCost()] * topology.world_size, [RankMemory()] * topology.world_size
-    at_home, home_memory = costs.fixed_cost(), RankMemory()
-    for table, work in zip(request.tables, request.works(placed), strict=True):
-        layout = placed[table.name].layout
-        owners, home_bytes = layout_memory_parts(
-            work, layout, request.sparse_optimizer, costs.summed(work, layout)
-        )
-        for rank, price in costs.price(work, layout).items():
-            times[rank] += price
-            memory[rank] += owners[rank]
-        at_home, home_memory = (
-            at_home + costs.layout_home_cost(work, layout),
-            home_memory + home_bytes,
-        )
-    return tuple(
-        _rank_estimate(a + home_memory, b + at_home) for a, b in zip(memory, times, strict=True)
-    )
-
-
-def _rank_estimate(memory: RankMemory, cost: StepCost) -> RankEstimate:
-    return RankEstimate(
-        weight_bytes=memory.weight_bytes,
-        optimizer_bytes=memory.optimizer_bytes,
-        buffer_bytes=memory.buffer_bytes,
-        input_s=cost.input_s,
-        lookup_s=cost.lookup_s,
-        output_s=cost.output_s,
-        gradient_s=cost.gradient_s,
-        update_s=cost.update_s,
-        overhead_s=cost.overhead_s,
-    )
+    return sum_ranks(request, price_tables(request, placed))

@@ -1,8 +1,8 @@
-"""The best packing of a small problem, by trying every option of every item on every set of ranks,
-with branch and bound.
+"""The best packing of a small problem, by branch and bound.
 
-Only where few enough combinations exist: four tables on three ranks, say. A branch ends where a
-rank already is as slow as the best packing known. Standard library only.
+Every option of every item is tried on every set of ranks, so only few combinations may exist: those
+of four tables on three ranks, say. A branch ends where a rank already is as slow as the best
+packing known. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ MOST = 30_000  # combinations
 
 
 def solve(items: Sequence[Item], topology: Topology, known: float) -> list[Choice] | None:
-    """A packing faster than `known` seconds, the fastest there is; None if there is none or the
-    problem is too large.
-    """
+    """The fastest packing; None if it takes `known` seconds or the problem is too large."""
     total = 1
     for item in items:
         total *= sum(

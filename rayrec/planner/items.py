@@ -14,13 +14,11 @@ from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
-from rayrec.planner.constraints import ParameterConstraints, storages_of
+from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints, storages_of
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option, Routes, join_options, price_options
 from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork, table_work
-
-NO_CONSTRAINTS = ParameterConstraints()
 
 
 def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:
@@ -82,10 +80,10 @@ def make_items(
         if not joined:
             names = [tables[i].name for i in group]
             raise PlanError(
-                f"tables {names} must lie together, but their constraints share no "
-                "sharding kind and place. Allow one for all."
+                f"tables {names} must lie together, but their constraints share no sharding kind "
+                "and place. Allow one for all."
             )
-        items.append(Item.of(tuple(group), joined))
+        items.append(Item.from_options(tuple(group), joined))
     return _with_rivals(items, tables, constraints)
 
 
@@ -101,8 +99,8 @@ def _with_rivals(
             if group is not None:
                 if number in members.get(group, ()):
                     raise ConfigError(
-                        f"table {tables[index].name!r} must lie together with a "
-                        f"table of its apart group {group!r}."
+                        f"table {tables[index].name!r} must lie together with a table of its apart "
+                        f"group {group!r}."
                     )
                 members.setdefault(group, []).append(number)
     rivals: dict[int, set[int]] = {}
@@ -127,10 +125,9 @@ def _no_kind(
     shown = f"hosts of {sizes[:16]} ranks" if len(sizes) <= 16 else f"{len(sizes)} hosts"
     return (
         f"table {table.name!r} may use no sharding kind here: its constraints allow "
-        f"{list(limits.kinds or kinds)}, the planner "
-        f"{list(kinds)}. On {shown}, grid_shard needs hosts of equal size, data_parallel all "
-        "ranks, and table_row_wise and "
-        f"table_column_wise a whole host. Allow row_wise or table_wise."
+        f"{list(limits.kinds or kinds)}, the planner {list(kinds)}. On {shown}, grid_shard needs "
+        "hosts of equal size, data_parallel all ranks, and table_row_wise and table_column_wise a "
+        "whole host. Allow row_wise or table_wise."
     )
 
 

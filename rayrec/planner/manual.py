@@ -50,8 +50,8 @@ def manual_plan(
     rank = max(range(topology.world_size), key=lambda r: used[r] - topology.memory_bytes[r])
     raise PlanError(
         f"weights by {kind} take {format_bytes(used[rank])} on rank {rank}, which has "
-        f"{format_bytes(topology.memory_bytes[rank])}. "
-        f"Use another kind, fp16 tables or more ranks, or let EmbeddingShardingPlanner choose."
+        f"{format_bytes(topology.memory_bytes[rank])}. Use another kind, fp16 tables or more "
+        "ranks, or let EmbeddingShardingPlanner choose."
     )
 
 
@@ -63,8 +63,8 @@ def _places(
     if not candidates:
         sizes = [len(host) for host in topology.hosts]
         raise PlanError(
-            f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} "
-            "ranks; use row_wise or column_wise."
+            f"{kind} has no meaning for table {table.name!r} on hosts of {sizes} ranks; use "
+            "row_wise or column_wise."
         )
     work = table_work(table, NO_CONSTRAINTS, BATCH_SIZE, topology.world_size, topology.device)
     widest: dict[int, Option] = {}

@@ -17,17 +17,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.geometry import Layout, Shard
 from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.work import (
     ID_BYTES,
-    NO_TRAFFIC,
     ROW_ELEMENT_BYTES,
     WEIGHT_BYTES,
     TableWork,
     Traffic,
+    layout_traffic,
     returned_rows,
+    row_blocks,
     shard_traffic,
+    shards_by_rank,
 )
 
 # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's
@@ -64,25 +66,19 @@ class RankMemory:
         )
 
 
-def optimizer_bytes(shard: Shard, sparse_optimizer: str) -> int:
-    """State of one shard: values per row of the shard, or per element."""
-    return len(shard.rows) * sparse_state(sparse_optimizer).row_bytes(len(shard.cols))
-
-
 def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple[int, int]:
-    """Weights and state of one shard on the rank's device, as FBGEMM lays them out: off it, states
-    per row stay, those per element go.
-    """
+    """Weights and state of one shard on the rank's device, as FBGEMM lays them out."""
     rows, width = shard.shape
+    state = sparse_state(sparse_optimizer)
+    row_bytes = width * work.element_bytes
     if not work.off_device:
-        return rows * width * work.element_bytes, optimizer_bytes(shard, sparse_optimizer)
-    held = -(-math.ceil(rows * (work.storage.load_factor or 0)) // CACHE_SET) * CACHE_SET
-    cache = (
-        held * (width * work.element_bytes + CACHE_ROW_BYTES) + rows * CACHED_ROW_BYTES
-        if work.cached
-        else 0
-    )
-    return cache, rows * sparse_state(sparse_optimizer).row_bytes(0)
+        return rows * row_bytes, rows * state.row_bytes(width)
+    cache = 0
+    if work.cached:
+        held = -(-math.ceil(rows * (work.storage.load_factor or 0)) // CACHE_SET) * CACHE_SET
+        cache = held * (row_bytes + CACHE_ROW_BYTES) + rows * CACHED_ROW_BYTES
+    # States per row stay on the device, those per element go with the rows.
+    return cache, rows * state.row_bytes(0)
 
 
 def owner_memory(
@@ -96,67 +92,49 @@ def owner_memory(
     Args:
         summed: see `returned_rows`.
     """
-    traffic, world = shard_traffic(work, shards, summed), work.world_size
+    world = work.world_size
     stored = [_device_bytes(work, shard, sparse_optimizer) for shard in shards]
     per_id = ID_BYTES + SORT_BYTES + WEIGHT_BYTES * work.weighted + CACHE_ID_BYTES * work.cached
     ids = world * work.ids * per_id * sum(len(shard.rows) for shard in shards) / work.rows
-    bags = (
-        sum(returned_rows(work, shard, summed) for shard in shards)
-        if work.pooled
-        else work.bags * len(shards)
-    )
+    bags: float = work.bags * len(shards)
+    if work.pooled:
+        bags = sum(returned_rows(work, shard, summed) for shard in shards)
     offsets = world * bags * OFFSET_BYTES
-    rows = (
-        0.0
-        if work.in_place
-        else 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
-    )
+    rows = 0.0  # times the rows of one source rank
+    if not work.in_place:
+        rows = 2 * world + 2 * (world - 1) + world * sum(coding.copies for coding in work.wire)
+    row_bytes = shard_traffic(work, shards, summed).row_bytes
     return RankMemory(
         weight_bytes=sum(weights for weights, _ in stored),
         optimizer_bytes=sum(state for _, state in stored),
-        buffer_bytes=math.ceil(ids + offsets + rows * traffic.row_bytes),
+        buffer_bytes=math.ceil(ids + offsets + rows * row_bytes),
     )
 
 
-def home_buffer_bytes(work: TableWork, total: Traffic, row_blocks: int) -> int:
-    """Buffers of one table on EVERY rank, as home of its batch: ids out, rows joined, the output
-    and its gradient.
+def home_buffer_bytes(work: TableWork, total: Traffic, blocks: int) -> int:
+    """Buffers of one table on EVERY rank, as home of its batch.
+
+    They hold ids that leave, rows that are joined, the output and its gradient.
 
     Args:
-        total: with all owners together. row_blocks: ids are sorted into that many blocks before
-            they leave.
+        total: with all owners together.
+        blocks: row blocks that ids are sorted into before they leave.
     """
-    sorted_ids = work.ids * ID_BYTES if row_blocks > 1 and (work.pooled or not work.in_place) else 0
+    sorted_ids = work.ids * ID_BYTES if blocks > 1 and (work.pooled or not work.in_place) else 0
     rows = (work.bags if work.pooled else work.ids) * (IN_PLACE_ROWS if work.in_place else 3)
     coded = total.row_bytes * sum(coding.copies for coding in work.wire)
     return math.ceil(2 * total.id_bytes + sorted_ids + rows * work.dim * ROW_ELEMENT_BYTES + coded)
 
 
-def layout_memory_parts(
+def layout_memory(
     work: TableWork, layout: Layout, sparse_optimizer: str, summed: int = 1
 ) -> tuple[dict[int, RankMemory], RankMemory]:
-    """Bytes of one table on each rank that owns a part of it, and those on every rank of the world
-    as home.
-    """
+    """Bytes of one table on each rank that owns a part of it, and on every rank as home."""
     by_rank = shards_by_rank(layout)
-    blocks = 1 if isinstance(layout, Replicated) else layout.num_row_blocks
-    total = sum((shard_traffic(work, shards, summed) for shards in by_rank.values()), NO_TRAFFIC)
+    total = layout_traffic(work, by_rank, summed)
     owners = {
         rank: owner_memory(work, shards, sparse_optimizer, summed)
         for rank, shards in by_rank.items()
     }
-    return owners, RankMemory(buffer_bytes=home_buffer_bytes(work, total, blocks))
-
-
-def layout_memory(work: TableWork, layout: Layout, sparse_optimizer: str) -> tuple[RankMemory, ...]:
-    """Bytes of one table on every rank of the world."""
-    owners, home = layout_memory_parts(work, layout, sparse_optimizer)
-    return tuple(home + owners.get(rank, RankMemory()) for rank in range(work.world_size))
-
-
-def shards_by_rank(layout: Layout) -> dict[int, list[Shard]]:
-    """Rank -> the rectangles it owns, ranks ascending."""
-    found: dict[int, list[Shard]] = {rank: [] for rank in layout.ranks}
-    for shard in layout.shards(""):
-        found[shard.rank].append(shard)
-    return found
+    home = home_buffer_bytes(work, total, row_blocks(layout))
+    return owners, RankMemory(buffer_bytes=home)

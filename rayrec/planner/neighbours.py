@@ -1,5 +1,4 @@
-"""Tables trade places so that a rank holds neighbours: tables that follow each other in the
-collection.
+"""Tables trade places so that a rank holds neighbours in the collection's order of tables.
 
 A rank's columns are then few wide runs of the output instead of many narrow ones, which halves the
 time to join and to cut them where matrices outgrow the caches: a tenth of an embedding step on CPU.
@@ -25,23 +24,21 @@ def seat_neighbours(
     limits: Sequence[int],
     more: float = MORE,
 ) -> list[Choice]:
-    """The choices with single-rank items that may lie on the same ranks seated in order, as far as
-    that fits.
+    """The choices, with single-rank items that may lie on the same ranks seated in order.
+
+    Items with rivals keep their place. Where no seats near that order keep the slowest rank about
+    as fast, a group stays as it was.
 
     Args:
         limits: bytes per rank.
         more: times the seconds of the slowest rank that it may take then.
-
-    Items with rivals keep their place. Where no seats near that order keep the slowest rank about
-    as fast, a group stays as it was.
     """
     locality = [len(topology.hosts[host]) for host in topology.host_of]
     groups: dict[object, list[int]] = {}
     for i, (item, choice) in enumerate(zip(items, choices, strict=True)):
         if choice.option.num_ranks == 1 and not choice.option.replicated and not item.rivals:
-            groups.setdefault(
-                (choice.option.sites, locality[choice.ranks[0]], choice.option.home_bytes), []
-            ).append(i)
+            key = choice.option.sites, locality[choice.ranks[0]], choice.option.home_bytes
+            groups.setdefault(key, []).append(i)
     seated = list(choices)
     loads = [0.0] * topology.world_size
     used = [sum(choice.option.home_bytes for choice in choices)] * topology.world_size
@@ -64,9 +61,8 @@ def seat_neighbours(
         for i, rank in zip(group, seats.ranks, strict=True):
             after[choices[i].ranks[0]] -= choices[i].option.num_bytes[0]
             after[rank] += choices[i].option.num_bytes[0]
-        if max(seats.loads) <= top and all(
-            new <= limit for new, limit in zip(after, most, strict=True)
-        ):
+        fits = all(new <= limit for new, limit in zip(after, most, strict=True))
+        if max(seats.loads) <= top and fits:
             loads, used = seats.loads, after
             for i, rank in zip(group, seats.ranks, strict=True):
                 seated[i] = Choice(choices[i].option, (rank,))
@@ -82,9 +78,7 @@ class _Seats:
         self.seconds, self.ranks, self.loads = seconds, list(ranks), list(loads)
 
     def sort(self) -> None:
-        """Items in order take ranks in order; every rank gets about the seconds it had, to the
-        nearest whole number of items.
-        """
+        """Items in order take ranks in order; every rank gets about the seconds it had."""
         shares = dict.fromkeys(sorted(set(self.ranks)), 0.0)
         for rank, value in zip(self.ranks, self.seconds, strict=True):
             shares[rank] += value

@@ -1,5 +1,4 @@
-"""Candidates with their prices: what a table adds to each rank in seconds and bytes, wherever it
-goes.
+"""Candidates with their prices: what a table adds to each rank in seconds and bytes.
 
 A piece of a template costs the same on all ranks whose hosts have equally many ranks, so a
 candidate is priced once per size of host instead of once per placement; and the pieces of even cuts
@@ -12,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.layout.plan import Storage
@@ -19,25 +19,26 @@ from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Candidate
 from rayrec.planner.costs import CostModel
 from rayrec.planner.memory import home_buffer_bytes, owner_memory
-from rayrec.planner.routes import summed_ranks
-from rayrec.planner.work import TableWork, Traffic, shard_traffic
+from rayrec.planner.work import TableWork, Traffic, row_blocks, shard_traffic, summed_ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """A way to lay out the tables of one item, with its prices.
 
+    A locality is a distinct number of ranks per host; a position is one of the ranks it takes.
+
     Attributes:
-        candidates: one per table, alike in kind, number of ranks and sites. storages: of their
-            rows, one per table.
-        seconds: seconds[locality][position], where a locality is a distinct number of ranks per
-            host.
-        num_bytes: owner's bytes by position. home_bytes: on every rank of the world.
-        home_s: seconds on every rank of the world.
-        num_ranks: positions. work_s: sum of seconds, where it is least. peak_s: the largest piece,
-            where it is slowest.
-        mean_s: what it adds to the mean rank, home included. most_bytes: what the rank with the
-            largest piece must have free.
+        candidates: one per table, alike in kind, number of ranks and sites.
+        storages: of their rows, one per table.
+        seconds: seconds[locality][position].
+        num_bytes: owner's bytes by position.
+        home_bytes, home_s: what it asks of every rank of the world.
+        num_ranks: positions.
+        work_s: sum of the seconds of all positions, in the locality where it is least.
+        peak_s: the largest piece, in the locality where it is slowest.
+        mean_s: what it adds to the mean rank, home included.
+        most_bytes: what the rank with the largest piece must have free.
     """
 
     candidates: tuple[Candidate, ...]
@@ -72,6 +73,10 @@ class Option:
         """What layouts of one kind have in common, wherever they lie."""
         return self.candidates[0].family
 
+    def layouts(self, ranks: Sequence[int]) -> tuple[Layout, ...]:
+        """The layout of every table of the item, on `ranks`, which ascend."""
+        return tuple(candidate.place(ranks) for candidate in self.candidates)
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -81,7 +86,7 @@ class Item:
         tables: indices of its tables.
         options: cheapest for the mean rank first, without those that another one beats wherever
             they go.
-        families: of layouts cut along the same axes the cheapest each, cheapest first; for reports.
+        families: the cheapest layout of each family, cheapest first; for reports.
         rivals: items that must share no rank with it.
     """
 
@@ -91,7 +96,7 @@ class Item:
     rivals: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tables: tuple[int, ...], options: Sequence[Option]) -> Item:
+    def from_options(cls, tables: tuple[int, ...], options: Sequence[Option]) -> Item:
         """An item from all options of its tables."""
         # simpler kinds first among equals
         ordered = sorted(options, key=lambda option: option.mean_s)
@@ -105,8 +110,9 @@ class Item:
 
 
 def _beats(a: Option, b: Option) -> bool:
-    """Whether `a`, which costs no more for the mean rank, is at least as good wherever `b` goes, on
-    no more ranks.
+    """Whether `a` is at least as good wherever `b` goes, on no more ranks.
+
+    It is asked only where `a` costs no more for the mean rank.
     """
     return (
         a.num_ranks <= b.num_ranks
@@ -161,17 +167,57 @@ Routes = dict[tuple[tuple[tuple[int, ...], ...], int, int], int]
 def _summed(candidate: Candidate, topology: Topology, routes: Routes) -> int:
     """`summed_ranks` of a candidate whose sites leave no choice of ranks; else 1, the dearer route."""
     template, site = candidate.template, candidate.sites[0]
-    if (
-        isinstance(template, Replicated)
-        or template.num_row_blocks < 2
-        or candidate.num_ranks < len(site)
-        or len(topology.hosts) < 2
-    ):
+    if isinstance(template, Replicated) or template.num_row_blocks < 2 or len(topology.hosts) < 2:
+        return 1
+    if candidate.num_ranks < len(site):
         return 1
     key = (candidate.sites, template.num_row_blocks, template.num_col_blocks)
     if key not in routes:
         routes[key] = summed_ranks(candidate.place(site), topology.hosts)
     return routes[key]
+
+
+class _Piece(NamedTuple):
+    """One cell of a template: seconds by locality, the owner's bytes, and its traffic."""
+
+    seconds: tuple[float, ...]
+    num_bytes: int
+    traffic: Traffic
+
+
+class _Pricer:
+    """Prices the pieces of one table, each shape once."""
+
+    def __init__(self, work: TableWork, costs: CostModel) -> None:
+        self.work, self.costs = work, costs
+        # locality -> a rank of a host of that size
+        self.example = {len(host): host[0] for host in reversed(costs.topology.hosts)}
+        self._known: dict[tuple[int, int, bool, int], _Piece] = {}
+
+    def piece(self, rows: int, cols: int, replicated: bool, summed: int) -> _Piece:
+        key = (rows, cols, replicated, summed)
+        if key not in self._known:
+            shards = [Shard("", range(rows), range(cols), 0)]
+            costs = self.costs
+            seconds = []
+            for rank in self.example.values():
+                amounts = costs.owner_amounts(self.work, shards, rank, replicated, summed)
+                seconds.append(costs.seconds(amounts).total_s)
+            num_bytes = owner_memory(self.work, shards, costs.sparse_optimizer, summed).total
+            traffic = shard_traffic(self.work, shards, summed)
+            self._known[key] = _Piece(tuple(seconds), num_bytes, traffic)
+        return self._known[key]
+
+    def pieces(self, candidate: Candidate, summed: int) -> list[_Piece]:
+        """The piece of every position."""
+        template = candidate.template
+        if isinstance(template, Replicated):
+            return [self.piece(*template.shape, True, 1)] * candidate.num_ranks
+        heights, widths = _sizes(template.row_cuts), _sizes(template.col_cuts)
+        cells = []  # every position owns one cell
+        for height, owners in zip(heights, template.owners, strict=True):
+            cells += [(rank, height, width) for width, rank in zip(widths, owners, strict=True)]
+        return [self.piece(height, width, False, summed) for _, height, width in sorted(cells)]
 
 
 def price_options(
@@ -180,63 +226,35 @@ def price_options(
     """Price every candidate of one table, once for each number of ranks per host.
 
     Args:
-        routes: what other tables' candidates found, filled on.
+        routes: what was found for the candidates of other tables; this table's are added.
     """
     routes = {} if routes is None else routes
-    topology = costs.topology
-    example = {len(host): host[0] for host in reversed(topology.hosts)}  # a rank of each locality
-    known: dict[tuple[int, int, bool, int], tuple[tuple[float, ...], int, float, float]] = {}
-
-    def piece(
-        rows: int, cols: int, replicated: bool, summed: int
-    ) -> tuple[tuple[float, ...], int, float, float]:
-        """Seconds by locality, owner's bytes, and the traffic of one piece."""
-        key = (rows, cols, replicated, summed)
-        if key not in known:
-            shards = [Shard("", range(rows), range(cols), 0)]
-            seconds = tuple(
-                costs.owner_cost(work, shards, rank, replicated, summed).total_s
-                for rank in example.values()
-            )
-            traffic = shard_traffic(work, shards, summed)
-            total = owner_memory(work, shards, costs.sparse_optimizer, summed).total
-            known[key] = (seconds, total, traffic.id_bytes, traffic.row_bytes)
-        return known[key]
-
-    out = []
+    pricer = _Pricer(work, costs)
+    options = []
     for candidate in candidates:
         template = candidate.template
-        summed = _summed(candidate, topology, routes) if work.pooled else 1
-        if isinstance(template, Replicated):
-            pieces = [piece(*template.shape, True, 1)] * candidate.num_ranks
-        else:  # every position owns one cell
-            heights, widths = _sizes(template.row_cuts), _sizes(template.col_cuts)
-            rows = zip(heights, template.owners, strict=True)
-            cells = sorted(
-                (rank, h, w) for h, row in rows for w, rank in zip(widths, row, strict=True)
-            )
-            pieces = [piece(h, w, False, summed) for _, h, w in cells]
-        replicated = isinstance(template, Replicated)
-        total = Traffic(sum(p[2] for p in pieces), sum(p[3] for p in pieces))
-        out.append(
+        summed = _summed(candidate, costs.topology, routes) if work.pooled else 1
+        pieces = pricer.pieces(candidate, summed)
+        replicated, blocks = isinstance(template, Replicated), row_blocks(template)
+        id_bytes = sum(piece.traffic.id_bytes for piece in pieces)
+        total = Traffic(id_bytes, sum(piece.traffic.row_bytes for piece in pieces))
+        at_home = costs.home_amounts(work, total, len(pieces), replicated, summed, blocks)
+        seconds = {}
+        for i, locality in enumerate(pricer.example):
+            seconds[locality] = tuple(piece.seconds[i] for piece in pieces)
+        options.append(
             _option(
                 (candidate,),
                 (work.storage,),
-                {size: tuple(p[0][i] for p in pieces) for i, size in enumerate(example)},
-                tuple(p[1] for p in pieces),
+                seconds,
+                tuple(piece.num_bytes for piece in pieces),
                 # sums in another order may round up
-                home_buffer_bytes(work, total, _row_blocks(template)) + 1,
-                costs.home_cost(
-                    work, total, len(pieces), replicated, summed, _row_blocks(template)
-                ).total_s,
-                topology.world_size,
+                home_buffer_bytes(work, total, blocks) + 1,
+                costs.seconds(at_home).total_s,
+                costs.topology.world_size,
             )
         )
-    return tuple(out)
-
-
-def _row_blocks(template: Layout) -> int:
-    return 1 if isinstance(template, Replicated) else template.num_row_blocks
+    return tuple(options)
 
 
 def _sizes(cuts: Sequence[int]) -> list[int]:
@@ -244,17 +262,18 @@ def _sizes(cuts: Sequence[int]) -> list[int]:
 
 
 def join_options(each: Sequence[Sequence[Option]], world_size: int) -> tuple[Option, ...]:
-    """Options of tables that stay together: those that all tables have, with the same kind, ranks
-    and sites, summed.
+    """Options of tables that stay together, summed.
 
-    Those whose storage is open take the same kind of it.
+    Those remain that all tables have, with the same kind, ranks and sites. Tables whose storage is
+    open take the same kind of it.
     """
+    # per table: kind and place -> kind of storage -> option
     keyed: list[dict[Hashable, dict[str, Option]]] = []
     for options in each:
         keyed.append({})
         for o in options:
             keyed[-1].setdefault((o.kind, o.num_ranks, o.sites), {})[o.storages[0].kind] = o
-    found = []
+    joined = []
     for key in keyed[0]:
         ways = [other[key] for other in keyed if key in other]
         if len(ways) < len(keyed):
@@ -262,27 +281,21 @@ def join_options(each: Sequence[Sequence[Option]], world_size: int) -> tuple[Opt
         fixed = [next(iter(way.values())) for way in ways]
         for kind in max(ways, key=len):  # one kind where no table's is open
             parts = [way.get(kind, alone) for way, alone in zip(ways, fixed, strict=True)]
-            seconds: dict[int, tuple[float, ...]] = {
-                size: tuple(map(sum, zip(*(p.seconds[size] for p in parts), strict=True)))
-                for size in parts[0].seconds
-            }
-            num_bytes = tuple(map(sum, zip(*(p.num_bytes for p in parts), strict=True)))
-            candidates = tuple(c for p in parts for c in p.candidates)
-            storages = tuple(s for p in parts for s in p.storages)
-            found.append(
-                _option(
-                    candidates,
-                    storages,
-                    seconds,
-                    num_bytes,
-                    sum(p.home_bytes for p in parts),
-                    sum(p.home_s for p in parts),
-                    world_size,
-                )
-            )
-    return tuple(found)
+            joined.append(_sum_options(parts, world_size))
+    return tuple(joined)
 
 
-def place_option(option: Option, ranks: Sequence[int]) -> tuple[Layout, ...]:
-    """The layout of every table of the item, on `ranks`, which ascend."""
-    return tuple(candidate.place(ranks) for candidate in option.candidates)
+def _sum_options(parts: Sequence[Option], world_size: int) -> Option:
+    seconds: dict[int, tuple[float, ...]] = {}
+    for locality in parts[0].seconds:
+        by_position = zip(*(part.seconds[locality] for part in parts), strict=True)
+        seconds[locality] = tuple(map(sum, by_position))
+    return _option(
+        tuple(candidate for part in parts for candidate in part.candidates),
+        tuple(storage for part in parts for storage in part.storages),
+        seconds,
+        tuple(map(sum, zip(*(part.num_bytes for part in parts), strict=True))),
+        sum(part.home_bytes for part in parts),
+        sum(part.home_s for part in parts),
+        world_size,
+    )

@@ -1,5 +1,4 @@
-"""The state of a search: seconds and bytes of every rank, the choice of every item placed so far,
-and where one more would go.
+"""The state of a search: what every rank holds, and where one more item would go.
 
 Ranks are kept in order of load, so that the places of an option are found by walking from the least
 loaded: k ranks anywhere, or one host after another. Sorting an almost sorted list is nearly free,
@@ -14,7 +13,7 @@ from operator import sub
 
 from rayrec.layout.geometry import Layout
 from rayrec.layout.topology import Topology
-from rayrec.planner.options import Item, Option, place_option
+from rayrec.planner.options import Item, Option
 
 INFINITE = float("inf")
 NOBODY: frozenset[int] = frozenset()
@@ -30,7 +29,7 @@ class Choice:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The real layout of every table of the item."""
-        return place_option(self.option, self.ranks)
+        return self.option.layouts(self.ranks)
 
 
 class Packing:
@@ -50,12 +49,8 @@ class Packing:
         by_bytes: bool = False,
     ) -> None:
         world = topology.world_size
-        self.topology, self.items, self.limits, self.by_bytes = (
-            topology,
-            items,
-            list(limits),
-            by_bytes,
-        )
+        self.topology, self.items = topology, items
+        self.limits, self.by_bytes = list(limits), by_bytes
         self.loads = [0.0] * world
         self.used = [0] * world
         self.home_bytes = 0
@@ -78,22 +73,19 @@ class Packing:
     def seconds_of(self, option: Option, ranks: Sequence[int]) -> Sequence[float]:
         """What the option adds to the load of each of `ranks`."""
         if self.by_bytes:
-            return [
-                b / max(self.limits[rank], 1)
-                for b, rank in zip(option.num_bytes, ranks, strict=True)
-            ]
+            limits = self.limits
+            sized = zip(option.num_bytes, ranks, strict=True)
+            return [num_bytes / max(limits[rank], 1) for num_bytes, rank in sized]
         if len(option.seconds) == 1:
             return next(iter(option.seconds.values()))
-        return [
-            option.seconds[self.locality[rank]][position] for position, rank in enumerate(ranks)
-        ]
+        by_locality, locality = option.seconds, self.locality
+        return [by_locality[locality[rank]][position] for position, rank in enumerate(ranks)]
 
     def put(self, item: int, choice: Choice) -> None:
         """Place an item."""
         option, loads, used = choice.option, self.loads, self.used
-        for rank, load, num_bytes in zip(
-            choice.ranks, self.seconds_of(option, choice.ranks), option.num_bytes, strict=True
-        ):
+        seconds = self.seconds_of(option, choice.ranks)
+        for rank, load, num_bytes in zip(choice.ranks, seconds, option.num_bytes, strict=True):
             loads[rank] += load
             used[rank] += num_bytes
             self.on_rank[rank].add(item)
@@ -107,9 +99,8 @@ class Packing:
         """Take an item out again."""
         choice = self.choices.pop(item)
         option, loads, used = choice.option, self.loads, self.used
-        for rank, load, num_bytes in zip(
-            choice.ranks, self.seconds_of(option, choice.ranks), option.num_bytes, strict=True
-        ):
+        seconds = self.seconds_of(option, choice.ranks)
+        for rank, load, num_bytes in zip(choice.ranks, seconds, option.num_bytes, strict=True):
             loads[rank] -= load
             used[rank] -= num_bytes
             self.on_rank[rank].discard(item)
@@ -125,10 +116,8 @@ class Packing:
 
     def free_bytes(self) -> tuple[int, ...]:
         """What every rank has left."""
-        return tuple(
-            limit - used - self.home_bytes
-            for limit, used in zip(self.limits, self.used, strict=True)
-        )
+        ranks = zip(self.limits, self.used, strict=True)
+        return tuple(limit - used - self.home_bytes for limit, used in ranks)
 
     def order(self) -> list[int]:
         """Ranks by load, the least first."""
@@ -137,32 +126,25 @@ class Packing:
         return self._order
 
     def _hosts(self, sites: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
-        found = self._hosts_by_load.get(sites)
-        if found is None:
-            found = sorted(sites, key=lambda site: sum(self.loads[rank] for rank in site))
-            self._hosts_by_load[sites] = found
-        return found
+        hosts = self._hosts_by_load.get(sites)
+        if hosts is None:
+            hosts = sorted(sites, key=lambda site: sum(self.loads[rank] for rank in site))
+            self._hosts_by_load[sites] = hosts
+        return hosts
 
     def banned(self, item: int) -> Set[int]:
         """Ranks that the rivals of an item hold."""
         rivals = self.items[item].rivals
-        return (
-            {
-                rank
-                for other in rivals
-                if other in self.choices
-                for rank in self.choices[other].ranks
-            }
-            if rivals
-            else NOBODY
-        )
+        if not rivals:
+            return NOBODY
+        placed = [self.choices[other] for other in rivals if other in self.choices]
+        return {rank for choice in placed for rank in choice.ranks}
 
     def find(self, item: int, option: Option, ceiling: float = INFINITE) -> Choice | None:
-        """Ranks for an option of an item that has no place, the least loaded first: with room, and
-        at most `ceiling` seconds then.
+        """The least loaded ranks that have room for an option of an item that has no place.
 
         Returns:
-            None if there are none.
+            None where no ranks have room, or all would take more than `ceiling` seconds then.
         """
         if self._tight is None:
             self._tight = min(map(sub, self.limits, self.used))
@@ -207,14 +189,8 @@ class Packing:
         return True
 
     def lifted(self, choice: Choice) -> float:
-        """Seconds of the slowest of the ranks of a choice, once it is placed, with what it adds to
-        every home.
-        """
-        loads = self.loads
-        top = max(
-            loads[rank] + load
-            for rank, load in zip(
-                choice.ranks, self.seconds_of(choice.option, choice.ranks), strict=True
-            )
-        )
+        """Seconds of the slowest rank of a choice once it is placed, its home included."""
+        seconds = self.seconds_of(choice.option, choice.ranks)
+        added = zip(choice.ranks, seconds, strict=True)
+        top = max(self.loads[rank] + load for rank, load in added)
         return top if self.by_bytes else top + choice.option.home_s

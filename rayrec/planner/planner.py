@@ -18,15 +18,14 @@ from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
 from rayrec.planner.constraints import ParameterConstraints, check_kinds
 from rayrec.planner.costs import CostModel
-from rayrec.planner.estimate import estimate_ranks
-from rayrec.planner.items import NO_CONSTRAINTS
-from rayrec.planner.memory import layout_memory_parts
+from rayrec.planner.estimate import price_tables, sum_ranks
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice
 from rayrec.planner.remedies import NoPlan, find_changes
 from rayrec.planner.request import PlanRequest
 from rayrec.planner.search import NoRoom, pack
 from rayrec.planner.uneven import Recutter
+from rayrec.planner.work import weight_bytes
 
 
 class EmbeddingShardingPlanner:
@@ -67,11 +66,8 @@ class EmbeddingShardingPlanner:
         self.constraints = dict(constraints or {})
         self.kinds = tuple(KINDS if kinds is None else kinds)
         self.costs = CostModel(topology, sparse_optimizer)
-        self.qcomms_forward, self.qcomms_backward, self.share_tables = (
-            qcomms_forward,
-            qcomms_backward,
-            share_tables,
-        )
+        self.qcomms_forward, self.qcomms_backward = qcomms_forward, qcomms_backward
+        self.share_tables = share_tables
         self.request([])  # checks
 
     def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
@@ -101,8 +97,7 @@ class EmbeddingShardingPlanner:
             A plan with estimates, tables in the order given, within every rank's memory as
             `planner.memory` counts it.
         Raises:
-            NoPlan: a table fits nowhere; a PlanError with numbers, and with changes that were found
-                to help.
+            NoPlan: a table fits nowhere; names it, the numbers, and changes that help.
             PlanError: constraints leave a table no kind.
             ConfigError: tables or constraints contradict themselves.
         """
@@ -112,23 +107,17 @@ class EmbeddingShardingPlanner:
 def plan_request(request: PlanRequest) -> ShardingPlan:
     """The plan of a request. Raises as `EmbeddingShardingPlanner.plan`."""
     items = request.items()
-    narrowest = [
-        request.constraints.get(table.name, NO_CONSTRAINTS).min_partition
-        for table in request.tables
-    ]
-    recutter = Recutter(
-        request.works(), CostModel(request.topology, request.sparse_optimizer), narrowest
-    )
+    narrowest = [request.limits(index).min_partition for index in range(len(request.tables))]
+    costs = CostModel(request.topology, request.sparse_optimizer)
+    recutter = Recutter(request.works(), costs, narrowest)
     try:
         choices = pack(items, request.topology, recutter)
     except NoRoom as problem:
         raise _no_plan(request, items[problem.item], problem.free_bytes) from None
     placed: dict[int, TablePlacement] = {}
     for item, choice in zip(items, choices, strict=True):
-        for index, layout, storage in zip(
-            item.tables, choice.layouts, choice.option.storages, strict=True
-        ):
-            placed[index] = TablePlacement(layout, storage)
+        placements = map(TablePlacement, choice.layouts, choice.option.storages)
+        placed |= zip(item.tables, placements, strict=True)
     tables = {table.name: placed[index] for index, table in enumerate(request.tables)}
     return ShardingPlan(
         world_size=request.topology.world_size,
@@ -145,38 +134,30 @@ def _estimate(
     placed: Mapping[str, TablePlacement],
 ) -> PlanEstimates:
     """Predictions, counted anew from the layouts."""
-    topology, costs = request.topology, CostModel(request.topology, request.sparse_optimizer)
+    topology = request.topology
     world = topology.world_size
-    told: dict[str, TableEstimate] = {}
-    chosen = {
-        index: (item, choice)
-        for item, choice in zip(items, choices, strict=True)
-        for index in item.tables
-    }
-    for index, (table, work) in enumerate(zip(request.tables, request.works(placed), strict=True)):
-        layout = placed[table.name].layout
-        prices, home = costs.price(work, layout), costs.layout_home_cost(work, layout)
-        owners, _ = layout_memory_parts(
-            work, layout, request.sparse_optimizer, costs.summed(work, layout)
-        )
-        item, choice = chosen[index]
+    prices = price_tables(request, placed)
+    told: dict[int, TableEstimate] = {}
+    for item, choice in zip(items, choices, strict=True):
         runner_up = _runner_up(item, choice, topology) if len(item.tables) == 1 else None
-        told[table.name] = TableEstimate(
-            kind=kind_of(layout, topology.hosts),
-            data_type=table.data_type.value,
-            weight_bytes=sum(part.weight_bytes for part in owners.values()),
-            why=_why(item, choice, runner_up),
-            work_s=sum(price.total_s for price in prices.values()) + world * home.total_s,
-            runner_up=runner_up.kind if runner_up else None,
-            runner_up_work_s=runner_up.mean_s * world if runner_up else None,
-        )
-    ranks = estimate_ranks(request, placed)
+        for index in item.tables:
+            table, price = request.tables[index], prices[index]
+            owners_s = sum(cost.total_s for cost in price.owners_s.values())
+            told[index] = TableEstimate(
+                kind=kind_of(placed[table.name].layout, topology.hosts),
+                data_type=table.data_type.value,
+                weight_bytes=sum(memory.weight_bytes for memory in price.owners_memory.values()),
+                why=_why(item, choice, runner_up),
+                work_s=owners_s + world * price.home_s.total_s,
+                runner_up=runner_up.kind if runner_up else None,
+                runner_up_work_s=runner_up.mean_s * world if runner_up else None,
+            )
     return PlanEstimates(
         topology=topology,
         batch_size=request.batch_size,
         sparse_optimizer=request.sparse_optimizer,
-        ranks=ranks,
-        tables=told,
+        ranks=sum_ranks(request, prices),
+        tables={table.name: told[index] for index, table in enumerate(request.tables)},
     )
 
 
@@ -196,11 +177,8 @@ def _why(item: Item, choice: Choice, runner_up: Option | None) -> str:
         return "forced"
     if runner_up is None:
         return "only fit" if len(item.tables) == 1 else "together"
-    return (
-        "least work"
-        if choice.option.mean_s <= item.options[0].mean_s * (1 + 1e-9)
-        else "even ranks"
-    )
+    cheapest = item.options[0].mean_s
+    return "least work" if choice.option.mean_s <= cheapest * (1 + 1e-9) else "even ranks"
 
 
 def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
@@ -209,24 +187,20 @@ def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
     names = []
     for index in item.tables:
         table = request.tables[index]
-        weights = table.num_embeddings * table.embedding_dim * table.data_type.num_bytes
         shape = f"{table.num_embeddings} x {table.embedding_dim} {table.data_type.value}"
-        names.append(f"table {table.name!r} ({shape}, {format_bytes(weights)})")
+        names.append(f"table {table.name!r} ({shape}, {format_bytes(weight_bytes(table))})")
     shown = " with ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     copies = "a copy on every rank" if least.replicated else f"{least.num_ranks} rank(s)"
     changes = find_changes(request, item.tables)
     tips = "; or ".join(change.text for change in changes)
+    remedy = "No single change helps; lift constraints."
+    if tips:
+        remedy = f"Any one of these makes a plan exist: {tips}."
     return NoPlan(
         f"{shown} fits nowhere: even as {least.kind} over {copies} it needs "
-        f"{format_bytes(least.most_bytes)} on a rank with optimizer "
-        f"state and buffers; rank {rank} has most free, {format_bytes(max(free[rank], 0))} of "
+        f"{format_bytes(least.most_bytes)} on a rank with optimizer state and buffers; rank {rank} "
+        f"has most free, {format_bytes(max(free[rank], 0))} of "
         f"{format_bytes(request.topology.memory_bytes[rank])}, and the tightest rank "
-        f"{format_bytes(max(min(free), 0))} for buffers of "
-        f"its batch. "
-        + (
-            f"Any one of these makes a plan exist: {tips}."
-            if tips
-            else "No single change helps; lift constraints."
-        ),
+        f"{format_bytes(max(min(free), 0))} for buffers of its batch. {remedy}",
         changes,
     )

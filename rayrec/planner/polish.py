@@ -1,7 +1,6 @@
-"""Polish a packing: empty its slowest rank, moving what lies there or exchanging it for lighter
-items, as long as that helps.
+"""Polish a packing: empty its slowest rank as long as that helps.
 
-Standard library only.
+What lies there moves to other ranks, or is exchanged for lighter items. Standard library only.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ def polish(packing: Packing, bound: float) -> None:
 
 
 def _relieve(packing: Packing, rank: int) -> bool:
-    """Move an item off a rank, or exchange it for a lighter one, so that all ranks that it meets
-    end below what this one had.
+    """Move an item off a rank, or exchange it for a lighter one.
+
+    All ranks that take part end below what this one had.
     """
     had = packing.loads[rank]
     mine = sorted(packing.on_rank[rank], key=lambda i: (-packing.choices[i].option.mean_s, i))
@@ -79,18 +79,17 @@ def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
             gap = had - packing.loads[other]
             seconds = packing.seconds_of(choice.option, (rank,))[0]
             for partner in sorted(packing.on_rank[other]):
-                theirs = packing.choices[partner]
-                if (
-                    theirs.option.num_ranks > 1
-                    or not 0 < seconds - packing.seconds_of(theirs.option, (other,))[0] < gap
-                ):
+                theirs = packing.choices[partner].option
+                if theirs.num_ranks > 1:
                     continue
-                if _swap(packing, item, partner, had):
+                gain = seconds - packing.seconds_of(theirs, (other,))[0]
+                if 0 < gain < gap and _swap(packing, item, partner, had):
                     return True
     return False
 
 
 def _swap(packing: Packing, item: int, partner: int, ceiling: float) -> bool:
+    """Exchange two items of one rank each, unless there is no room or a rank reaches `ceiling`."""
     old = {item: packing.take(item), partner: packing.take(partner)}
     wanted = {
         item: Choice(old[item].option, old[partner].ranks),
@@ -99,15 +98,12 @@ def _swap(packing: Packing, item: int, partner: int, ceiling: float) -> bool:
     home = packing.home_bytes + sum(choice.option.home_bytes for choice in wanted.values())
     for one, choice in wanted.items():
         (rank,) = choice.ranks
-        room = packing.limits[rank] - packing.used[rank] >= choice.option.num_bytes[0] + home
-        allowed = any(rank in site for site in choice.option.sites) and rank not in packing.banned(
-            one
-        )
-        if not (
-            room
-            and allowed
-            and packing.loads[rank] + packing.seconds_of(choice.option, choice.ranks)[0] < ceiling
-        ):
+        option = choice.option
+        has_room = packing.limits[rank] - packing.used[rank] >= option.num_bytes[0] + home
+        is_site = any(rank in site for site in option.sites)
+        if not (has_room and is_site) or rank in packing.banned(one):
+            break
+        if packing.loads[rank] + packing.seconds_of(option, choice.ranks)[0] >= ceiling:
             break
         packing.put(one, choice)
     else:

@@ -18,8 +18,8 @@ from rayrec.layout.kinds import KINDS
 from rayrec.layout.tables import DataType
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
-from rayrec.planner.constraints import ParameterConstraints
-from rayrec.planner.items import NO_CONSTRAINTS, kinds_of
+from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints
+from rayrec.planner.items import kinds_of
 from rayrec.planner.request import PlanRequest
 
 Edit = Callable[[ParameterConstraints], ParameterConstraints]

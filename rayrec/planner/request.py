@@ -12,7 +12,12 @@ from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
 from rayrec.layout.topology import Topology
-from rayrec.planner.constraints import ParameterConstraints, check_constraints, check_kinds
+from rayrec.planner.constraints import (
+    NO_CONSTRAINTS,
+    ParameterConstraints,
+    check_constraints,
+    check_kinds,
+)
 from rayrec.planner.costs import CostModel
 from rayrec.planner.items import make_items, table_works
 from rayrec.planner.optimizers import sparse_state
@@ -59,6 +64,10 @@ class PlanRequest:
         check_kinds(self.kinds)
         Wire.of(self.qcomms_forward, self.qcomms_backward)
         check_tables(self.tables)
+
+    def limits(self, index: int) -> ParameterConstraints:
+        """The constraints of one table by its index."""
+        return self.constraints.get(self.tables[index].name, NO_CONSTRAINTS)
 
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""

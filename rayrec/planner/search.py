@@ -1,5 +1,4 @@
-"""Choose an option and ranks for every item so that the slowest rank is fast and every rank's
-memory holds.
+"""Choose an option and ranks for every item so that the slowest rank is fast and all memory holds.
 
 For a ceiling of T seconds the best packing is nearly the greedy one: items by falling work, each by
 the option that is cheapest for the mean rank among those that fit under T, on the least loaded
@@ -31,10 +30,10 @@ from rayrec.planner.storages import fixed_storages, least_bytes
 from rayrec.planner.uneven import Recutter, even_out
 
 CEILINGS = (1.0, 1.01, 1.025, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0)  # times the lower bound
-# where the ladder ended far from the bound, on problems of at most SMALL
+# a second ladder, where the first ended FAR from the bound, on problems of at most SMALL
 FINE = tuple(1.0 + i / 32 for i in range(32))
 FAR = 1.05
-# the best packings of the ladder; of the fine one; of that without memory limits
+# how many of the best packings are polished: of the ladder, of the fine one, of that without limits
 POLISHED, POLISHED_FINE, POLISHED_FREE = 2, 4, 16
 NO_LIMIT = 1 << 62
 # memory ladder, times the bytes of a perfectly even packing
@@ -54,6 +53,36 @@ class NoRoom(Exception):
     free_bytes: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What all packings of one search have in common.
+
+    Attributes:
+        bound: seconds that no packing beats.
+        order: items by falling work of their cheapest option.
+    """
+
+    items: Sequence[Item]
+    topology: Topology
+    recutter: Recutter | None
+    bound: float
+    order: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Items x ranks."""
+        return len(self.items) * self.topology.world_size
+
+
+def _problem(
+    items: Sequence[Item], topology: Topology, recutter: Recutter | None = None
+) -> _Problem:
+    least_work = [min(option.work_s for option in item.options) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (-least_work[i], i))
+    bound = lower_bound(items, topology.world_size)
+    return _Problem(items, topology, recutter, bound, tuple(order))
+
+
 def pack(
     items: Sequence[Item], topology: Topology, recutter: Recutter | None = None
 ) -> list[Choice]:
@@ -66,136 +95,106 @@ def pack(
         NoRoom: the item that found no place, in the last attempt.
     """
     world, limits = topology.world_size, topology.memory_bytes
-    found: list[Packing] = []
+    packings: list[Packing] = []
     for each in fixed_storages(items, world):
         if least_bytes(each, world) * world <= sum(limits) * (1 + 1e-9):
-            packings, fits = _packings(each, topology, recutter)
-            found += packings
+            fitting, fits = _packings(_problem(each, topology, recutter))
+            packings += fitting
             if fits:
                 break
-    bound = lower_bound(items, world)
-    if not found:
-        exact = _search(items, topology, limits, bound, recutter)
-        found = [exact if exact is not None else _by_bytes(items, topology, limits)]
-    best = min(found, key=quality)
-    if (
-        best.slowest > bound * 1.001
-        and (exact_choices := solve(items, topology, best.slowest)) is not None
-    ):
-        return seat_neighbours(items, exact_choices, topology, limits, more=1.0)
+    problem = _problem(items, topology, recutter)
+    if not packings:
+        last = _search(problem, limits)
+        packings = [_by_bytes(items, topology) if last is None else last]
+    best = min(packings, key=quality)
+    if best.slowest > problem.bound * 1.001:
+        exact = solve(items, topology, best.slowest)
+        if exact is not None:
+            return seat_neighbours(items, exact, topology, limits, more=1.0)
     return [best.choices[item] for item in range(len(items))]
 
 
-def _packings(
-    items: Sequence[Item], topology: Topology, recutter: Recutter | None
-) -> tuple[list[Packing], bool]:
-    """Those that fit under the memory limits, and whether the one that ignores memory is among
-    them.
-    """
-    world, limits = topology.world_size, topology.memory_bytes
-    bound = lower_bound(items, world)
-    free = _search(items, topology, [NO_LIMIT] * world, bound, recutter)
-    found: list[Packing] = []
-    fits = free is not None and all(
-        used + free.home_bytes <= limit for used, limit in zip(free.used, limits, strict=True)
-    )
+def _packings(problem: _Problem) -> tuple[list[Packing], bool]:
+    """The packings within the memory limits, and whether that which ignores memory is among them."""
+    world, limits = problem.topology.world_size, problem.topology.memory_bytes
+    free = _search(problem, [NO_LIMIT] * world)
+    packings: list[Packing] = []
+    fits = False
+    if free is not None:
+        used = [own + free.home_bytes for own in free.used]
+        fits = all(own <= limit for own, limit in zip(used, limits, strict=True))
     if free is not None and fits:
-        found.append(free)
-    if not fits or (
-        len(items) * world <= MONOTONE and free is not None and free.slowest > bound * 1.0001
-    ):
-        even = least_bytes(items, world)
+        packings.append(free)
+    # A packing of the ladder may be faster than the free one, which is found greedily, too.
+    is_slow = free is not None and free.slowest > problem.bound * 1.0001
+    if not fits or (is_slow and problem.size <= MONOTONE):
+        even = least_bytes(problem.items, world)
         mean = max(sum(limits) / world, 1.0)
         for factor in LIMITS:
             share = even * factor / mean
             if share <= 1.0:
-                packing = _search(
-                    items, topology, [int(limit * share) for limit in limits], bound, recutter
-                )
-                found += [packing] if packing is not None else []
-    return found, fits
+                packing = _search(problem, [int(limit * share) for limit in limits])
+                packings += [] if packing is None else [packing]
+    return packings, fits
 
 
 def has_room(items: Sequence[Item], topology: Topology) -> bool:
     """Whether `pack` finds room for every item, without searching for a fast packing."""
-    order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
-    if (
-        _first(
-            items, topology, topology.memory_bytes, order, lower_bound(items, topology.world_size)
-        )
-        is not None
-    ):
+    problem = _problem(items, topology)
+    if _first(problem, topology.memory_bytes, problem.bound) is not None:
         return True
     try:
-        _by_bytes(items, topology, topology.memory_bytes)
+        _by_bytes(items, topology)
     except NoRoom:
         return False
     return True
 
 
-def _search(
-    items: Sequence[Item],
-    topology: Topology,
-    limits: Sequence[int],
-    bound: float,
-    recutter: Recutter | None,
-) -> Packing | None:
+def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
     """The best packing under some limits, or None when the greedy order finds no room."""
-    order = sorted(range(len(items)), key=lambda i: (-min(o.work_s for o in items[i].options), i))
-    best = _climb(items, topology, limits, order, bound, CEILINGS, POLISHED)
+    best = _climb(problem, limits, CEILINGS, POLISHED)
     if best is None:
         return None
-    if best.slowest > bound * FAR and len(items) * topology.world_size <= SMALL:
+    if best.slowest > problem.bound * FAR and problem.size <= SMALL:
         polished = POLISHED_FREE if min(limits) >= NO_LIMIT else POLISHED_FINE
-        finer = _climb(items, topology, limits, order, bound, FINE, polished)
+        finer = _climb(problem, limits, FINE, polished)
         best = min((p for p in (best, finer) if p is not None), key=quality)
-    _tidy(best, order)
+    _tidy(best, problem.order)
     best = _rebuilt(best)
-    if recutter is not None:
-        even_out(best, recutter, bound)
-    choices = [best.choices[item] for item in range(len(items))]
-    return _packed(
-        topology, items, limits, dict(enumerate(seat_neighbours(items, choices, topology, limits)))
-    )
+    if problem.recutter is not None:
+        even_out(best, problem.recutter, problem.bound)
+    choices = [best.choices[item] for item in range(len(problem.items))]
+    seated = seat_neighbours(problem.items, choices, problem.topology, limits)
+    return _packed(problem.topology, problem.items, limits, dict(enumerate(seated)))
 
 
 def _climb(
-    items: Sequence[Item],
-    topology: Topology,
-    limits: Sequence[int],
-    order: Sequence[int],
-    bound: float,
-    ceilings: Sequence[float],
-    polished: int,
+    problem: _Problem, limits: Sequence[int], ceilings: Sequence[float], polished: int
 ) -> Packing | None:
     """Pack under every ceiling, polish the best few, take the best."""
     ladder: list[Packing] = []
     for factor in ceilings:
-        packing = _first(items, topology, limits, order, bound * factor)
+        packing = _first(problem, limits, problem.bound * factor)
         if packing is None:
             continue
         ladder.append(packing)
-        if packing.slowest <= bound * 1.001:
+        if packing.slowest <= problem.bound * 1.001:
             break
     ladder.sort(key=quality)
     for packing in ladder[:polished]:
-        polish(packing, bound)
+        polish(packing, problem.bound)
     return min(ladder[:polished], key=quality, default=None)
 
 
-def _first(
-    items: Sequence[Item],
-    topology: Topology,
-    limits: Sequence[int],
-    order: Sequence[int],
-    ceiling: float,
-) -> Packing | None:
-    """Greedy under a ceiling; items that found no room go to the front of another attempt. None
-    when that does not help.
+def _first(problem: _Problem, limits: Sequence[int], ceiling: float) -> Packing | None:
+    """Greedy under a ceiling; an item that found no room goes to the front of another attempt.
+
+    Returns:
+        None when that does not help.
     """
-    order = list(order)
+    order = list(problem.order)
     for _ in range(RESTARTS):
-        packing = Packing(topology, items, limits)
+        packing = Packing(problem.topology, problem.items, limits)
         failed = _place_all(packing, order, ceiling)
         if failed is None:
             return packing
@@ -207,8 +206,10 @@ def _first(
 
 
 def _place_all(packing: Packing, order: Sequence[int], ceiling: float) -> int | None:
-    """Place items in order, each by the first option that fits under the ceiling, else by the least
-    harmful. The first without room.
+    """Place items in order, each by the first option under the ceiling, else the least harmful.
+
+    Returns:
+        The first item that has no room, or None.
     """
     for item in order:
         choice = _under(packing, item, ceiling - packing.home_s) or _least_harm(packing, item)
@@ -243,8 +244,9 @@ def _least_harm(packing: Packing, item: int) -> Choice | None:
 
 
 def _tidy(packing: Packing, order: Sequence[int]) -> None:
-    """Undo splits that do not help: every item to its cheapest option that leaves the slowest rank
-    no slower. Small items first.
+    """Undo splits that do not help, those of small items first.
+
+    Every item goes to its cheapest option that leaves the slowest rank no slower.
     """
     slowest = packing.slowest
     for item in reversed(order):
@@ -253,9 +255,9 @@ def _tidy(packing: Packing, order: Sequence[int]) -> None:
             continue
         old = packing.take(item)
         better = _under(packing, item, slowest - packing.home_s)
-        packing.put(
-            item, better if better is not None and better.option.mean_s < old.option.mean_s else old
-        )
+        if better is None or better.option.mean_s >= old.option.mean_s:
+            better = old
+        packing.put(item, better)
 
 
 def _rebuilt(packing: Packing) -> Packing:
@@ -272,16 +274,15 @@ def _packed(
     return fresh
 
 
-def _by_bytes(items: Sequence[Item], topology: Topology, limits: Sequence[int]) -> Packing:
+def _by_bytes(items: Sequence[Item], topology: Topology) -> Packing:
     """Pack by bytes alone, largest first; then polish by time under the limits.
 
     Raises:
         NoRoom: an item found no place.
     """
-    order = sorted(
-        range(len(items)), key=lambda i: (-min(o.most_bytes for o in items[i].options), i)
-    )
-    packing = Packing(topology, items, limits, by_bytes=True)
+    least = [min(option.most_bytes for option in item.options) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (-least[i], i))
+    packing = Packing(topology, items, topology.memory_bytes, by_bytes=True)
     failed = _place_all(packing, order, 0.0)
     if failed is not None:
         raise NoRoom(failed, packing.free_bytes())

@@ -1,7 +1,6 @@
-"""Which tables leave the device first where their storage is open: a ladder of problems in which
-every table has one storage.
+"""Which tables leave the device first where their storage is open.
 
-If a byte of the mean rank had a price, every item would take the option for which seconds and price
+The answer is a ladder of problems in which every table has one storage. If a byte of the mean rank had a price, every item would take the option for which seconds and price
 are least; as the price rises, items step along the lower hull of their (bytes, seconds) towards
 fewer bytes, those first that save most bytes for a second. Along that path the storages of all
 items are fixed now and then, and each such problem is packed as if nothing was open. The ladder
@@ -20,16 +19,17 @@ RUNG = 0.95  # of the bytes of the rung before
 
 
 def fixed_storages(items: Sequence[Item], world_size: int) -> Iterator[list[Item]]:
-    """The items with one storage each, from the fastest storages to those that take the fewest
-    bytes; `items` where none is open.
+    """The items with one storage each, from the fastest storages to those of the fewest bytes.
+
+    Where no storage is open, `items` alone.
     """
     if all(len({option.storages for option in item.options}) == 1 for item in items):
         yield list(items)
         return
     paths = [_hull(item, world_size) for item in items]
-    steps = [
-        (_price(a, b, world_size), i, b) for i, path in enumerate(paths) for a, b in pairwise(path)
-    ]
+    steps = []
+    for i, path in enumerate(paths):
+        steps += [(_price(a, b, world_size), i, b) for a, b in pairwise(path)]
     now = [path[0] for path in paths]
     total = told = sum(_bytes(option, world_size) for option in now)
     yield _restricted(items, now)
@@ -60,26 +60,23 @@ def _price(a: Option, b: Option, world_size: int) -> float:
 
 
 def _hull(item: Item, world_size: int) -> list[Option]:
-    """The options that are the best at some price of a byte, the fastest first; prices rise along
-    it.
-    """
+    """The options that are best at some price of a byte, the fastest first; prices rise along it."""
     path: list[Option] = []
     for option in item.options:  # by rising seconds
         if path and _bytes(option, world_size) >= _bytes(path[-1], world_size):
             continue
-        while len(path) > 1 and _price(path[-1], option, world_size) <= _price(
-            path[-2], path[-1], world_size
-        ):
-            path.pop()
+        while len(path) > 1:
+            price = _price(path[-2], path[-1], world_size)
+            if _price(path[-1], option, world_size) > price:
+                break
+            path.pop()  # never the best: the next step already costs less per byte
         path.append(option)
     return path
 
 
 def _restricted(items: Sequence[Item], chosen: Sequence[Option]) -> list[Item]:
-    return [
-        replace(
-            item,
-            options=tuple(option for option in item.options if option.storages == own.storages),
-        )
-        for item, own in zip(items, chosen, strict=True)
-    ]
+    restricted = []
+    for item, own in zip(items, chosen, strict=True):
+        options = tuple(option for option in item.options if option.storages == own.storages)
+        restricted.append(replace(item, options=options))
+    return restricted

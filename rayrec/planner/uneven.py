@@ -1,5 +1,4 @@
-"""Uneven cuts: a table that is split over the slowest rank gives rows, or columns, of its piece
-there to its pieces elsewhere.
+"""Uneven cuts: a table gives rows or columns of its piece on the slowest rank to other pieces.
 
 A piece's seconds rise with its size almost in a line, so the sizes that level the ranks under a
 common ceiling are found by bisection from two prices; what they are worth is then priced anew and
@@ -85,9 +84,7 @@ def even_out(packing: Packing, recutter: Recutter, bound: float) -> None:
 
 
 def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool:
-    """Level the ranks of one item; undone unless the slowest rank of all then takes less than
-    `goal`.
-    """
+    """Level the ranks of one item, unless the slowest rank of all still takes `goal` seconds."""
     tables, old = packing.items[item].tables, packing.choices[item]
     axis = recutter.axis(tables, old)
     if axis is None:
@@ -101,13 +98,8 @@ def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool
     packing.take(item)
     lines = _lines(packing, recutter, tables[0], old, axis, sizes)
     wanted = _level([packing.loads[rank] for rank in old.ranks], lines, sum(sizes), axis)
-    new = (
-        recutter.cut(tables[0], old, axis.rows, wanted)
-        if wanted is not None and wanted != sizes
-        else None
-    )
-    if new is not None:
-        packing.put(item, new)
+    if wanted is not None and wanted != sizes:
+        packing.put(item, recutter.cut(tables[0], old, axis.rows, wanted))
         if packing.slowest < goal and min(packing.free_bytes()) >= 0:
             return True
         packing.take(item)
@@ -126,16 +118,15 @@ def _lines(
     axis: Axis,
     sizes: Sequence[int],
 ) -> list[Line]:
-    """What a piece takes by its size, on each of the ranks: through the piece of today and one of
-    another size.
+    """What a piece takes by its size on each of the ranks, as a line through two prices.
+
+    One is that of the piece of today, the other that of the largest or smallest piece there is.
     """
     total, count = sum(sizes), len(sizes)
     odd = total % axis.unit  # columns that only the last block may have
     other = [total - (count - 1) * axis.least - odd, *[axis.least] * (count - 2), axis.least + odd]
-    large, small = (
-        packing.seconds_of(option, choice.ranks)
-        for option in _extremes(recutter, table, choice, axis, other)
-    )
+    options = _extremes(recutter, table, choice, axis, other)
+    large, small = (packing.seconds_of(option, choice.ranks) for option in options)
     now = packing.seconds_of(choice.option, choice.ranks)
     lines = []
     for i, (size, seconds) in enumerate(zip(sizes, now, strict=True)):
@@ -148,9 +139,7 @@ def _lines(
 def _extremes(
     recutter: Recutter, table: int, choice: Choice, axis: Axis, sizes: Sequence[int]
 ) -> tuple[Option, Option]:
-    """Options that hold, at every position, the largest piece or the smallest: their seconds at a
-    position are what counts.
-    """
+    """Options whose seconds are those of the largest piece, or the smallest, at every position."""
     option = recutter.cut(table, choice, axis.rows, sizes).option
     large = {near: (values[0],) * len(values) for near, values in option.seconds.items()}
     small = {near: (values[-1],) * len(values) for near, values in option.seconds.items()}
@@ -160,9 +149,7 @@ def _extremes(
 def _level(
     loads: Sequence[float], lines: Sequence[Line], total: int, axis: Axis
 ) -> list[int] | None:
-    """Sizes that add up to `total` and make the slowest of the ranks as fast as can be; None when a
-    line is flat.
-    """
+    """Sizes that add up to `total` and level the ranks; None when a line is flat."""
     if any(slope <= 0 for _, slope in lines):
         return None
 
@@ -172,12 +159,12 @@ def _level(
             for load, (start, slope) in zip(loads, lines, strict=True)
         ]
 
-    low = min(load + start for load, (start, _) in zip(loads, lines, strict=True))
-    high = max(
-        load + start + slope * total for load, (start, slope) in zip(loads, lines, strict=True)
-    )
+    pairs = list(zip(loads, lines, strict=True))
+    low = min(load + start for load, (start, _) in pairs)
+    high = max(load + start + slope * total for load, (start, slope) in pairs)
     high = _bisect(low, high, lambda ceiling: sum(sizes_under(ceiling)) >= total)
     wanted = sizes_under(high)
+    # Whole units, and what is left over to those that rounding took most from.
     sizes = [max(int(size) // axis.unit * axis.unit, axis.least) for size in wanted]
     rest = total - sum(sizes)
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i] - wanted[i], i))

@@ -12,11 +12,11 @@ at home. Standard library only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rayrec.layout.geometry import Shard
-from rayrec.layout.kinds import COMPACT_BELOW, COMPACT_COLUMNS
+from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.kinds import COMPACT_BELOW, COMPACT_COLUMNS, takes_two_hops
 from rayrec.layout.plan import Storage
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
@@ -28,7 +28,6 @@ ID_BYTES = 8
 WEIGHT_BYTES = 4
 LENGTH_BYTES = 4
 HEADER_BYTES = 16  # ids and bags of one piece
-ON_DEVICE = Storage()
 ROW_ELEMENT_BYTES = 4  # pooled rows and their gradients are float32 at either end
 
 
@@ -37,20 +36,21 @@ class TableWork:
     """One table and what a training step does with it.
 
     Attributes:
-        rows, dim, element_bytes: the table. features: that look it up.
+        rows, dim, element_bytes: the table.
+        features: number of features that look it up.
         batch_size: B, bags per feature and rank. world_size: W.
-        pooling_factor: mean ids per bag. weighted: a weight travels with each id.
+        pooling_factor: mean ids per bag.
+        weighted: a weight travels with each id.
         pooled: a bag gives one row; else every id gives one.
+        storage: where its rows lie.
+        gpu: the rank is a GPU, whose memory is not that of the host.
         skew: exponent of the Zipf law of its ids; 0 means uniform.
-        storage: where its rows lie. gpu: the rank is one, so that the host's memory is another than
-            its own.
         wire: what rows and gradients travel as; one rank alone codes nothing.
         in_place: every rank reads its rows where they lie, so that none travel; see
             `rayrec.distributed.shared.in_place`.
-        distinct_at_home: different rows among the ids of one rank.
-        distinct: different rows among the ids of all ranks, as is to be expected; a block of rows
-            has its share of them.
-        missed: share of them that a cache does not hold; 0 without a cache.
+        distinct_at_home: expected number of different rows among the ids of one rank.
+        distinct: the same among the ids of all ranks; a block of rows has its share of them.
+        missed: share of `distinct` that a cache does not hold; 0 without a cache.
     """
 
     rows: int
@@ -62,7 +62,7 @@ class TableWork:
     pooling_factor: float
     weighted: bool
     pooled: bool
-    storage: Storage = ON_DEVICE
+    storage: Storage = Storage()
     gpu: bool = False
     skew: float = 0.0
     wire: Wire = FLOAT32
@@ -72,18 +72,16 @@ class TableWork:
     missed: float = field(init=False)
 
     def __post_init__(self) -> None:
-        ids, kept = self.world_size * self.ids, self.storage.load_factor if self.gpu else None
-        object.__setattr__(self, "distinct", distinct_rows(self.rows, ids, self.skew))
-        object.__setattr__(
-            self,
-            "distinct_at_home",
-            distinct_rows(self.rows, self.ids, self.skew) if self.in_place else 0.0,
-        )
-        held = (
-            1.0
-            if kept is None
-            else distinct_rows(self.rows, ids, self.skew, round(kept * self.rows)) / self.distinct
-        )
+        ids = self.world_size * self.ids
+        distinct = distinct_rows(self.rows, ids, self.skew)
+        at_home = distinct_rows(self.rows, self.ids, self.skew) if self.in_place else 0.0
+        held = 1.0
+        if self.gpu and self.storage.load_factor is not None:
+            # A cache holds the rows that are asked for most.
+            cached_rows = round(self.storage.load_factor * self.rows)
+            held = distinct_rows(self.rows, ids, self.skew, cached_rows) / distinct
+        object.__setattr__(self, "distinct", distinct)
+        object.__setattr__(self, "distinct_at_home", at_home)
         object.__setattr__(self, "missed", 1.0 - held)
 
     @property
@@ -117,13 +115,12 @@ def table_work(
     storage: Storage | None = None,
     share_tables: bool = False,
 ) -> TableWork:
-    """The work of one table for `batch_size` rows per rank, where its constraints let it lie first
-    unless `storage` is given.
+    """The work of one table for `batch_size` rows per rank.
 
     Args:
+        storage: where its rows lie; by default the fastest that its constraints allow.
         share_tables: rows are read in place.
     """
-    pooled = getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE
     return TableWork(
         rows=table.num_embeddings,
         dim=table.embedding_dim,
@@ -133,7 +130,7 @@ def table_work(
         world_size=world_size,
         pooling_factor=constraints.pooling_factor,
         weighted=constraints.weighted,
-        pooled=pooled,
+        pooled=getattr(table, "pooling", PoolingType.SUM) is not PoolingType.NONE,
         storage=storage or storages_of(table, constraints, device)[0],
         gpu=device == "cuda",
         skew=constraints.skew,
@@ -154,9 +151,6 @@ class Traffic:
     id_bytes: float
     row_bytes: float
 
-    def __mul__(self, times: int) -> Traffic:
-        return Traffic(self.id_bytes * times, self.row_bytes * times)
-
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.id_bytes + other.id_bytes, self.row_bytes + other.row_bytes)
 
@@ -167,28 +161,25 @@ NO_TRAFFIC = Traffic(0.0, 0.0)
 def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
     """Rows that a shard returns to one source rank.
 
-    Sequences: one for every id that meets it. Pooled: one per bag; of row blocks one per bag with
-    ids there where few bags have any, unless rows are read in place. As many as the fullest of
-    several features or tables has: two standard deviations more than the mean.
+    A sequence returns one row for every id that meets the shard, a pooled table one row per bag.
+    A row block in which few bags have ids returns rows of those bags alone, unless rows are read in
+    place or summed on their way. Those bags are counted as the fullest of several features has
+    them: two standard deviations more than the mean.
 
     Args:
-        summed: ranks of a host that sum their rows first, see `routes`; those are of all bags.
+        summed: ranks of a host that sum their rows first; see `summed_ranks`.
     """
     share = len(shard.rows) / work.rows
     if not work.pooled:
         return work.ids * share
-    filled = (
-        share * work.pooling_factor
-        if work.pooling_factor < 1
-        else 1.0 - (1.0 - share) ** work.pooling_factor
-    )
-    if (
-        share == 1.0
-        or summed > 1
-        or work.in_place
-        or filled >= COMPACT_BELOW
-        or math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS
-    ):
+    # share of the bags that have an id in this block of rows
+    if work.pooling_factor < 1:
+        filled = share * work.pooling_factor
+    else:
+        filled = 1.0 - (1.0 - share) ** work.pooling_factor
+    if share == 1.0 or summed > 1 or work.in_place or filled >= COMPACT_BELOW:
+        return work.bags
+    if math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS:
         return work.bags
     mean = work.batch_size * filled
     return work.features * min(work.batch_size, mean + 2 * math.sqrt(mean * (1.0 - filled)))
@@ -198,18 +189,48 @@ def shard_traffic(work: TableWork, shards: Sequence[Shard], summed: int = 1) -> 
     """Traffic of the shards of one table that one rank owns; `summed` as in `returned_rows`."""
     blocks = {(shard.rows.start, shard.rows.stop): shard for shard in shards}
     fraction = sum(stop - start for start, stop in blocks) / work.rows
-    per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
-    lengths = (
-        sum(returned_rows(work, shard, summed) for shard in blocks.values()) * LENGTH_BYTES
-        if work.pooled
-        else 0
-    )
     if work.in_place and not work.pooled:
         fraction = len(blocks)  # owners pick their ids themselves
+    bags = sum(returned_rows(work, shard, summed) for shard in blocks.values())
+    headers = len(blocks) * work.features * HEADER_BYTES
+    per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
+    ids = work.ids * fraction * per_id
+    elements = sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards)
     return Traffic(
-        id_bytes=work.ids * fraction * per_id
-        + len(blocks) * work.features * HEADER_BYTES
-        + lengths,
-        row_bytes=sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards)
-        * ROW_ELEMENT_BYTES,
+        id_bytes=ids + headers + (bags * LENGTH_BYTES if work.pooled else 0),
+        row_bytes=elements * ROW_ELEMENT_BYTES,
     )
+
+
+def layout_traffic(
+    work: TableWork, by_rank: Mapping[int, Sequence[Shard]], summed: int = 1
+) -> Traffic:
+    """Traffic between one source rank and all owners together."""
+    return sum((shard_traffic(work, shards, summed) for shards in by_rank.values()), NO_TRAFFIC)
+
+
+def weight_bytes(table: BaseEmbeddingConfig) -> int:
+    """Bytes of all rows of a table."""
+    return table.num_embeddings * table.embedding_dim * table.data_type.num_bytes
+
+
+def shards_by_rank(layout: Layout) -> dict[int, list[Shard]]:
+    """Rank -> the rectangles it owns, ranks ascending."""
+    by_rank: dict[int, list[Shard]] = {rank: [] for rank in layout.ranks}
+    for shard in layout.shards(""):
+        by_rank[shard.rank].append(shard)
+    return by_rank
+
+
+def row_blocks(layout: Layout) -> int:
+    """Blocks that the ids of a table are sorted into; 1 for a replicated table."""
+    return 1 if isinstance(layout, Replicated) else layout.num_row_blocks
+
+
+def summed_ranks(layout: Layout, hosts: Sequence[Sequence[int]]) -> int:
+    """Ranks of a host whose rows are summed before they go home.
+
+    All of them on the route of two hops, so that fewer bytes cross between hosts; else 1. The rule
+    is the runtime's own, `rayrec.layout.takes_two_hops`.
+    """
+    return len(hosts[0]) if takes_two_hops(layout, hosts) else 1

@@ -11,7 +11,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from rayrec.data.batch import Batch
-from rayrec.data.schema import FeatureSchema
+from rayrec.layout.schema import FeatureSchema
 
 SCHEMA = FeatureSchema.from_json(
     json.dumps(

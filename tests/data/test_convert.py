@@ -16,8 +16,8 @@ from arrow_files import batch_rows
 
 from rayrec.data.convert import check_columns, to_batch
 from rayrec.data.hashing import hash_bytes, hash_integers
-from rayrec.data.schema import FeatureSchema
 from rayrec.errors import InputError
+from rayrec.layout.schema import FeatureSchema
 
 LIMIT, BUCKETS = 50, 7
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.data.schema import DenseColumn, FeatureSchema
 from rayrec.errors import ConfigError
+from rayrec.layout.schema import DenseColumn, FeatureSchema
 from rayrec.layout.tables import DataType, PoolingType
 
 GOOD = {

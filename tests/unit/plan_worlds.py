@@ -22,6 +22,16 @@ from rayrec.layout import (
     Topology,
 )
 from rayrec.planner import ParameterConstraints
+from rayrec.planner.memory import RankMemory, layout_memory
+from rayrec.planner.work import TableWork
+
+
+def memory_by_rank(
+    work: TableWork, layout: Layout, sparse_optimizer: str
+) -> tuple[RankMemory, ...]:
+    """Bytes of one table on every rank of the world, as owner and as home."""
+    owners, home = layout_memory(work, layout, sparse_optimizer)
+    return tuple(home + owners.get(rank, RankMemory()) for rank in range(work.world_size))
 
 
 def random_cuts(rng: random.Random, size: int, multiple: int = 1, most: int = 5) -> tuple[int, ...]:

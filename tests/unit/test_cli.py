@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli.main import main
-from rayrec.cli.tables import load_tables
 from rayrec.data.synthetic import SyntheticConfig, write_synthetic
-from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, PoolingType, ShardingPlan, Topology
 from rayrec.layout.presets import PRESETS, preset_topology
+from rayrec.layout.schema import FeatureSchema
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
 from rayrec.report.plan_page import render_page
 from tests.unit.plan_worlds import random_plan
@@ -81,7 +80,7 @@ def test_the_plan_written_is_the_planners(
     ]
     assert main(argv) == 0
     shown = capsys.readouterr().out
-    tables = load_tables(schema).tables
+    tables = FeatureSchema.load(schema).tables
     constraints = {"item": ParameterConstraints(pooling_factor=20, kinds=["row_wise"])}
     wanted = EmbeddingShardingPlanner(preset_topology("a100-80", ranks=4), 2048, constraints).plan(
         tables
@@ -119,17 +118,6 @@ def test_wire_types_and_the_hidden_input_reach_the_prices(schema: Path, tmp_path
         assert estimates is not None
         steps.append(estimates.step_s)
     assert steps[0] > steps[1] > steps[2] and steps[0] > steps[3]
-
-
-def test_a_schema_is_read_as_the_full_reader_reads_it(schema: Path) -> None:
-    from rayrec.data.schema import FeatureSchema
-
-    assert list(load_tables(schema).tables) == FeatureSchema.load(schema).embedding_bag_configs()
-    assert not load_tables(schema).weighted
-    weighted = json.loads(schema.read_text())
-    weighted["features"][0]["weights"] = "w"
-    schema.write_text(json.dumps(weighted))
-    assert load_tables(schema).weighted and FeatureSchema.load(schema).is_weighted
 
 
 def test_the_command_needs_no_other_package(schema: Path, tmp_path: Path) -> None:
@@ -190,47 +178,6 @@ def test_a_topology_file_is_used_and_may_not_be_contradicted(
         main([*argv, "--reserve", "0.1"]) == 2
         and "--reserve is of presets" in capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"tables": 3}, "tables"),
-        ({"tables": [{"name": "t"}]}, "num_embeddings"),
-        (
-            {"tables": [{"name": "t", "num_embeddings": 5, "embedding_dim": 0, "features": ["f"]}]},
-            "at least one column",
-        ),
-        (
-            {
-                "tables": [
-                    {
-                        "name": "t",
-                        "num_embeddings": 5,
-                        "embedding_dim": 8,
-                        "features": ["f"],
-                        "pooling": "max",
-                    }
-                ]
-            },
-            "pooling is 'max'",
-        ),
-        ({"rows": 5}, "unknown field 'rows'"),
-        ({"features": [{"name": "f", "column": "f", "bucket": 5}]}, "unknown field 'bucket'"),
-        ({"features": [{"name": "f", "column": "f"}] * 2}, "feature 'f' is named twice"),
-        ({"features": []}, "no sparse features"),
-        ({"tables": [{**SCHEMA["tables"][0], "poolin": "mean"}]}, "unknown field 'poolin'"),
-        ({"tables": [{**SCHEMA["tables"][0], "features": [5]}]}, "'features'.*array of strings"),
-        ({"tables": [{**SCHEMA["tables"][0], "features": []}]}, "'user' has no features"),
-    ],
-)
-def test_a_schema_that_makes_no_sense_is_refused(
-    wrong: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "schema.json"
-    path.write_text(json.dumps({**SCHEMA, **wrong}))
-    with pytest.raises(ConfigError, match=message):
-        load_tables(path)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "cpu"])
@@ -330,9 +277,9 @@ def test_pooling_factors_are_counted_from_the_data(
     parquet.write_table(rows, path) if suffix == "parquet" else feather.write_feather(
         rows, path, compression="uncompressed"
     )
-    tables = load_tables(schema)
+    features = FeatureSchema.load(schema)
     for where in (data, path):
-        found = measure(tables, where, step_rows=4096)
+        found = measure(features, where, step_rows=4096)
         assert {name: m.pooling_factor for name, m in found.items()} == {
             "user": 0.75,
             "item": (1 + 5 / 4) / 2,
@@ -346,7 +293,7 @@ def test_pooling_factors_are_counted_from_the_data(
         "item": ParameterConstraints(**found["item"]._asdict()),
     }
     wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(
-        tables.tables
+        features.tables
     )
     assert ShardingPlan.load(out).estimates == wanted.estimates
     given = tmp_path / "limits.json"
@@ -355,7 +302,7 @@ def test_pooling_factors_are_counted_from_the_data(
     assert main([*argv, "--profile", str(data), "--constraints", str(given)]) == 0
     limits["item"] = ParameterConstraints(pooling_factor=1.125)
     wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(
-        tables.tables
+        features.tables
     )
     assert ShardingPlan.load(out).estimates == wanted.estimates
     assert (

@@ -12,8 +12,9 @@ import pytest
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import Topology
 from rayrec.layout.rates import PARTS, PartRates, Rates
+from rayrec.planner.amounts import StepAmounts
 from rayrec.planner.calibrate import Links, Sample, fit, non_negative
-from rayrec.planner.costs import CostModel, StepAmounts
+from rayrec.planner.costs import CostModel
 from rayrec.planner.work import TableWork
 from tests.unit.plan_worlds import random_layout
 

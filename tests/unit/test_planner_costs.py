@@ -14,12 +14,12 @@ from rayrec.errors import ConfigError
 from rayrec.layout import Replicated, Shard, TableLayout, Topology
 from rayrec.layout.rates import PARTS, PartRates, Rates
 from rayrec.planner import EmbeddingShardingPlanner
-from rayrec.planner.costs import CostModel, StepCost
-from rayrec.planner.memory import layout_memory, owner_memory
+from rayrec.planner.amounts import StepCost
+from rayrec.planner.costs import CostModel
+from rayrec.planner.memory import owner_memory
 from rayrec.planner.optimizers import SPARSE_STATES
-from rayrec.planner.routes import summed_ranks
-from rayrec.planner.work import TableWork, returned_rows, shard_traffic
-from tests.unit.plan_worlds import random_hosts, random_layout
+from rayrec.planner.work import TableWork, returned_rows, shard_traffic, summed_ranks
+from tests.unit.plan_worlds import memory_by_rank, random_hosts, random_layout
 
 
 def random_work(rng: random.Random, world_size: int) -> TableWork:
@@ -102,7 +102,7 @@ def test_weights_and_state_are_those_of_the_tensors(seed: int, optimizer: str) -
     rng = random.Random(seed)
     work = random_work(rng, world_size=4)
     layout = random_layout(rng, work.rows, work.dim, 4)
-    memory = layout_memory(work, layout, optimizer)
+    memory = memory_by_rank(work, layout, optimizer)
     for rank in range(4):
         shapes = [shard.shape for shard in owned(layout, rank)]
         elements = sum(r * c * 4 for r, c in shapes)
@@ -127,7 +127,7 @@ def test_buffers_hold_the_whole_step(seed: int) -> None:
     traffic = {rank: shard_traffic(work, owned(layout, rank)) for rank in layout.ranks}
     rows = work.bags if work.pooled else work.ids
     home = 2 * sum(t.id_bytes for t in traffic.values()) + 3 * 4 * rows * work.dim
-    for rank, memory in enumerate(layout_memory(work, layout, "sgd")):
+    for rank, memory in enumerate(memory_by_rank(work, layout, "sgd")):
         shards = owned(layout, rank) if rank in traffic else []
         ids = sum(4 * work.ids * len(shard.rows) / work.rows for shard in shards)
         least = 28 * ids + 14 * traffic[rank].row_bytes if shards else 0

@@ -21,9 +21,9 @@ from rayrec.layout import (
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.costs import CostModel
-from rayrec.planner.memory import layout_memory
 from rayrec.planner.request import PlanRequest
 from rayrec.planner.work import table_work
+from tests.unit.plan_worlds import memory_by_rank
 
 TABLE = EmbeddingBagConfig(100_000, 64, name="t", feature_names=["f", "g"])
 HOST = Topology.local(4, memory_bytes=1 << 32)
@@ -79,7 +79,7 @@ def test_no_row_travels_and_every_rank_looks_up_its_own_bags(layout: Layout) -> 
 def test_buffers_of_rows_are_saved(layout: Layout) -> None:
     work = table_work(TABLE, ParameterConstraints(), 512, 4, share_tables=True)
     shared, exchanged = (
-        layout_memory(w, layout, "rowwise_adagrad") for w in (work, replace(work, in_place=False))
+        memory_by_rank(w, layout, "rowwise_adagrad") for w in (work, replace(work, in_place=False))
     )
     for a, b in zip(shared, exchanged, strict=True):
         assert (a.weight_bytes, a.optimizer_bytes) == (b.weight_bytes, b.optimizer_bytes)

@@ -49,7 +49,7 @@ def test_a_rank_without_tables_still_needs_room_for_its_batch() -> None:
 def test_taking_out_what_was_put_in_leaves_nothing(seed: int) -> None:
     rng = random.Random(seed)
     topology = Topology(hosts=((0,), (1, 2, 3)), memory_bytes=(10**10,) * 4)
-    items = [Item.of((i,), priced(topology, rng.randrange(1, 10**5))) for i in range(6)]
+    items = [Item.from_options((i,), priced(topology, rng.randrange(1, 10**5))) for i in range(6)]
     packing = Packing(topology, items, topology.memory_bytes)
     for item in range(6):
         choice = _least_harm(packing, item)
@@ -73,7 +73,7 @@ def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> Non
         priced(topology, 1000, pooling_factor=1.0),
     )
     items = [
-        Item.of((0,), giant),
+        Item.from_options((0,), giant),
         *(Item((i,), tuple(sorted(small, key=lambda o: o.mean_s))) for i in (1, 2, 3)),
     ]
     packing = Packing(topology, items, topology.memory_bytes)
@@ -108,7 +108,7 @@ def test_an_option_that_was_left_out_is_beaten_wherever_it_goes(
     topology = Topology(hosts=hosts, memory_bytes=(10**10,) * 4)
     for rows in (10, 10**4, 10**6):
         options = priced(topology, rows)
-        item = Item.of((0,), options)
+        item = Item.from_options((0,), options)
         packings = [
             Packing(topology, [each], topology.memory_bytes) for each in (item, Item((0,), options))
         ]
@@ -123,7 +123,7 @@ def test_a_table_that_fills_a_rank_leaves_room_for_the_buffers_of_those_that_fol
     """
     topology = Topology.local(4, memory_bytes=30_000_000)
     items = [
-        Item.of((i,), priced(topology, rows, pooling_factor=5.0))
+        Item.from_options((i,), priced(topology, rows, pooling_factor=5.0))
         for i, rows in enumerate([90_000, *[10] * 20])
     ]
     packing = Packing(topology, items, topology.memory_bytes)

@@ -25,8 +25,14 @@ from rayrec.layout import (
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
-from rayrec.planner.memory import RankMemory, layout_memory
-from tests.unit.plan_worlds import random_constraints, random_tables, random_topology, random_wire
+from rayrec.planner.memory import RankMemory
+from tests.unit.plan_worlds import (
+    memory_by_rank,
+    random_constraints,
+    random_tables,
+    random_topology,
+    random_wire,
+)
 
 
 def bag(
@@ -41,7 +47,7 @@ def count_memory(
     """Bytes per rank, from the layouts alone."""
     out = [RankMemory()] * plan.world_size
     for table, work in zip(tables, planner.request(tables).works(plan.tables), strict=True):
-        per_rank = layout_memory(
+        per_rank = memory_by_rank(
             work, plan.tables[table.name].layout, planner.costs.sparse_optimizer
         )
         out = [a + b for a, b in zip(out, per_rank, strict=True)]

@@ -14,9 +14,9 @@ import pytest
 from pyarrow import parquet
 
 from rayrec.cli.profile import measure
-from rayrec.cli.tables import SchemaTables
 from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, TableLayout, Topology
+from rayrec.layout.schema import Feature, FeatureSchema
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.costs import CostModel
 from rayrec.planner.work import table_work
@@ -62,6 +62,13 @@ def write(folder: Path, **columns: object) -> Path:
     return folder
 
 
+def reading(*tables: EmbeddingBagConfig) -> FeatureSchema:
+    """A schema whose features are columns of the same names."""
+    names = [name for table in tables for name in table.feature_names]
+    features = tuple(Feature(name=name, column=name) for name in names)
+    return FeatureSchema(label="label", features=features, tables=tables)
+
+
 def test_a_profile_finds_the_law_of_every_table_and_joins_features(tmp_path: Path) -> None:
     rng, count = np.random.default_rng(2), 40_000
     tables = (bag("flat", 5000, "a"), bag("steep", 5000, "b"), bag("both", 5000, "c", "d"))
@@ -71,11 +78,7 @@ def test_a_profile_finds_the_law_of_every_table_and_joins_features(tmp_path: Pat
         for name, skew in zip("abcd", (0.0, 1.2, 1.2, 1.2), strict=True)
     }
     data["d"] = data["d"].astype(np.int32)
-    found = measure(
-        SchemaTables(tables, False, {name: name for name in "abcd"}),
-        write(tmp_path, **data),
-        step_rows=8192,
-    )
+    found = measure(reading(*tables), write(tmp_path, **data), step_rows=8192)
     assert found["flat"].skew < 0.15 and found["steep"].skew == pytest.approx(1.2, abs=0.1)
     # the same rows are frequent in both features
     assert found["both"].skew == pytest.approx(1.2, abs=0.1)
@@ -114,9 +117,7 @@ def test_real_ids_of_a_step_are_foretold_from_a_sample(real_data: Path, tmp_path
         if half < step:
             continue
         data = write(tmp_path, **{name: pa.array(values[:half])})
-        skew = measure(
-            SchemaTables((bag("t", rows, name),), False, {name: name}), data, step_rows=step
-        )["t"].skew
+        skew = measure(reading(bag("t", rows, name)), data, step_rows=step)["t"].skew
         seen = len(set(values[half : half + step]))
         near += abs(distinct_rows(rows, step, skew) / seen - 1) < 0.25
         far += abs(distinct_rows(rows, step) / seen - 1) < 0.25

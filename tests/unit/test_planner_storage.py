@@ -78,7 +78,7 @@ def test_misses_cross_the_hosts_link_and_nothing_else_of_the_rows_does(skew: flo
     held, distinct = (distinct_rows(100_000, 4096, skew, first) for first in (10_000, None))
     assert work.missed == pytest.approx(1 - held / distinct)
     costs = CostModel(GPU)
-    prices = [costs.owner_cost(each, WHOLE, 0) for each in (work, device)]
+    prices = [costs.seconds(costs.owner_amounts(each, WHOLE, 0)) for each in (work, device)]
     # in, and others out
     assert prices[0].lookup_s - prices[1].lookup_s == pytest.approx(
         2 * (distinct - held) * 256 / HOST_LINK_BW
@@ -87,8 +87,8 @@ def test_misses_cross_the_hosts_link_and_nothing_else_of_the_rows_does(skew: flo
     elements = CostModel(GPU, "adagrad")
     # states are not
     assert (
-        elements.owner_cost(work, WHOLE, 0).update_s
-        > elements.owner_cost(device, WHOLE, 0).update_s
+        elements.seconds(elements.owner_amounts(work, WHOLE, 0)).update_s
+        > elements.seconds(elements.owner_amounts(device, WHOLE, 0)).update_s
     )
 
 
@@ -96,7 +96,7 @@ def test_skew_and_size_make_a_cache_faster_and_it_lies_between_device_and_host()
     costs = CostModel(GPU)
 
     def seconds(storage: str, **facts: float) -> float:
-        return costs.owner_cost(work_of(storage, **facts), WHOLE, 0).total_s
+        return costs.seconds(costs.owner_amounts(work_of(storage, **facts), WHOLE, 0)).total_s
 
     sizes = [seconds("cached", skew=1.1, cache_load_factor=f) for f in (0.01, 0.1, 0.5, 1.0)]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] == pytest.approx(

@@ -13,10 +13,9 @@ from rayrec.layout import EmbeddingBagConfig, Replicated, TableLayout, Topology
 from rayrec.layout.kinds import row_wise, table_wise
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.costs import CostModel
-from rayrec.planner.memory import layout_memory
 from rayrec.planner.wire import CODINGS, Wire
 from rayrec.planner.work import TableWork, table_work
-from tests.unit.plan_worlds import random_layout
+from tests.unit.plan_worlds import memory_by_rank, random_layout
 
 TABLE = EmbeddingBagConfig(50_000, 64, "t", feature_names=["f"])
 
@@ -91,7 +90,7 @@ def test_one_rank_codes_nothing_and_coded_rows_need_room() -> None:
     assert work_of("int8", "int8", world_size=1) == work_of("fp32", "fp32", world_size=1)
     layout = row_wise(TABLE, range(4))
     plain, coded = (
-        layout_memory(work_of(kind, kind), layout, "sgd")[0] for kind in ("fp32", "fp16")
+        memory_by_rank(work_of(kind, kind), layout, "sgd")[0] for kind in ("fp32", "fp16")
     )
     assert coded.buffer_bytes > plain.buffer_bytes and coded.weight_bytes == plain.weight_bytes
 
