@@ -49,9 +49,9 @@ from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
-    from rayrec.data.synthetic import SyntheticConfig
+    from rayrec.data.planted import SyntheticConfig
     from rayrec.driver import Result
-    from rayrec.metrics import Truth
+    from rayrec.metrics import PlantedScores
 
 
 class DataPaths(NamedTuple):
@@ -149,7 +149,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
 
 
 def _report(
-    args: argparse.Namespace, truth: Truth | None, result: Result, timing: list[Milestone]
+    args: argparse.Namespace, truth: PlantedScores | None, result: Result, timing: list[Milestone]
 ) -> None:
     """Print what a run has to show, and write it to --result."""
     timing += result.milestones
@@ -199,7 +199,8 @@ def _given_data(args: argparse.Namespace) -> DataPaths:
 
 def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Milestone]) -> DataPaths:
     """Make planted-truth data in a temporary folder, while Ray starts."""
-    from rayrec.data.synthetic import SyntheticConfig, check_room
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import check_room
     from rayrec.driver.cluster import connected
     from rayrec.driver.signals import hold_signals
 

@@ -18,21 +18,23 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.checks import seed_number, whole_number
-from rayrec.data.converted import new_data_set
+from rayrec.data.converted import (
+    Converted,
+    PartsWriter,
+    converted,
+    new_data_set,
+    one_table_per_column,
+)
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import Converted, DenseColumn, Feature, FeatureSchema
-from rayrec.layout.tables import EmbeddingBagConfig
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 MAX_BUCKETS = 2**31 - 1  # ids are written as int32
 _COLUMNS = ("label", *DENSE, *CATEGORIES)
-_GROUP = 65_536  # rows per row group
 _HEX = np.full(256, 255, np.uint8)
 for _i, _c in enumerate(b"0123456789abcdef"):
     _HEX[_c] = _i
@@ -67,27 +69,25 @@ def convert_criteo(
     whole_number("num_buckets", num_buckets, 1, MAX_BUCKETS)
     if not 0 <= eval_fraction < 1:
         raise ConfigError(f"eval_fraction={eval_fraction}; it must be in [0, 1).")
-    schema = criteo_schema(num_buckets, dim)
+    schema = one_table_per_column(dict.fromkeys(CATEGORIES, num_buckets), dim, dense=DENSE)
     with new_data_set(out, overwrite) as folder:
         rows_train, rows_eval = _split(sources, folder, num_buckets, eval_fraction, seed)
         schema.save(folder / "schema.json")
-    target = Path(out)
-    return Converted(
-        target / "train", target / "eval", target / "schema.json", rows_train, rows_eval
-    )
+    return converted(out, rows_train, rows_eval)
 
 
 def _split(
     sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_fraction: float, seed: int
 ) -> tuple[int, int]:
     """Write train/ and eval/ below `folder`; the rows of each."""
-    train, evaluation = _Writer(folder / "train"), _Writer(folder / "eval")
+    train, evaluation = PartsWriter(folder / "train", 16), PartsWriter(folder / "eval", 16)
     threshold = np.uint64(int(eval_fraction * 2**64))
     row = 0
     try:
         for source in sources:
             for block in _blocks(Path(source)):
                 table = _convert(block, num_buckets, Path(source))
+                # by the row's number, so that blocks may have any size
                 held_out = random_bits(mix_int(seed), row, row + len(table)) < threshold
                 row += len(table)
                 evaluation.add(table.filter(pa.array(held_out)))
@@ -105,62 +105,6 @@ def _split(
     return train.rows, evaluation.rows
 
 
-def criteo_schema(num_buckets: int, dim: int) -> FeatureSchema:
-    """13 dense columns, 26 features of one id each, one table per feature."""
-    tables = tuple(
-        EmbeddingBagConfig(
-            num_embeddings=num_buckets, embedding_dim=dim, name=f"t_{name}", feature_names=[name]
-        )
-        for name in CATEGORIES
-    )
-    dense = tuple(DenseColumn(column=name) for name in DENSE)
-    return FeatureSchema(
-        label="label",
-        dense=dense,
-        features=tuple(Feature(name=n, column=n) for n in CATEGORIES),
-        tables=tables,
-    )
-
-
-class _Writer:
-    """Writes Parquet files of equal row groups, 16 to a file; no rows give no file."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.rows = folder, 0
-        self._waiting: list[pa.Table] = []
-        self._groups = 0
-        self._file: pq.ParquetWriter | None = None
-
-    def add(self, table: pa.Table) -> None:
-        self.rows += len(table)
-        self._waiting.append(table)
-        while sum(map(len, self._waiting)) >= _GROUP:
-            whole = pa.concat_tables(self._waiting)
-            self._write(whole.slice(0, _GROUP))
-            self._waiting = [whole.slice(_GROUP)]
-
-    def close(self) -> None:
-        rest = pa.concat_tables(self._waiting) if self._waiting else None
-        if rest is not None and len(rest):
-            self._write(rest)
-        self._waiting = []
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _write(self, table: pa.Table) -> None:
-        if self._groups % 16 == 0:
-            if self._file is not None:
-                self._file.close()
-            self._file = pq.ParquetWriter(
-                self.folder / f"part-{self._groups // 16:05}.parquet", table.schema
-            )
-        assert self._file is not None
-        self._file.write_table(table, row_group_size=_GROUP)
-        self._groups += 1
-
-
 def _blocks(path: Path) -> Iterator[pa.Table]:
     """The file's columns by Criteo's names, in blocks; categories as text."""
     try:
@@ -168,18 +112,13 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
             first = file.read(65_536).decode("utf-8", errors="replace").split("\n")[0].rstrip("\r")
         names, delimiter, skip = _layout(first, path)
         types = {n: pa.string() if n in CATEGORIES or n == "Id" else pa.float64() for n in names}
+        layout = {"column_names": names, "skip_rows": skip, "block_size": 8 << 20}
+        missing = {"strings_can_be_null": True, "null_values": [""]}
         reader = pacsv.open_csv(
             path,
-            read_options=pacsv.ReadOptions(
-                column_names=names, skip_rows=skip, use_threads=False, block_size=8 << 20
-            ),
-            parse_options=pacsv.ParseOptions(delimiter=delimiter),
-            convert_options=pacsv.ConvertOptions(
-                column_types=types,
-                include_columns=list(_COLUMNS),
-                strings_can_be_null=True,
-                null_values=[""],
-            ),
+            pacsv.ReadOptions(use_threads=False, **layout),
+            pacsv.ParseOptions(delimiter=delimiter),
+            pacsv.ConvertOptions(column_types=types, include_columns=list(_COLUMNS), **missing),
         )
         for batch in reader:
             yield pa.Table.from_batches([batch])
@@ -229,9 +168,8 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
         text = block[name].combine_chunks()
         ids = np.zeros(len(text), np.int64)
         known = text.is_valid().to_numpy(zero_copy_only=False)
-        ids[known] = hash_integers(
-            parse_hex(text.drop_null(), f"column {name} of {path}"), num_buckets
-        )
+        numbers = parse_hex(text.drop_null(), f"column {name} of {path}")
+        ids[known] = hash_integers(numbers, num_buckets)
         columns[name] = pa.array(ids.astype(np.int32), mask=~known)
     return pa.table(columns)
 
@@ -247,6 +185,7 @@ def parse_hex(text: pa.StringArray, where: str) -> NDArray[np.int64]:
     offsets = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
     data = text.buffers()[2]
     digits = _HEX[np.frombuffer(data, np.uint8)] if data is not None else np.zeros(0, np.uint8)
+    # digit i of all strings at once; strings of equal length need no selection of rows
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     bad = (lengths < 1) | (lengths > 15)
     out = np.zeros(len(text), np.int64)

@@ -18,18 +18,18 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from rayrec.data.columns import missing
-from rayrec.data.convert import check_columns
-from rayrec.data.loader import BatchLoader, Reading
+from rayrec.data.column_types import check_columns, missing
+from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder, count_batches
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
+from rayrec.data.streams import Reading, read_batches
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFile:
-    """One file: its path in the file system, its size in bytes and the rows of each of its chunks."""
+    """One file: its path in the file system, its bytes, and the rows of each of its chunks."""
 
     path: str
     size: int
@@ -82,13 +82,8 @@ class FileDataset:
         filesystem: pafs.FileSystem | None = None,
         threads: bool = False,
     ) -> None:
-        self.path, self.schema, self.num_streams, self.shuffle_rows, self.threads = (
-            str(path),
-            schema,
-            num_streams,
-            shuffle_rows,
-            threads,
-        )
+        self.path, self.schema = str(path), schema
+        self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
         self.filesystem, self._root = _resolve(self.path, filesystem)
         self.files = tuple(self._inspect(info) for info in self._list())
         if self.num_rows == 0:
@@ -130,8 +125,9 @@ class FileDataset:
                 "ordered=True gives rows in file order, which contradicts shuffle=True; say "
                 "shuffle=False."
             )
+        chunk_rows = [rows for file in self.files for rows in file.chunk_rows]
         return SampleOrder(
-            chunk_rows=tuple(n for f in self.files for n in f.chunk_rows),
+            chunk_rows=tuple(chunk_rows),
             num_streams=1 if ordered else self.num_streams,
             shuffle_rows=self.shuffle_rows,
             seed=seed,
@@ -140,7 +136,7 @@ class FileDataset:
         )
 
     def local_files(self) -> list[tuple[str, int]]:
-        """Path and size in bytes of every file on a local disk; empty for data in an object store."""
+        """Path and size in bytes of every file on a local disk; none for an object store."""
         if not isinstance(self.filesystem, pafs.LocalFileSystem):
             return []
         return [(file.path, file.size) for file in self.files]
@@ -165,11 +161,10 @@ class FileDataset:
         Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where
         the directory lies does not matter.
         """
-        base = (
-            self._root
-            if any(f.path != self._root for f in self.files)
-            else posixpath.dirname(self._root)
-        )
+        # of one file its name alone; of a directory the paths below it
+        base = self._root
+        if all(f.path == self._root for f in self.files):
+            base = posixpath.dirname(self._root)
         names = [posixpath.relpath(f.path, base or ".") for f in self.files]
         facts = [[n, f.size, list(f.chunk_rows)] for n, f in zip(names, self.files, strict=True)]
         text = json.dumps([self.KIND, self.num_streams, self.shuffle_rows, facts])
@@ -223,21 +218,11 @@ class FileDataset:
         if prefetch < 1:
             raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
         self.check_columns_exist(keep_columns)
-        return BatchLoader(
-            self,
-            self.order(seed, epoch, shuffle, ordered),
-            rank=rank,
-            num_ranks=num_ranks,
-            global_batch_size=global_batch_size,
-            batches=range(start_batch, batches),
-            prefetch=prefetch,
-            reading=Reading(
-                with_rows=with_rows or bool(keep_columns),
-                keep_columns=tuple(keep_columns),
-                binary_labels=binary_labels,
-                pin_memory=pin_memory,
-            ),
-        )
+        order, numbers = self.order(seed, epoch, shuffle, ordered), range(start_batch, batches)
+        with_rows = with_rows or bool(keep_columns)
+        reading = Reading(with_rows, tuple(keep_columns), binary_labels, pin_memory)
+        share = (rank, num_ranks, global_batch_size)
+        return BatchLoader(read_batches(self, order, *share, numbers, reading), numbers, prefetch)
 
     def open(self, file: DataFile) -> FileReader:
         """Open one file.
@@ -263,18 +248,11 @@ class FileDataset:
             root = self.filesystem.get_file_info(self._root)
             if root.type == pafs.FileType.File:
                 return [root]
-            found = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
+            entries = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
         except OSError as error:
             raise InputError(f"no data at {self.path!r}: {error}. Check the path.") from error
-        below = [
-            (i, i.path[len(self._root) :].strip("/")) for i in found if i.type == pafs.FileType.File
-        ]
-        hidden = [any(part.startswith((".", "_")) for part in name.split("/")) for _, name in below]
-        files = [
-            i
-            for (i, name), skip in zip(below, hidden, strict=True)
-            if not skip and name.endswith(self.SUFFIXES)
-        ]
+        below = [entry for entry in entries if entry.type == pafs.FileType.File]
+        files = [entry for entry in below if self._is_data(entry.path[len(self._root) :])]
         if not files:
             raise InputError(
                 f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} "
@@ -282,6 +260,11 @@ class FileDataset:
                 "format."
             )
         return sorted(files, key=lambda i: i.path)
+
+    def _is_data(self, name: str) -> bool:
+        """Whether a path below the root is a file of this kind and not hidden."""
+        hidden = any(part.startswith((".", "_")) for part in name.strip("/").split("/"))
+        return not hidden and name.endswith(self.SUFFIXES)
 
     def _inspect(self, info: pafs.FileInfo) -> DataFile:
         reader = self.open(DataFile(path=info.path, size=0, chunk_rows=()))

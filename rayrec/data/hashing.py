@@ -99,12 +99,11 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
         left = (lengths if rows is None else lengths[rows]) - done
         word = words[at + done]
         short = left < 8
+        # bytes beyond a string's end belong to the next string and count as zeros
         if short.any():
-            word &= np.where(
-                short,
-                (np.uint64(1) << (left.clip(0, 7).view(np.uint64) * np.uint64(8))) - np.uint64(1),
-                np.uint64(_MASK),
-            )
+            bits = left.clip(0, 7).view(np.uint64) * np.uint64(8)
+            mask = (np.uint64(1) << bits) - np.uint64(1)
+            word &= np.where(short, mask, np.uint64(_MASK))
         if rows is None:
             h = mix(h ^ word)
         else:

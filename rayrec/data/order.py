@@ -73,16 +73,12 @@ class SampleOrder:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least 1.")
         if self.epoch < 0:
             raise ConfigError(f"epoch={self.epoch}; epochs count from 0.")
-        n = len(self.chunk_rows)
-        order = (
-            permutation(mix_int(_CHUNKS, self.seed, self.epoch), n).tolist()
-            if self.shuffle
-            else list(range(n))
-        )
+        order = list(range(len(self.chunk_rows)))
+        if self.shuffle:
+            order = permutation(mix_int(_CHUNKS, self.seed, self.epoch), len(order)).tolist()
+        starts = accumulate([self.chunk_rows[c] for c in order], initial=0)
         object.__setattr__(self, "chunk_order", tuple(order))
-        object.__setattr__(
-            self, "_chunk_starts", tuple(accumulate((self.chunk_rows[c] for c in order), initial=0))
-        )
+        object.__setattr__(self, "_chunk_starts", tuple(starts))
 
     @property
     def num_rows(self) -> int:
@@ -110,9 +106,8 @@ class SampleOrder:
         """(rows of the block,) the row in file order that comes i-th; None when not shuffling."""
         if not self.shuffle:
             return None
-        return permutation(
-            mix_int(_BLOCK, self.seed, self.epoch, stream, block), self.block_rows(stream, block)
-        )
+        key = mix_int(_BLOCK, self.seed, self.epoch, stream, block)
+        return permutation(key, self.block_rows(stream, block))
 
     def block_chunks(self, stream: int, block: int) -> Iterator[ChunkRange]:
         """The parts of chunks that hold one block, in order."""

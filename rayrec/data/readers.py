@@ -102,15 +102,12 @@ class ArrowReader:
             return True
         self._source.seek(0)
         mapped = self._source.read_buffer()
-        buffers = [
-            buffer
-            for column in self._whole.get_batch(0).columns
-            for buffer in column.buffers()
-            if buffer is not None and buffer.size
-        ]
-        return all(
-            mapped.address <= buffer.address < mapped.address + mapped.size for buffer in buffers
-        )
+        addresses = range(mapped.address, mapped.address + mapped.size)
+        for column in self._whole.get_batch(0).columns:
+            for buffer in column.buffers():
+                if buffer is not None and buffer.size and buffer.address not in addresses:
+                    return False
+        return True
 
     def _count_rows(self) -> tuple[int, ...]:
         """Rows of each record batch.
@@ -118,7 +115,6 @@ class ArrowReader:
         The footer does not say, so one narrow column is read, which costs nothing when mapped.
         """
         narrow = [i for i, field in enumerate(self.schema) if pa.types.is_primitive(field.type)]
-        return tuple(
-            self._read(i, (narrow or [0])[:1]).num_rows
-            for i in range(self._whole.num_record_batches)
-        )
+        column = (narrow or [0])[:1]
+        batches = range(self._whole.num_record_batches)
+        return tuple(self._read(i, column).num_rows for i in batches)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.jsonfields import parse_object
@@ -284,16 +284,6 @@ class FeatureSchema:
                 f"cannot read the schema {path}: {error}. Give the path of a schema.json."
             ) from error
         return cls.from_json(text, source=str(path))
-
-
-class Converted(NamedTuple):
-    """What a conversion wrote: data that fits the schema beside it, and its rows."""
-
-    train: Path
-    eval: Path
-    schema: Path
-    rows_train: int
-    rows_eval: int
 
 
 def _table(entry: object, where: str) -> EmbeddingBagConfig:

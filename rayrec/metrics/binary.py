@@ -25,8 +25,7 @@ _LOW, _OCTAVES, _FINE = -24, 32, 11
 _SIDE = _OCTAVES << _FINE  # bins of one sign
 _BINS = 2 * _SIDE + 1
 _UNIT = float(1 << 24)
-_ROWS, _CLICKS, _LOSS, _PREDICTED, _RIGHT, _BAD_LOGITS, _BAD_LABELS = range(7)
-_SUMS = 7
+_SUMS = 7  # rows, clicks, losses, predicted, right, bad logits, bad labels
 STATE_SIZE = _SUMS + 2 * _BINS
 
 
@@ -101,19 +100,12 @@ class BinaryMetrics:
         x = torch.where(bad, torch.zeros_like(logits), logits).double().clamp(-256.0, 256.0)
         y = clicks.double()
         loss = torch.nn.functional.softplus(-x) * y + torch.nn.functional.softplus(x) * (1 - y)
-        right = (x > 0) == clicks
-        sums = [
-            torch.ones_like(clicks),
-            clicks,
-            (loss * _UNIT).round(),
-            (x.sigmoid() * _UNIT).round(),
-            right,
-            bad,
-            ~clicks & (labels != 0),
-        ]
+        right, bad_labels = (x > 0) == clicks, ~clicks & (labels != 0)
+        # whole numbers, in units of 2**-24 where they are none: they add up the same in any order
+        losses, predicted = (loss * _UNIT).round(), (x.sigmoid() * _UNIT).round()
+        sums = [torch.ones_like(clicks), clicks, losses, predicted, right, bad, bad_labels]
         state[:_SUMS] += torch.stack([s.long().sum() for s in sums])
         index = _SUMS + _bin(x.float()) + _BINS * clicks.long()
-        # integers: the same in any order, on every device
         state.scatter_add_(0, index, torch.ones_like(index))
 
     def state(self) -> Tensor:
@@ -165,7 +157,8 @@ class BinaryMetrics:
         others = rows - clicks
         counts = state[_SUMS:].view(2, _BINS)
         negative, positive = counts[:, counts.any(0)].tolist()
-        below = wins = ties = 0  # Python integers: pairs of a billion rows pass 2**63
+        # Python integers, since pairs of a billion rows pass 2**63
+        below = wins = ties = 0
         for n, p in zip(negative, positive, strict=True):
             wins += p * below
             ties += p * n

@@ -78,9 +78,8 @@ class RankingMetrics:
             )
         relevant = relevant.bool()
         top = scores.topk(min(self.ks[-1], scores.shape[1]), dim=1)
-        self.update_hits(
-            relevant.gather(1, top.indices) & (top.values > -math.inf), relevant.sum(1)
-        )
+        hits = relevant.gather(1, top.indices) & (top.values > -math.inf)
+        self.update_hits(hits, relevant.sum(1))
 
     @torch.no_grad()
     def update_hits(self, hits: Tensor, num_relevant: Tensor) -> None:
@@ -147,10 +146,8 @@ class RankingMetrics:
         """
         queries, *sums = self._state.tolist()
         means = [value / _UNIT / queries if queries else math.nan for value in sums]
-        recall, ndcg = (
-            dict(zip(self.ks, means[0:-1:2], strict=True)),
-            dict(zip(self.ks, means[1:-1:2], strict=True)),
-        )
+        recall = dict(zip(self.ks, means[0:-1:2], strict=True))
+        ndcg = dict(zip(self.ks, means[1:-1:2], strict=True))
         if any(value > 1 + 1e-6 for value in recall.values()):
             raise InputError(
                 f"recall is {recall}: queries have more hits than num_relevant. Count each "

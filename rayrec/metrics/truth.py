@@ -16,7 +16,7 @@ from rayrec.metrics.binary import BinaryScores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Truth:
+class PlantedScores:
     """Scores of the true probabilities on the evaluation rows.
 
     Attributes:
@@ -33,7 +33,7 @@ class Truth:
     shuffled_labels: bool = False
 
     @classmethod
-    def load(cls, path: str | Path) -> Truth:
+    def load(cls, path: str | Path) -> PlantedScores:
         """Read a truth.json.
 
         Raises:
@@ -41,13 +41,13 @@ class Truth:
         """
         try:
             raw = json.loads(Path(path).read_text())
-            found = {name: raw[name] for name in cls.__slots__}
+            fields = {name: raw[name] for name in cls.__slots__}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read {path} as the truth of a data set: {error!r}. Write the data set "
                 "again."
             ) from error
-        for name, value in found.items():
+        for name, value in fields.items():
             kinds = {"rows": (int,), "shuffled_labels": (bool,)}.get(name, (int, float))
             if type(value) not in kinds:
                 words = " or ".join(kind.__name__ for kind in kinds)
@@ -55,7 +55,7 @@ class Truth:
                     f"{path} has {name}={value!r}; it must be of type {words}. Write the data set "
                     "again."
                 )
-        return cls(**found)
+        return cls(**fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class Regret:
     ne: float
 
 
-def regret(scores: BinaryScores, truth: Truth) -> Regret:
+def regret(scores: BinaryScores, truth: PlantedScores) -> Regret:
     """How far scores on the evaluation rows are from those of the true probabilities.
 
     Raises:

@@ -7,12 +7,9 @@ from rayrec.models.deepfm import (
     FMInteractionArch,
     SimpleDeepFMNN,
 )
-from rayrec.models.dlrm import (
-    DLRM,
-    DLRM_DCN,
+from rayrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
+from rayrec.models.dlrm_parts import (
     DenseArch,
-    DLRM_Projection,
-    DLRMTrain,
     InteractionArch,
     InteractionDCNArch,
     InteractionProjectionArch,

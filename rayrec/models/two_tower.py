@@ -87,9 +87,10 @@ class TwoTower(nn.Module):
         ConfigError: a tower has no features, or an unknown one; or the layers are empty.
 
     Example:
-        model = TwoTower(EmbeddingBagCollection(user_tables), [64, 32],
-        EmbeddingBagCollection(item_tables)) query, candidate = model(kjt) scores =
-        model.query(users) @ model.candidate(items).T
+        users, items = EmbeddingBagCollection(user_tables), EmbeddingBagCollection(item_tables)
+        model = TwoTower(users, [64, 32], items)
+        query, candidate = model(kjt)
+        scores = model.query(some_users) @ model.candidate(some_items).T
     """
 
     def __init__(
@@ -114,22 +115,16 @@ class TwoTower(nn.Module):
                 "candidate_features."
             )
         self.ebc, self.candidate_ebc = embedding_bag_collection, candidate_collection
-        candidates = (
-            embedding_bag_collection if candidate_collection is None else candidate_collection
-        )
-        self.query_proj = _tower(
-            "query", embedding_bag_collection, query_features, layer_sizes, normalize, dense_device
-        )
-        self.candidate_proj = _tower(
-            "candidate", candidates, candidate_features, layer_sizes, normalize, dense_device
-        )
+        options = (layer_sizes, normalize, dense_device)
+        self.query_proj = _tower("query", self.ebc, query_features, *options)
+        candidates = self.ebc if candidate_collection is None else candidate_collection
+        self.candidate_proj = _tower("candidate", candidates, candidate_features, *options)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """B pairs of ids -> query (B, D), candidate (B, D). B may be 0."""
         rows = self.ebc(features)
-        return self.query_proj(rows), self.candidate_proj(
-            rows if self.candidate_ebc is None else self.candidate_ebc(features)
-        )
+        candidates = rows if self.candidate_ebc is None else self.candidate_ebc(features)
+        return self.query_proj(rows), self.candidate_proj(candidates)
 
     def query(self, features: KeyedJaggedTensor) -> Tensor:
         """Ids of B queries -> (B, D).
@@ -241,32 +236,23 @@ def _tower(
     chosen = list(widths) if features is None else list(features)
     unknown = [name for name in chosen if name not in widths]
     if unknown or not chosen:
-        what = (
-            f"reads {unknown[0]!r}, which its collection does not give"
-            if unknown
-            else "has no features"
-        )
+        what = "has no features"
+        if unknown:
+            what = f"reads {unknown[0]!r}, which its collection does not give"
         raise ConfigError(f"the {side} tower {what}; the collection gives {list(widths)}.")
     return Tower(chosen, sum(widths[name] for name in chosen), layers, normalize, device)
 
 
 def _complete(features: KeyedJaggedTensor, collection: EmbeddingBagCollection) -> KeyedJaggedTensor:
     """The batch with empty bags for those features of the collection that it lacks."""
-    missing = [
-        f
-        for table in collection.embedding_bag_configs()
-        for f in table.feature_names
-        if f not in features.keys()
-    ]
+    keys = set(features.keys())
+    wanted = [f for table in collection.embedding_bag_configs() for f in table.feature_names]
+    missing = [feature for feature in wanted if feature not in keys]
     if not missing:
         return features
     lengths = features.lengths().new_zeros(len(missing) * features.stride())
     weights = features.weights_or_none()
-    none = KeyedJaggedTensor(
-        missing,
-        features.values()[:0],
-        None if weights is None else weights[:0],
-        lengths,
-        stride=features.stride(),
-    )
+    weights = None if weights is None else weights[:0]
+    ids = features.values()[:0]
+    none = KeyedJaggedTensor(missing, ids, weights, lengths, stride=features.stride())
     return KeyedJaggedTensor.concat([features, none])

@@ -34,12 +34,8 @@ class CrossNet(nn.Module):
         self, in_features: int, num_layers: int, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        self.kernels = nn.ParameterList(
-            torch.empty(in_features, in_features, device=device) for _ in range(num_layers)
-        )
-        self.bias = nn.ParameterList(
-            torch.empty(in_features, 1, device=device) for _ in range(num_layers)
-        )
+        self.kernels = _kernels(num_layers, in_features, in_features, device=device)
+        self.bias = _kernels(num_layers, in_features, 1, device=device)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -78,15 +74,9 @@ class LowRankCrossNet(nn.Module):
         super().__init__()
         if low_rank < 1:
             raise ConfigError(f"low_rank={low_rank} must be at least 1.")
-        self.W_kernels = nn.ParameterList(
-            torch.empty(in_features, low_rank, device=device) for _ in range(num_layers)
-        )
-        self.V_kernels = nn.ParameterList(
-            torch.empty(low_rank, in_features, device=device) for _ in range(num_layers)
-        )
-        self.bias = nn.ParameterList(
-            torch.empty(in_features, device=device) for _ in range(num_layers)
-        )
+        self.W_kernels = _kernels(num_layers, in_features, low_rank, device=device)
+        self.V_kernels = _kernels(num_layers, low_rank, in_features, device=device)
+        self.bias = _kernels(num_layers, in_features, device=device)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -200,9 +190,8 @@ class LowRankMixtureCrossNet(nn.Module):
         for narrow_KrN, inner_Krr, wide_KNr, bias in layers:
             hidden_KBr = f(torch.matmul(crossed, narrow_KrN.transpose(1, 2)))
             hidden_KBr = f(torch.bmm(hidden_KBr, inner_Krr.transpose(1, 2)))
-            experts_KBN = input * (
-                torch.bmm(hidden_KBr, wide_KNr.transpose(1, 2)) + bias.squeeze(1)
-            )
+            wide_KBN = torch.bmm(hidden_KBr, wide_KNr.transpose(1, 2))
+            experts_KBN = input * (wide_KBN + bias.squeeze(1))
             crossed = crossed + self._mix(experts_KBN, crossed)
         return crossed
 

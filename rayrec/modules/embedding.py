@@ -55,12 +55,9 @@ class EmbeddingCollection(nn.Module):
         self._device = torch.empty(0, device=device).device
         self.embeddings = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(
-                table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device
-            )
-            self.embeddings[table.name] = nn.Embedding(
-                table.num_embeddings, table.embedding_dim, _weight=weight
-            )
+            shape = (table.num_embeddings, table.embedding_dim)
+            weight = torch.empty(shape, dtype=torch_dtype(table), device=device)
+            self.embeddings[table.name] = nn.Embedding(*shape, _weight=weight)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -90,16 +87,13 @@ class EmbeddingCollection(nn.Module):
                 bags = features[feature]
                 try:
                     rows = functional.embedding(bags.values(), weight).float()
+                # torch's own error says neither key nor row
                 except (IndexError, RuntimeError):
-                    check_ids(
-                        features,
-                        {feature: table.num_embeddings},
-                        f"the lookup of table {table.name!r}",
-                    )
+                    limits = {feature: table.num_embeddings}
+                    check_ids(features, limits, f"the lookup of table {table.name!r}")
                     raise
-                outputs[name] = JaggedTensor(
-                    rows, bags.values() if self._need_indices else None, lengths=bags.lengths()
-                )
+                ids = bags.values() if self._need_indices else None
+                outputs[name] = JaggedTensor(rows, ids, lengths=bags.lengths())
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -124,4 +118,5 @@ class EmbeddingCollection(nn.Module):
         return self._device
 
     def extra_repr(self) -> str:
-        return f"tables={len(self._tables)}, features={sum(map(len, self._names))}, need_indices={self._need_indices}"
+        sizes = f"tables={len(self._tables)}, features={sum(map(len, self._names))}"
+        return f"{sizes}, need_indices={self._need_indices}"

@@ -44,10 +44,8 @@ def pool_bags(
         ids = ids.long()
     # widen the rows first: torch would sum a float16 table in float16
     if weight.dtype != torch.float32:
-        ids, weight = (
-            torch.arange(ids.numel(), device=ids.device),
-            functional.embedding(ids, weight).float(),
-        )
+        weight = functional.embedding(ids, weight).float()
+        ids = torch.arange(ids.numel(), device=ids.device)
     # keeps the result in the graph, with zero gradients
     if not offsets.numel() - 1 or not ids.numel():
         nothing = weight[:0].sum() if per_id is None else weight[:0].sum() + per_id[:0].sum()
@@ -133,16 +131,9 @@ class EmbeddingBagCollection(nn.Module):
         self._device = torch.empty(0, device=device).device
         self.embedding_bags = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(
-                table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device
-            )
-            bag = nn.EmbeddingBag(
-                table.num_embeddings,
-                table.embedding_dim,
-                mode="sum",
-                _weight=weight,
-                include_last_offset=True,
-            )
+            shape = (table.num_embeddings, table.embedding_dim)
+            weight = torch.empty(shape, dtype=torch_dtype(table), device=device)
+            bag = nn.EmbeddingBag(*shape, mode="sum", _weight=weight, include_last_offset=True)
             self.embedding_bags[table.name] = bag
         self.reset_parameters()
 
@@ -172,29 +163,18 @@ class EmbeddingBagCollection(nn.Module):
             assert isinstance(weight, Tensor)
             for feature in table.feature_names:
                 bags = features[feature]
+                per_id = bags.weights() if self._is_weighted else None
                 try:
-                    pooled.append(
-                        pool_bags(
-                            weight,
-                            bags,
-                            table.pooling,
-                            bags.weights() if self._is_weighted else None,
-                        )
-                    )
+                    pooled.append(pool_bags(weight, bags, table.pooling, per_id))
+                # torch's own error says neither key nor row
                 except (IndexError, RuntimeError):
-                    check_ids(
-                        features,
-                        {feature: table.num_embeddings},
-                        f"the lookup of table {table.name!r}",
-                    )
+                    limits = {feature: table.num_embeddings}
+                    check_ids(features, limits, f"the lookup of table {table.name!r}")
                     raise
         if not pooled:
             return KeyedTensor([], [], torch.empty(features.stride(), 0, device=features.device()))
-        return KeyedTensor(
-            self._names,
-            self._widths,
-            torch.cat(expand_inverse(pooled, self._features, features), dim=1),
-        )
+        whole = torch.cat(expand_inverse(pooled, self._features, features), dim=1)
+        return KeyedTensor(self._names, self._widths, whole)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -210,4 +190,5 @@ class EmbeddingBagCollection(nn.Module):
         return self._device
 
     def extra_repr(self) -> str:
-        return f"tables={len(self._tables)}, features={len(self._features)}, is_weighted={self._is_weighted}"
+        sizes = f"tables={len(self._tables)}, features={len(self._features)}"
+        return f"{sizes}, is_weighted={self._is_weighted}"

@@ -139,6 +139,8 @@ class PositionWeightedModuleCollection(nn.Module):
         firsts = dict(zip(self.max_feature_lengths, starts, strict=True))
         shift = to_device([firsts.get(key, one) for key in keys], ids.device)
         has = to_device([int(key in firsts) for key in keys], ids.device)
+        # (2, F) -> (2, bags) -> (2, N): where the key's places begin, and whether it has any;
+        # the sizes are known on the host, so no step waits for the device
         per_key = torch.stack([shift, has])
         times = to_device(bags, ids.device)
         per_bag = torch.repeat_interleave(per_key, times, dim=1, output_size=sum(bags))
@@ -148,7 +150,7 @@ class PositionWeightedModuleCollection(nn.Module):
         given = features.weights_or_none()
         if given is not None:
             weights = torch.where(per_id[1].bool(), weights, given.to(weights.dtype))
-        return _with_weights(features, weights)
+        return features._like(weights=weights)
 
 
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
@@ -165,8 +167,8 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
 
     Example:
         tables = EmbeddingBagCollection(configs, is_weighted=True)
-        pooled = FeatureProcessedEmbeddingBagCollection(tables,
-        PositionWeightedModuleCollection({"clicks": 50}))
+        places = PositionWeightedModuleCollection({"clicks": 50})
+        pooled = FeatureProcessedEmbeddingBagCollection(tables, places)
     """
 
     def __init__(
@@ -180,24 +182,19 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
                 "feature processors give weights to ids; make the EmbeddingBagCollection with "
                 "is_weighted=True."
             )
-        known = {
-            feature
-            for table in embedding_bag_collection.embedding_bag_configs()
-            for feature in table.feature_names
-        }
+        tables = embedding_bag_collection.embedding_bag_configs()
+        known = {feature for table in tables for feature in table.feature_names}
         self._embedding_bag_collection = embedding_bag_collection
         self._feature_processors: nn.Module
-        if isinstance(feature_processors, nn.Module) and not isinstance(
-            feature_processors, nn.ModuleDict
-        ):
-            self._feature_processors, self._processed = feature_processors, None
-            named = set(getattr(feature_processors, "max_feature_lengths", ()))
-        else:
+        if isinstance(feature_processors, Mapping | nn.ModuleDict):
             for feature in feature_processors:
                 _check_name(feature, nn.ModuleDict())
             self._feature_processors = nn.ModuleDict(dict(feature_processors.items()))
             named = set(self._feature_processors.keys())
-            self._processed = frozenset(named)
+            self._processed: frozenset[str] | None = frozenset(named)
+        else:
+            self._feature_processors, self._processed = feature_processors, None
+            named = set(getattr(feature_processors, "max_feature_lengths", ()))
         if named - known:
             raise ConfigError(
                 f"a processor is for feature {sorted(named - known)[0]!r}, which no table looks up."
@@ -223,17 +220,13 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
             )
         parts = []
         for key, bags in features.to_dict().items():
-            weights = (
-                self._feature_processors[key](bags).weights()
-                if key in self._processed
-                else bags.weights_or_none()
-            )
-            parts.append(
-                torch.ones(bags.values().numel(), device=features.device())
-                if weights is None
-                else weights
-            )
-        return _with_weights(features, torch.cat(parts))
+            weights = bags.weights_or_none()
+            if key in self._processed:
+                weights = self._feature_processors[key](bags).weights()
+            elif weights is None:
+                weights = torch.ones(bags.values().numel(), device=features.device())
+            parts.append(weights)
+        return features._like(weights=torch.cat(parts))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -242,10 +235,6 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
     def is_weighted(self) -> bool:
         """True: ids count times their weights."""
         return True
-
-
-def _with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:
-    return features._like(weights=weights)
 
 
 def _check_name(feature: str, home: nn.Module) -> None:

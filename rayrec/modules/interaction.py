@@ -34,11 +34,8 @@ class _PairwiseDots(torch.autograd.Function):
     def forward(ctx: Any, features_BFD: Tensor) -> Tensor:
         ctx.save_for_backward(features_BFD)
         positions, _ = _pairs(features_BFD.shape[1], features_BFD.device)
-        return (
-            torch.bmm(features_BFD, features_BFD.transpose(1, 2))
-            .flatten(1)
-            .index_select(1, positions)
-        )
+        dots_BFF = torch.bmm(features_BFD, features_BFD.transpose(1, 2))
+        return dots_BFF.flatten(1).index_select(1, positions)
 
     @staticmethod
     def backward(ctx: Any, grad_BP: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ The layers are `FastLinear`: nn.Linear with the faster of torch's two matrix lib
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -74,20 +75,10 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers = []
-        for index, (wide_in, wide_out) in enumerate(
-            zip([in_size, *layer_sizes], layer_sizes, strict=False)
-        ):
+        for index, sizes in enumerate(pairwise([in_size, *layer_sizes])):
             active = activation_on_last or index < len(layer_sizes) - 1
-            layers.append(
-                Perceptron(
-                    wide_in,
-                    wide_out,
-                    bias,
-                    _resolve(activation) if active else nn.Identity(),
-                    device,
-                    dtype,
-                )
-            )
+            function = _resolve(activation) if active else nn.Identity()
+            layers.append(Perceptron(*sizes, bias, function, device, dtype))
         self._mlp = nn.Sequential(*layers)
 
     def reset_parameters(self) -> None:

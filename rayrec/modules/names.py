@@ -22,13 +22,12 @@ DTYPES = {DataType.FP32: torch.float32, DataType.FP16: torch.float16, DataType.B
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
     """Output names of each table's features, in the table's feature order."""
     uses = Counter(feature for table in tables for feature in table.feature_names)
-    return [
-        [
-            f"{feature}@{table.name}" if uses[feature] > 1 else feature
-            for feature in table.feature_names
-        ]
-        for table in tables
-    ]
+    names = []
+    for table in tables:
+        long = [f"{feature}@{table.name}" for feature in table.feature_names]
+        pairs = zip(table.feature_names, long, strict=True)
+        names.append([name if uses[feature] > 1 else feature for feature, name in pairs])
+    return names
 
 
 def torch_dtype(table: BaseEmbeddingConfig) -> torch.dtype:

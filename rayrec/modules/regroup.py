@@ -48,9 +48,7 @@ class KTRegroupAsDict(nn.Module):
             UnknownKeyError: no tensor has a key of a group.
             InputError: there are no tensors.
         """
-        found = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
-        return (
-            found
-            if self._dtype is None
-            else {name: tensor.to(self._dtype) for name, tensor in found.items()}
-        )
+        groups = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
+        if self._dtype is None:
+            return groups
+        return {name: tensor.to(self._dtype) for name, tensor in groups.items()}

@@ -22,7 +22,7 @@ WEIGHT = "weight"  # the name of the weight's column; no optimizer state may hav
 
 
 class Gather(Protocol):
-    """All ranks' values in rank order, on every rank; `lambda value: [value]` for a world of one."""
+    """All ranks' values in rank order, on every rank; of one rank, `lambda value: [value]`."""
 
     def __call__(self, value: T, /) -> list[T]: ...
 
