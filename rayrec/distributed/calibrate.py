@@ -1,7 +1,6 @@
 """Measures this cluster by real sharded steps, and fits the cost model's constants to them.
 
-    topology = calibrate(exchange, topology, device)        # the same call on every rank; the same
-    answer on every rank
+    topology = calibrate(exchange, topology, device)  # the same call, and answer, on every rank
 
 The steps are random: tables of all sizes and widths, some or many ids per bag, every sharding kind,
 so that no two constants always occur together. Waiting for other ranks is taken out by the step's
@@ -59,17 +58,13 @@ class Design:
     @property
     def constraints(self) -> dict[str, ParameterConstraints]:
         """What the planner is told."""
-        return {
-            t.name: ParameterConstraints(pooling_factor=p)
-            for t, p in zip(self.tables, self.pooling, strict=True)
-        }
+        pairs = zip(self.tables, self.pooling, strict=True)
+        return {t.name: ParameterConstraints(pooling_factor=p) for t, p in pairs}
 
     def plan(self, topology: Topology) -> ShardingPlan:
         """The plan, for the ranks of `topology`."""
-        placements = {
-            t.name: TablePlacement(layout)
-            for t, layout in zip(self.tables, self.layouts, strict=True)
-        }
+        pairs = zip(self.tables, self.layouts, strict=True)
+        placements = {table.name: TablePlacement(layout) for table, layout in pairs}
         return ShardingPlan(world_size=topology.world_size, tables=placements, hosts=topology.hosts)
 
 
@@ -78,9 +73,7 @@ def random_design(seed: int, world_size: int) -> Design:
     rng = random.Random(seed)
     count, batch = round(2 ** rng.uniform(1, 5.7)), 2 ** rng.randint(7, 11)
     mean_dim, mean_pooling = 2 ** rng.uniform(3, 7), 2 ** rng.uniform(0, 4.5)
-    kinds = rng.choice(
-        (("tw",), ("rw",), ("cw",), ("dp", "tw"), ("tw", "rw", "cw"), ("tw", "rw", "cw", "dp"))
-    )
+    kinds = rng.choice(("tw", "rw", "cw", "dp tw", "tw rw cw", "tw rw cw dp")).split()
     make: dict[str, Callable[[EmbeddingBagConfig, Sequence[int]], Layout]]
     make = {"rw": row_wise, "cw": column_wise, "dp": data_parallel}
     tables, pooling, layouts = [], [], list[Layout]()
@@ -95,11 +88,8 @@ def random_design(seed: int, world_size: int) -> Design:
             layouts.append(table_wise(table, rng.randrange(world_size)))
         else:
             layouts.append(make[kind](table, ranks))
-    heavy = max(
-        batch * sum(pooling) / MOST_IDS,
-        batch * sum(t.embedding_dim for t in tables) / MOST_VALUES,
-        1.0,
-    )
+    width = sum(table.embedding_dim for table in tables)
+    heavy = max(batch * sum(pooling) / MOST_IDS, batch * width / MOST_VALUES, 1.0)
     return Design(tuple(tables), tuple(pooling), tuple(layouts), max(16, round(batch / heavy)))
 
 
@@ -154,10 +144,9 @@ def measure_step(
     clock = thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
     timer = engine.timer = StepTimer(clock)
     batches = [random_batch(design, 1000 * i + exchange.rank, device) for i in range(3)]
-    gradient = torch.ones(
-        design.batch_size, sum(t.embedding_dim for t in design.tables), device=device
-    )
-    found = []
+    width = sum(table.embedding_dim for table in design.tables)
+    gradient = torch.ones(design.batch_size, width, device=device)
+    steps = []
     for i in range(WARMUP + STEPS):
         timer.reset()
         start = clock()
@@ -166,10 +155,9 @@ def measure_step(
             torch.cuda.synchronize()
         took, parts = clock() - start, timer.read()
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
-        found.append([*worked, took - sum(part.waited for part in parts.values())])
-    return [
-        quantiles(values, n=4)[0] for values in zip(*found[WARMUP:], strict=True)
-    ], engine.shares_tables
+        steps.append([*worked, took - sum(part.waited for part in parts.values())])
+    by_part = zip(*steps[WARMUP:], strict=True)
+    return [quantiles(values, n=4)[0] for values in by_part], engine.shares_tables
 
 
 def calibrate(
@@ -214,10 +202,8 @@ def calibrate(
 def _share(exchange: Exchange, values: Sequence[float], device: torch.device) -> list[list[float]]:
     """Every rank's values, on every rank."""
     mine = torch.tensor(values, dtype=torch.float64, device=device)
-    return [
-        part.tolist()
-        for part in exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()
-    ]
+    parts = exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()
+    return [part.tolist() for part in parts]
 
 
 def _measure_links(exchange: Exchange, topology: Topology, device: torch.device) -> Links:
@@ -227,15 +213,11 @@ def _measure_links(exchange: Exchange, topology: Topology, device: torch.device)
     small, _ = LINK_BYTES
     latency = max(_seconds(exchange, peers, small // 4, device) for peers in (near, far))
     ever_near, ever_far = any(len(h) > 1 for h in topology.hosts), len(topology.hosts) > 1
-    slopes = [
-        _slope(exchange, peers, device) if ever else None
-        for peers, ever in ((near, ever_near), (far, ever_far))
-    ]
-    return Links(
-        _random_row_bandwidth(exchange, device),
-        latency if exchange.world_size > 1 else 0.0,
-        *slopes,
-    )
+    # all ranks measure what any of them has, also those without such peers
+    inside = _slope(exchange, near, device) if ever_near else None
+    across = _slope(exchange, far, device) if ever_far else None
+    bandwidth = _random_row_bandwidth(exchange, device)
+    return Links(bandwidth, latency if exchange.world_size > 1 else 0.0, inside, across)
 
 
 def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> float:
@@ -249,15 +231,15 @@ def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch
     """Median seconds of an exchange of `count` float32 with each peer, on the quickest rank."""
     like = torch.zeros(1, device=device)
     splits = [count if rank in peers else 0 for rank in range(exchange.world_size)]
-    found = []
+    repeats = []
     for _ in range(LINK_REPEATS):
         exchange.all_gather(like, [1] * exchange.world_size).wait()
         send = exchange.buffer(sum(splits), like).fill_(1.0)
         start = perf_counter()
         exchange.views(send, splits, splits).wait()
         seconds = perf_counter() - start
-        found.append(min(value for (value,) in _share(exchange, [seconds], device)))
-    return median(found)
+        repeats.append(min(value for (value,) in _share(exchange, [seconds], device)))
+    return median(repeats)
 
 
 def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
@@ -265,13 +247,13 @@ def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
     table = torch.ones(GATHER_ROWS, GATHER_WIDTH, device=device)
     rows = torch.randint(GATHER_ROWS, (GATHER_ROWS // 4,), device=device)
     out = torch.empty(len(rows), GATHER_WIDTH, device=device)
-    found = []
+    repeats = []
     for _ in range(7):
         exchange.all_gather(torch.zeros(1, device=device), [1] * exchange.world_size).wait()
         start = perf_counter()
         _gather(table, rows, out)
-        found.append(perf_counter() - start)
-    shared = _share(exchange, [len(rows) * GATHER_WIDTH * 4 / median(found)], device)
+        repeats.append(perf_counter() - start)
+    shared = _share(exchange, [len(rows) * GATHER_WIDTH * 4 / median(repeats)], device)
     return sum(value for (value,) in shared) / len(shared)
 
 

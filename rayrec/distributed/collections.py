@@ -7,6 +7,8 @@ batch, by its inverse indices.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +46,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         super().__init__()
         self._engine, self._index = engine, index
         self._configs, self._weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
-        self._names = [
-            name for names in get_embedding_names_by_table(self._configs) for name in names
-        ]
+        self._names = list(chain.from_iterable(get_embedding_names_by_table(self._configs)))
         uses = [(config, feature) for config in self._configs for feature in config.feature_names]
         self._features = [feature for _, feature in uses]
         self._dims = [config.embedding_dim for config, _ in uses]
@@ -54,9 +54,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._mean = torch.tensor(mean, device=engine.device).unsqueeze(1) if any(mean) else None
         self._mean_uses = [i for i, is_mean in enumerate(mean) if is_mean]
         self._orders: dict[tuple[str, ...], Tensor] = {}
-        self._use_of_column = torch.tensor(
-            [i for i, d in enumerate(self._dims) for _ in range(d)], device=engine.device
-        )
+        # (sum D,) the use that each output column belongs to
+        use_of_column = [i for i, width in enumerate(self._dims) for _ in range(width)]
+        self._use_of_column = torch.tensor(use_of_column, device=engine.device)
         self.embedding_bags = nn.ModuleDict(
             {config.name: TableShards(engine, config) for config in self._configs}
         )
@@ -83,6 +83,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return KeyedTensor(self._names, self._dims, pooled)
 
     def _mean_scale(self, features: KeyedJaggedTensor, mean_U: Tensor) -> Tensor:
+        """(B, sum D): one over the length of the bag where its use is a mean, else 1."""
         lengths_FB = features.lengths().view(len(features.keys()), features.stride())
         lengths_UB = lengths_FB.index_select(0, self._order(features))
         scale_UB = torch.where(mean_U, lengths_UB.clamp(min=1).float().reciprocal(), 1.0)
@@ -101,9 +102,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def _expand(self, features: KeyedJaggedTensor, outputs: list[Tensor]) -> Tensor:
         for i in self._mean_uses:
-            outputs[i] = outputs[i] / features[self._features[i]].lengths().clamp(min=1).unsqueeze(
-                1
-            )
+            lengths = features[self._features[i]].lengths().clamp(min=1)
+            outputs[i] = outputs[i] / lengths.unsqueeze(1)
         return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -163,11 +163,8 @@ class ShardedEmbeddingCollection(nn.Module):
         for config, names in zip(self._configs, self._names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 bags = features[feature]
-                outputs[name] = JaggedTensor(
-                    next(rows),
-                    bags.values() if self._need_indices else None,
-                    lengths=bags.lengths(),
-                )
+                ids = bags.values() if self._need_indices else None
+                outputs[name] = JaggedTensor(next(rows), ids, lengths=bags.lengths())
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

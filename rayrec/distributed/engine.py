@@ -143,7 +143,8 @@ class ShardedEmbeddings:
         lookups = self._make_lookups(compiled.values(), shared, self.lookups)
         new = [state for lookup in lookups.values() for state in lookup.shard_states()]
         moving = [
-            Moving.of(table.name, old_plan, plan, self.optimizers[table.name]) for table in tables
+            Moving.between(table.name, old_plan, plan, self.optimizers[table.name])
+            for table in tables
         ]
         sent = move_tables(moving, old, new, self.exchange, self.device)
         for lookup in lookups.values():

@@ -33,11 +33,8 @@ class FusedCollection(nn.Module):
     ) -> None:
         super().__init__()
         self.add_module(attribute, tables)
-        self._attribute, self._type, self._kwargs = (
-            attribute,
-            optimizer_type,
-            dict(optimizer_kwargs),
-        )
+        self._attribute = attribute
+        self._type, self._kwargs = optimizer_type, dict(optimizer_kwargs)
         self.sparse_optimizer = optimizer
         self._engine: ShardedEmbeddings | None = None
         self._inner: list[nn.Module] = []  # in a list, so that nn.Module does not register it

@@ -21,7 +21,7 @@ from torch import nn
 
 from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed.fused_collection import FusedCollection
-from rayrec.distributed.sharding import shard_embeddings
+from rayrec.distributed.sharding import replace_modules, shard_embeddings
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -198,11 +198,5 @@ def fuse_embedding_optimizer(
             )
         return None
 
-    replaced = {child: new for child in model.modules() if (new := fused(child)) is not None}
-    if model in replaced:
-        return replaced[model]
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in replaced:
-                setattr(parent, name, replaced[child])
-    return model
+    new = {child: collection for child in model.modules() if (collection := fused(child))}
+    return replace_modules(model, new)

@@ -78,12 +78,10 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
                 f"table {name!r} has {width} columns."
             )
         matrix = values.view(len(batch), width)
+        index = torch.arange(first, first + len(batch))
         if "row" in batch.schema.names:
-            index = torch.from_numpy(
-                batch.column("row").to_numpy(zero_copy_only=False).astype("int64")
-            )
-        else:
-            index = torch.arange(first, first + len(batch))
+            numbers = batch.column("row").to_numpy(zero_copy_only=False)
+            index = torch.from_numpy(numbers.astype("int64"))
         first += len(batch)
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < rows:
             bad = index[(index < 0) | (index >= rows)][0]
@@ -91,9 +89,8 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
         for state in states:
             shard = state.shard
             inside = (index >= shard.rows.start) & (index < shard.rows.stop)
-            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(
-                state.weight.device, state.weight.dtype
-            )
+            # of the rows of this batch, those of this rank's rectangle
+            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(state.weight)
             state.weight[index[inside].to(state.weight.device) - shard.rows.start] = part
             written += int(inside.sum())
     return written
@@ -123,11 +120,8 @@ def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | No
         CommError: a peer is gone.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    tables = {
-        prefix + ".weight": child
-        for prefix, child in model.module.named_modules()
-        if isinstance(child, TableShards)
-    }
+    named = model.module.named_modules()
+    tables = {f"{path}.weight": child for path, child in named if isinstance(child, TableShards)}
     result: dict[str, Any] = {}
     for key, value in model.state_dict().items():
         if key not in tables:

@@ -25,7 +25,7 @@ from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
-from rayrec.distributed.dense import DenseReplicas, check_ddp_options
+from rayrec.distributed.dense import DenseReplicas, check_ddp_options, materialize
 from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
@@ -74,9 +74,11 @@ class DistributedModelParallel(nn.Module):
             or an option of DDP is wrong.
 
     Example:
-        model = DistributedModelParallel(DLRM(EmbeddingBagCollection(tables, device="meta"), ...),
-        plan=plan) dense = torch.optim.Adam(model.parameters(), 1e-3) model(dense_features,
-        sparse_features).backward(); dense.step()
+        collection = EmbeddingBagCollection(tables, device="meta")
+        model = DistributedModelParallel(DLRM(collection, ...), plan=plan)
+        dense = torch.optim.Adam(model.parameters(), 1e-3)
+        loss(model(dense_features, sparse_features)).backward()
+        dense.step()
     """
 
     def __init__(
@@ -100,35 +102,25 @@ class DistributedModelParallel(nn.Module):
     ) -> None:
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
-        self.plan, self._stepped = plan, False
-        self.device = (
-            torch.device(device)
-            if device is not None
-            else _default_device(process_group if grouped else None)
-        )
-        self._replicas = (
-            Replicas(sharding_group_size, sync_every)
-            if sharding_group_size is not None and grouped
-            else None
-        )
-        sharding_group = process_group if self._replicas is None else self._replicas.group
         transport = Transport(transport)
-        exchange: Exchange = (
-            exchange_for(sharding_group, self.device, transport) if grouped else LocalExchange()
-        )
+        self.plan, self._stepped = plan, False
+        self.device = _device(device, process_group, grouped)
+        self._replicas: Replicas | None = None
+        if sharding_group_size is not None and grouped:
+            self._replicas = Replicas(sharding_group_size, sync_every)
+        sharding_group = process_group if self._replicas is None else self._replicas.group
+
+        def connect(own: bool = False) -> Exchange:
+            if not grouped:
+                return LocalExchange()
+            return exchange_for(sharding_group, self.device, transport, own)
+
+        # collectives of all ranks: their order here is the same everywhere
+        exchange = connect()
         if seed is None:
-            seed = (
-                broadcast_seed(torch.initial_seed(), process_group, self.device)
-                if grouped
-                else torch.initial_seed()
-            )
-        ahead: Exchange | None = None
-        if prefetch:
-            ahead = (
-                exchange_for(sharding_group, self.device, transport, own=True)
-                if grouped
-                else LocalExchange()
-            )
+            seed = torch.initial_seed()
+            seed = broadcast_seed(seed, process_group, self.device) if grouped else seed
+        ahead = connect(own=True) if prefetch else None
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         exchange_options = EngineOptions(
             check_ids=check_ids,
@@ -140,26 +132,19 @@ class DistributedModelParallel(nn.Module):
         self.module, self._engine = shard_embeddings(
             module, plan, exchange, optimizer, self.device, seed, exchange_options, ahead, peers
         )
-        _materialize(self.module, self.device, seed)
+        materialize(self.module, self.device, seed)
         self.module.to(self.device)
-        options = dict(ddp_options or {})
-        check_ddp_options(options, self.module)
-        averaged = any(
-            name not in options.get("params_to_ignore", ()) for name, _ in self.dense_parameters()
-        )
         # in a list, so that nn.Module does not register it and names keep no prefix
         self._dense: list[DenseReplicas] = []
+        options = dict(ddp_options or {})
+        check_ddp_options(options, self.module)
+        averaged = {name for name, _ in self.dense_parameters()}
+        averaged -= set(options.get("params_to_ignore", ()))
         if averaged and grouped and dist.get_world_size(process_group) > 1:
-            self._dense = [
-                DenseReplicas(
-                    self.module,
-                    self.device,
-                    process_group,
-                    transport,
-                    self._engine.watched,
-                    options,
-                )
-            ]
+            group, watch = process_group, self._engine.watched
+            self._dense.append(
+                DenseReplicas(self.module, self.device, group, transport, watch, options)
+            )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's module.
@@ -170,9 +155,9 @@ class DistributedModelParallel(nn.Module):
             if self._stepped and self._replicas.due():
                 self.sync()
             self._stepped = True
-        return (self._dense[0] if self._dense and torch.is_grad_enabled() else self.module)(
-            *args, **kwargs
-        )
+        # DDP's forward is for steps alone: it expects a backward pass of every rank
+        module = self._dense[0] if self._dense and torch.is_grad_enabled() else self.module
+        return module(*args, **kwargs)
 
     def sync(self) -> None:
         """Average the tables of the replicas now, as before a checkpoint; every rank calls it.
@@ -199,7 +184,7 @@ class DistributedModelParallel(nn.Module):
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Names as in the unsharded module; tables that are spread over ranks are `ShardedTensor`s."""
+        """Names as in the unsharded module; tables spread over ranks are `ShardedTensor`s."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
@@ -236,25 +221,21 @@ class DistributedModelParallel(nn.Module):
             )
         if not prefix:
             return self.module.load_state_dict(state_dict, strict)
-        own = {
-            key.removeprefix(prefix): value
-            for key, value in state_dict.items()
-            if key.startswith(prefix)
-        }
-        result = self.module.load_state_dict(own, strict)
-        return type(result)(*([prefix + key for key in keys] for keys in result))
+        mine = [key for key in state_dict if key.startswith(prefix)]
+        own = {key.removeprefix(prefix): state_dict[key] for key in mine}
+        missing, unexpected = result = self.module.load_state_dict(own, strict)
+        return type(result)([prefix + key for key in missing], [prefix + key for key in unexpected])
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # a module that holds this one wrote its names without ".module", and torch looks for them
-        # with it
+        # a module that holds this one wrote names without ".module", and torch looks for them with
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def shard_states(self) -> list[ShardState]:
-        """Live rows and optimizer state of this rank's shards; what checkpoints save and restore."""
+        """Live rows and optimizer state of this rank's shards, which checkpoints hold."""
         return self._engine.shard_states()
 
     def reshard(self, plan: ShardingPlan) -> int:
@@ -318,14 +299,10 @@ class DistributedModelParallel(nn.Module):
 
         Its state is this rank's, keyed by the parameter names of the unsharded module.
         """
-        names = {
-            name.rsplit(".", 1)[-1]: name
-            for name, m in self.module.named_modules()
-            if isinstance(m, TableShards)
-        }
-        return FusedOptimizer(
-            list(self._engine.lookups.values()), lambda table: f"{names[table]}.weight"
-        )
+        named = self.module.named_modules()
+        names = {child.name: name for name, child in named if isinstance(child, TableShards)}
+        lookups = list(self._engine.lookups.values())
+        return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight")
 
     @property
     def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:
@@ -355,33 +332,11 @@ class DistributedModelParallel(nn.Module):
         self._engine.set_learning_rate(lr)
 
 
-def _default_device(group: dist.ProcessGroup | None) -> torch.device:
-    if group is not None or dist.is_initialized():
-        return (
-            torch.device("cuda", torch.cuda.current_device())
-            if "nccl" in dist.get_backend(group)
-            else torch.device("cpu")
-        )
+def _device(
+    given: torch.device | str | None, group: dist.ProcessGroup | None, grouped: bool
+) -> torch.device:
+    if given is not None:
+        return torch.device(given)
+    if grouped and "nccl" in dist.get_backend(group):
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _materialize(module: nn.Module, device: torch.device, seed: int) -> None:
-    """Give dense modules on the meta device real, initial parameters, the same on every rank."""
-    owners = [
-        m
-        for m in module.modules()
-        if any(t.is_meta for t in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
-    ]
-    if not owners:
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for owner in owners:
-            reset = getattr(owner, "reset_parameters", None)
-            if reset is None:
-                raise ConfigError(
-                    f"{type(owner).__name__} lies on the meta device and has no "
-                    "reset_parameters(); build it on a real device."
-                )
-            owner.to_empty(device=device, recurse=False)
-            reset()

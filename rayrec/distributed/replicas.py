@@ -49,11 +49,11 @@ class Replicas:
                 f"sync_every={sync_every}; tables must be averaged every 1 or more steps."
             )
         self.sync_every, self.num_replicas, self._steps = sync_every, world // group_size, 0
-        groups = [list(range(first, first + group_size)) for first in range(0, world, group_size)]
-        made = [new_group(ranks) for ranks in groups]
-        self.group = made[rank // group_size]
-        peers = [new_group([ranks[i] for ranks in groups]) for i in range(group_size)]
-        self._peers = peers[rank % group_size]
+        # every rank makes every group, in one order; peers are group_size apart
+        firsts = range(0, world, group_size)
+        groups = [new_group(list(range(first, first + group_size))) for first in firsts]
+        peers = [new_group(list(range(i, world, group_size))) for i in range(group_size)]
+        self.group, self._peers = groups[rank // group_size], peers[rank % group_size]
 
     def peers(self, device: torch.device, transport: Transport) -> Exchange | None:
         """An exchange of the ranks with the same shards, when replicas are to be exactly equal."""

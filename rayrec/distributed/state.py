@@ -43,9 +43,7 @@ class TableShards(nn.Module):
 
     def local(self) -> list[ShardState]:
         """This rank's rectangles of the table."""
-        return [
-            state for state in self._engine.shard_states() if state.shard.table == self._config.name
-        ]
+        return [s for s in self._engine.shard_states() if s.shard.table == self.name]
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -72,26 +70,21 @@ class TableShards(nn.Module):
                 f"the state_dict of sharded table {self._config.name!r} needs a process group; "
                 "read shard_states() instead."
             )
-        shards = layout.shards(self._config.name)
-        placement = {s: f"rank:{s.rank}/{self._device_of(s)}" for s in shards}
-        metadata = {
-            s: ShardMetadata([s.rows.start, s.cols.start], list(s.shape), placement[s])
-            for s in shards
-        }
-        dtype = torch_dtype(self._config)
-        whole = ShardedTensorMetadata(
-            list(metadata.values()), torch.Size(shape), TensorProperties(dtype=dtype)
-        )
+        # every rank knows where all rectangles lie, since it knows the plan: no collective
+        metadata = {}
+        for shard in layout.shards(self._config.name):
+            start, place = [shard.rows.start, shard.cols.start], self._place_of(shard)
+            metadata[shard] = ShardMetadata(start, list(shard.shape), place)
+        properties = TensorProperties(dtype=torch_dtype(self._config))
+        whole = ShardedTensorMetadata(list(metadata.values()), torch.Size(shape), properties)
         mine = [TorchShard(state.weight.detach(), metadata[state.shard]) for state in local]
         return ShardedTensor._init_from_local_shards_and_global_metadata(mine, whole)
 
-    def _device_of(self, shard: Shard) -> str:
+    def _place_of(self, shard: Shard) -> str:
         device = self._engine.device.type
-        return (
-            device
-            if device == "cpu"
-            else f"{device}:{shard.rank % max(1, torch.cuda.device_count())}"
-        )
+        if device != "cpu":
+            device += f":{shard.rank % max(1, torch.cuda.device_count())}"
+        return f"rank:{shard.rank}/{device}"
 
     def _load_from_state_dict(
         self,
@@ -103,19 +96,18 @@ class TableShards(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        name = prefix + "weight"
         if strict:
-            unexpected_keys += [
-                key for key in state_dict if key.startswith(prefix) and key != prefix + "weight"
-            ]
-        value = state_dict.get(prefix + "weight")
+            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k != name]
+        value = state_dict.get(name)
         if value is None:
-            missing_keys.append(prefix + "weight")
+            missing_keys.append(name)
             return
         for state in self.local():
             try:
                 state.weight.detach().copy_(_rectangle(value, state.shard))
             except ShapeError as error:
-                error_msgs.append(f"{prefix}weight: {error}")
+                error_msgs.append(f"{name}: {error}")
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
@@ -132,11 +124,9 @@ def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) 
 
 def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
     if isinstance(value, ShardedTensor):
+        start = [shard.rows.start, shard.cols.start]
         for part in value.local_shards():
-            if (
-                part.metadata.shard_offsets == [shard.rows.start, shard.cols.start]
-                and part.tensor.shape == shard.shape
-            ):
+            if part.metadata.shard_offsets == start and part.tensor.shape == shard.shape:
                 return part.tensor
         raise ShapeError(
             f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, "
