@@ -1,14 +1,9 @@
 """Checkpoints hold tables as rectangles in Arrow files and restore under any plan."""
 
+from rayrec.checkpoint.fits import check_tables, check_whole
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
-from rayrec.checkpoint.restore import (
-    RestoredCheckpoint,
-    check_tables,
-    check_whole,
-    read_manifest,
-    restore_checkpoint,
-)
+from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.save import save_checkpoint
 from rayrec.checkpoint.table import load_table
 from rayrec.shards.overlap import OverlapWriter

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,19 +25,22 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
+from rayrec.checkpoint.fits import (
+    check_columns,
+    check_files,
+    check_optimizer,
+    check_tables,
+    no_table,
+)
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
 from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
-from rayrec.shards.state import WEIGHT, ShardState, describe
+from rayrec.shards.state import ShardState, describe
 
 READ_AHEAD = 4  # record batches in flight
-_STATE_REMEDY = (
-    "Restore with the optimizer that was saved, or the weights alone, without optimizer state "
-    "(init_from, --init-from)."
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +123,7 @@ def restore_checkpoint(
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
     check_tables(manifest, tables or (), {}, store.path)
     reads = _plan_reads(manifest, shards, optimizers or {}, store.path)
-    _check_files(store, manifest, {read.entry.path for read in reads})
+    check_files(store, manifest, {read.entry.path for read in reads})
     dense = _read_dense(store, manifest, verify)
     # all that can be refused has been; from here on live rows are overwritten
     writer = OverlapWriter()
@@ -130,64 +133,6 @@ def restore_checkpoint(
     writer.finish(shards)
     parts = {"dense": dense["model"], "dense_optimizer": dense["optimizer"]}
     return RestoredCheckpoint(manifest=manifest, **parts)
-
-
-def check_tables(
-    manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str
-) -> None:
-    """Check by its manifest alone that a checkpoint is of these tables.
-
-    Args:
-        tables: the model's tables.
-        optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
-        where: the checkpoint's path, for messages.
-    Raises:
-        CheckpointError: names the first table that was not saved, or was saved with another size or
-            optimizer.
-    """
-    for table in tables:
-        saved = manifest.table(table.name)
-        if saved is None:
-            raise _no_table(manifest, table.name, where)
-        theirs = f"{saved.num_embeddings} x {saved.embedding_dim}"
-        ours = f"{table.num_embeddings} x {table.embedding_dim}"
-        if theirs != ours:
-            raise CheckpointError(
-                f"table {table.name!r} is {theirs} in {where} and {ours} in the model. Give the "
-                "model the saved sizes."
-            )
-        _check_optimizer(manifest, table.name, optimizers.get(table.name), where)
-
-
-def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None) -> None:
-    """Check that every file of a checkpoint exists and has its size; nothing is read.
-
-    Raises:
-        DamagedCheckpointError: a file is missing or truncated.
-    """
-    _check_files(Store(path, filesystem), manifest, set(manifest.paths()))
-
-
-def _no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
-    names = ", ".join(t.name for t in manifest.tables[:10])
-    if len(manifest.tables) > 10:
-        names += ", ..."
-    return CheckpointError(
-        f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it "
-        "renamed or added?"
-    )
-
-
-def _check_optimizer(manifest: Manifest, table: str, wanted: object, where: str) -> None:
-    saved = manifest.optimizers.get(table)
-    if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
-        return
-    names = saved.get("name"), wanted.get("name")
-    if None not in names and names[0] != names[1]:
-        raise CheckpointError(
-            f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. "
-            f"{_STATE_REMEDY}"
-        )
 
 
 def _plan_reads(
@@ -201,7 +146,7 @@ def _plan_reads(
     for table, states in wanted.items():
         saved = manifest.table(table)
         if saved is None:
-            raise _no_table(manifest, table, where)
+            raise no_table(manifest, table, where)
         for state in states:
             shard = state.shard
             if shard.rows.stop > saved.num_embeddings or shard.cols.stop > saved.embedding_dim:
@@ -214,8 +159,8 @@ def _plan_reads(
             near = [state for state in states if entry.shard.intersect(state.shard)]
             for state in near:
                 if state.optimizer:
-                    _check_optimizer(manifest, table, optimizers.get(table), where)
-                _check_columns(entry, state, where)
+                    check_optimizer(manifest, table, optimizers.get(table), where)
+                check_columns(entry, state, where)
             for batch in range(len(entry.marks) - 1):
                 rows = entry.batch_range(batch)
                 targets = tuple(s for s in near if _overlap(rows, s.shard.rows))
@@ -226,49 +171,6 @@ def _plan_reads(
 
 def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
-
-
-def _check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
-    """Check that a saved file holds every wanted tensor, in a shape and type that convert."""
-    saved = {column.name: column for column in entry.columns}
-    for name, tensor in state.tensors().items():
-        if name not in saved:
-            held = ", ".join(column for column in saved if column != WEIGHT) or "none"
-            raise CheckpointError(
-                f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved "
-                f"with: {held}. {_STATE_REMEDY}"
-            )
-        if (saved[name].width > 0) != (tensor.dim() == 2):
-            kinds = "one value per row (row-wise)", "one value per element"
-            raise CheckpointError(
-                f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with "
-                f"{kinds[saved[name].width > 0]}, wanted is {kinds[tensor.dim() == 2]}: another "
-                f"optimizer. {_STATE_REMEDY}"
-            )
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
-            raise CheckpointError(
-                f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, "
-                f"wanted is {dtype}."
-            )
-
-
-def _check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Missing and truncated files, found by one listing before anything is read."""
-    sizes = manifest.paths()
-    wanted = {path: sizes[path] for path in sizes if path in paths or path == manifest.dense.path}
-    on_disk = store.sizes(list(wanted))
-    for path, size in wanted.items():
-        if path not in on_disk:
-            raise DamagedCheckpointError(
-                f"{store.path} has no file {path}, which its manifest names. Restore an earlier "
-                "checkpoint."
-            )
-        if on_disk[path] != size:
-            raise DamagedCheckpointError(
-                f"{store.path}/{path} has {on_disk[path]} bytes, not {size}: it is truncated. "
-                "Restore an earlier one."
-            )
 
 
 def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any]:

@@ -76,15 +76,12 @@ def save_checkpoint(
     Args:
         path: a new directory, or the rest of an unfinished save, that every rank's host sees.
         shards: this rank's shards under `plan`; the lowest rank writes replicated tables.
-        gather: all ranks' values in rank order on every rank; called three times, whatever fails.
-        dense, dense_optimizer: dense parameters and buffers, and their optimizer's state dict;
-            rank 0's are written.
+        gather: called three times, whatever fails.
+        dense, dense_optimizer: dense parameters, buffers and optimizer state; rank 0's are written.
         step: global steps done, the same on every rank.
         cursor, extras: where the data goes on, and anything else, as JSON.
         optimizers: table name -> {"name": ...}, which a restore compares.
         batch_bytes: bound on one record batch, the least that a restore reads of a file.
-    Returns:
-        the manifest, on every rank.
     Raises:
         CheckpointError: on every rank, when what was asked for cannot be saved.
         SaveError: on every rank, when the storage refused. No checkpoint exists then.

@@ -26,9 +26,10 @@ from torch import Tensor
 from rayrec.comm.exchange import Exchange, Headed, Headers, Pending, Splits, SplitsOf, Views
 from rayrec.comm.members import Gathers, Members, gather_numbers
 from rayrec.comm.pages import map_file
+from rayrec.comm.shared_collective import Collective
 from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
-from rayrec.errors import CommError, ShapeError
+from rayrec.errors import CommError
 
 _LEAST_BYTES = 1 << 20
 _LEAVE_S = 10.0
@@ -51,7 +52,7 @@ class SharedMemoryExchange(Exchange):
         self._layout = PageLayout(self.world_size)
         self._page = OwnSegment(8 * self._layout.words)
         self._outbox: list[OwnSegment | None] = [None, None]
-        self._unfinished: list[_Collective] = []
+        self._unfinished: list[Collective] = []
         self._peers: Peers | None = None
         self._closed = False
         self._owner = os.getpid()
@@ -178,7 +179,7 @@ class SharedMemoryExchange(Exchange):
         assert self._peers is not None, "made by open"
         return self._peers
 
-    def _start(self, send: Tensor, splits: Splits | None, headers: Headers | None) -> _Collective:
+    def _start(self, send: Tensor, splits: Splits | None, headers: Headers | None) -> Collective:
         """Write and publish one message per rank; without `splits` all of `send` to everyone."""
         assert send.is_contiguous() and send.device.type == "cpu", "contiguous CPU tensors only"
         number, width = self.collectives + 1, send.element_size()
@@ -207,7 +208,7 @@ class SharedMemoryExchange(Exchange):
         words[STARTED] = number
         futex_wake(self._page.address)
         own = send if splits is None else send[sum(splits[: self.rank]) :][: splits[self.rank]]
-        collective = _Collective(self, number, own, list(headers[self.rank]) if headers else [])
+        collective = Collective(self, number, own, list(headers[self.rank]) if headers else [])
         self._unfinished.append(collective)
         return collective
 
@@ -255,52 +256,10 @@ class SharedMemoryExchange(Exchange):
     def _finished(self) -> int:
         return self._unfinished[0].number - 1 if self._unfinished else self.collectives
 
-    def done(self, collective: _Collective) -> None:
+    def done(self, collective: Collective) -> None:
         """A collective of this rank has been mapped."""
         self._unfinished.remove(collective)
         self._page.words[MAPPED] = self._finished()
-
-
-class _Collective:
-    """One collective of this rank, started."""
-
-    def __init__(
-        self, exchange: SharedMemoryExchange, number: int, own: Tensor, header: list[int]
-    ) -> None:
-        self.exchange, self.number, self._own, self._header = exchange, number, own, header
-        self._arrived: list[tuple[list[int], Tensor]] | None = None
-
-    def _parts(self) -> list[tuple[list[int], Tensor]]:
-        """Per source its header and its message, a view."""
-        if self._arrived is None:
-            self._arrived = []
-            for rank in range(self.exchange.world_size):
-                if rank == self.exchange.rank:
-                    self._arrived.append((self._header, self._own))
-                    continue
-                # bytes of the message and of its header in the peer's outbox
-                outbox, (begin, end, head, tail) = self.exchange.peers.read(rank, self.number)
-                header = outbox.words[head // 8 : tail // 8].tolist()
-                self._arrived.append((header, outbox.bytes[begin:end].view(self._own.dtype)))
-            self.exchange.done(self)
-        return self._arrived
-
-    def own(self) -> None:
-        """Finish by copying what arrived, so that the peers may write again."""
-        self._arrived = [(header, part.clone()) for header, part in self._parts()]
-
-    def finish(self, expected: Sequence[int] | SplitsOf) -> Headed:
-        """Headers and messages, checked against the sizes that this rank expects."""
-        parts = self._parts()
-        headers, messages = [header for header, _ in parts], [part for _, part in parts]
-        wanted = expected(headers) if callable(expected) else expected
-        for rank, (message, size) in enumerate(zip(messages, wanted, strict=True)):
-            if message.numel() != size:
-                raise ShapeError(
-                    f"rank {self.exchange.rank} expected {size} elements from rank {rank}, which "
-                    f"sent {message.numel()}: the ranks do not share one plan."
-                )
-        return headers, messages
 
 
 def abort_all() -> None:

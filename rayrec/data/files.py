@@ -55,16 +55,12 @@ class FileDataset:
         path: a directory (searched through, names starting with '.' or '_' left out), one file, or
             a URI of either (s3://, gs://).
         schema: what the columns mean; every file must have them.
-        num_streams: S of `order`: part of the data's meaning, and how many ranks can read without
-            reading the same rows.
+        num_streams: S of `order`: so many ranks can read without reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
-        filesystem: a pyarrow file system that `path` lies in; None takes the local one or the
-            URI's.
-        threads: decode the columns of a chunk side by side, on Arrow's threads: of use where the
-            ranks leave cores of the host idle. False leaves all to the loader's one thread.
+        filesystem: a pyarrow file system that `path` lies in; by default the local one or the URI's.
+        threads: decode columns on Arrow's threads, for hosts whose ranks leave cores idle.
     Raises:
-        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names
-            the file and the remedy.
+        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit.
         ConfigError: a size is not positive.
     """
 
@@ -191,20 +187,16 @@ class FileDataset:
         """An iterator over one rank's parts of the global batches of one epoch.
 
         Args:
-            rank, num_ranks: which part; the global batches are the same sets of rows for every
-                `num_ranks`.
-            start_batch: the first global batch to yield; found directly.
+            rank, num_ranks: which part; a global batch has the same rows for every `num_ranks`.
+            start_batch: the first global batch to yield.
             prefetch: batches decoded ahead in a background thread.
             pin_memory: put batches in page-locked memory (needs CUDA).
-            ordered: global batch t holds the next rows in file order, and rank 0 the first of them;
-                needs shuffle=False.
-            with_rows: batches say which file and row each of their rows comes from
-                (`Batch.origin`).
+            ordered: batches hold rows in file order, rank 0 the first; needs shuffle=False.
+            with_rows: batches say which file and row each of their rows comes from.
             keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
             binary_labels: refuse labels other than 0 and 1.
         Raises:
-            ConfigError: a rank outside the world, or a size or cursor out of range, or options that
-                contradict each other.
+            ConfigError: a number out of range, or options that contradict each other.
             InputError: a file has no such column to keep.
         """
         if not 0 <= rank < num_ranks:

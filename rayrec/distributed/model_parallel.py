@@ -1,13 +1,11 @@
 """`DistributedModelParallel`: the user's module with sharded tables, and DDP around the rest.
 
-The forward signature and the names in the state_dict are those of the user's module; the module's
-code does not change. Dense parameters are those of `parameters()`: tables are updated inside the
-backward pass and are not among them.
+The forward signature and the names in the state_dict are those of the user's module. Tables are
+updated inside the backward pass and are not among `parameters()`.
 
-Costs per step: one input and one output exchange for all collections, one backward exchange, and
-DDP's all-reduce of dense gradients, which overlaps the backward pass; between CPU ranks of one host
-all of it goes through shared memory. The exchange has connections of its own, so the two need no
-common order.
+Costs per step: one input, one output and one backward exchange for all collections, and DDP's
+all-reduce of dense gradients, which overlaps the backward pass. The exchange has connections of its
+own, so the two need no common order.
 """
 
 from __future__ import annotations
@@ -27,51 +25,47 @@ from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
 from rayrec.distributed.dense import DenseReplicas, check_ddp_options, materialize
 from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.named import NamedAsInner
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.state import TableShards
-from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
 
-class DistributedModelParallel(nn.Module):
+class DistributedModelParallel(NamedAsInner):
     """A module trained by all ranks of a process group.
 
     Args:
-        module: holds at least one embedding collection; its tables, or all of it, may lie on the
-            meta device.
+        module: holds at least one embedding collection; any part may lie on the meta device.
         plan: where every table lies, made for exactly this many ranks.
-        process_group: all ranks; the default group when None. Without any group the world is this
-            one rank.
-        sparse_optimizer: of all tables that `apply_optimizer_in_backward` did not mark, or by table
-            name; fused into the backward.
+        process_group: all ranks; the default group when None, this one rank without any group.
+        sparse_optimizer: for all tables, or by table name; RowWiseAdagrad by default. A mark by
+            `apply_optimizer_in_backward` goes before one for all.
         device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
         seed: of initial values on the meta device; rank 0's torch seed when None, so that
             `torch.manual_seed(s)` before the model gives the tables of the unsharded module.
         check_ids: check every id before it is sent, in one pass over the ids.
         qcomms: precision of pooled rows and their gradients on the wire; float32 when None.
         prefetch: open connections of their own for `prefetch`.
-        dedup_sequences: send every id of a sequence feature once per batch, for data with many
-            repeats.
+        dedup_sequences: send every id of a sequence feature once per batch.
         sharding_group_size: shard inside groups of so many ranks, which are replicas of each other
-            (2D parallelism); the plan is then for one group. All ranks in one group when None.
-        sync_every: with sharding_group_size: 1 trains exactly as one world, since replicas exchange
-            ids and gradients; more is the number of steps between two averages of the replicas.
-        transport: "auto" exchanges through shared memory between CPU ranks of one host and through
-            the process group otherwise; "process_group" and "shared_memory" insist.
-        share_tables: CPU ranks that share memory read each other's rows where they lie, instead of
-            exchanging them; not with qcomms, sharding groups, or tables that take two hops.
-        ddp_options: arguments of DistributedDataParallel, which averages dense gradients, such as
-            `bucket_cap_mb` or `static_graph`; also `comm_hook`, a pair (state, hook), and
-            `params_to_ignore`. By default parameters that a step does not use, on all ranks or on
-            some, are right; with `find_unused_parameters` or `static_graph` DDP sees to them.
+            (2D parallelism); the plan is then for one group.
+        sync_every: with sharding_group_size: 1 trains exactly as one world; more is the number of
+            steps between two averages of the replicas.
+        transport: "auto" takes shared memory between CPU ranks of one host and the process group
+            otherwise; "process_group" and "shared_memory" insist.
+        share_tables: CPU ranks that share memory read each other's rows where they lie; not with
+            qcomms, sharding groups, or tables that take two hops.
+        ddp_options: arguments of DistributedDataParallel; also `comm_hook`, a pair (state, hook),
+            and `params_to_ignore`. Parameters that a step does not use are right by default; with
+            `find_unused_parameters` or `static_graph` DDP sees to them.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
-        ConfigError: nothing to shard, a dense module on the meta device cannot initialize itself,
-            or an option of DDP is wrong.
+        ConfigError: nothing to shard, a dense module that cannot initialize itself, or a wrong
+            option of DDP.
 
     Example:
         collection = EmbeddingBagCollection(tables, device="meta")
@@ -106,9 +100,10 @@ class DistributedModelParallel(nn.Module):
         self.plan, self._stepped = plan, False
         self.device = _device(device, process_group, grouped)
         self._replicas: Replicas | None = None
+        sharding_group = process_group
         if sharding_group_size is not None and grouped:
             self._replicas = Replicas(sharding_group_size, sync_every)
-        sharding_group = process_group if self._replicas is None else self._replicas.group
+            sharding_group = self._replicas.group
 
         def connect(own: bool = False) -> Exchange:
             if not grouped:
@@ -122,15 +117,11 @@ class DistributedModelParallel(nn.Module):
             seed = broadcast_seed(seed, process_group, self.device) if grouped else seed
         ahead = connect(own=True) if prefetch else None
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
-        exchange_options = EngineOptions(
-            check_ids=check_ids,
-            codecs=Codecs.of(qcomms),
-            dedup_sequences=dedup_sequences,
-            share_tables=share_tables,
-        )
+        ways = {"dedup_sequences": dedup_sequences, "share_tables": share_tables}
+        choices = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), **ways)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(
-            module, plan, exchange, optimizer, self.device, seed, exchange_options, ahead, peers
+            module, plan, exchange, optimizer, self.device, seed, choices, ahead, peers
         )
         materialize(self.module, self.device, seed)
         self.module.to(self.device)
@@ -166,73 +157,6 @@ class DistributedModelParallel(nn.Module):
         """
         if self._replicas is not None:
             self._replicas.average(self._engine.shard_states())
-
-    def dense_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and parameters that an outer optimizer must update: all but the tables."""
-        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """As the user's module, without the tables."""
-        return self.module.named_parameters(prefix, recurse, remove_duplicate)
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the user's module."""
-        return self.module.named_buffers(prefix, recurse, remove_duplicate)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Names as in the unsharded module; tables spread over ranks are `ShardedTensor`s."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        assign: bool = False,
-        *,
-        prefix: str = "",
-    ) -> Any:
-        """Load an unsharded module's state_dict, or one of the same plan.
-
-        Every rank takes its own rectangles.
-
-        Args:
-            strict: names must match.
-            prefix: before all names of this model, as `state_dict(prefix=)` writes them; other
-                names are not looked at.
-        Returns:
-            missing_keys and unexpected_keys, by their names in `state_dict`.
-        Raises:
-            ConfigError: `assign`, which tables do not support; or a prefix given by position.
-            RuntimeError: names and shapes do not match, as in torch.
-        """
-        if assign:
-            raise ConfigError(
-                "load_state_dict(assign=True) is not supported: the rows live in the lookup "
-                "kernels."
-            )
-        if isinstance(strict, str):
-            raise ConfigError(
-                f"load_state_dict(state_dict, {strict!r}): the second argument is `strict`; name "
-                f"it, prefix={strict!r}."
-            )
-        if not prefix:
-            return self.module.load_state_dict(state_dict, strict)
-        mine = [key for key in state_dict if key.startswith(prefix)]
-        own = {key.removeprefix(prefix): state_dict[key] for key in mine}
-        missing, unexpected = result = self.module.load_state_dict(own, strict)
-        return type(result)([prefix + key for key in missing], [prefix + key for key in unexpected])
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        # a module that holds this one wrote names without ".module", and torch looks for them with
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def shard_states(self) -> list[ShardState]:
         """Live rows and optimizer state of this rank's shards, which checkpoints hold."""

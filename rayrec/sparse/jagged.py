@@ -1,9 +1,8 @@
 """`JaggedTensor`: B bags of different lengths as one tensor of values and their offsets.
 
-Lengths and offsets derive from each other, lazily and once. A tensor is never copied here: bags are
-slices of the values. Names, argument order and meaning are TorchRec's, so that its users feel at
-home; torch.jit scripting is left out. One difference: a jagged tensor of no bags has offsets [0],
-never an empty tensor, so every consumer may read offsets[-1].
+Lengths and offsets derive from each other, lazily and once; bags are slices of the values. Names,
+argument order and meaning are TorchRec's; torch.jit scripting is left out. Offsets of no bags are
+[0], never an empty tensor, so every consumer may read offsets[-1].
 
     # B bags, N values in all, D optional width of a value
 """

@@ -1,13 +1,12 @@
 """`KeyedJaggedTensor`: for each key a list of bags of ids, key-major in one tensor of values.
 
-Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; everything
-beyond (values, weights, lengths or offsets) is derived lazily and cached, so an unused view costs
-nothing. With a variable batch per key (VBE) every key has its own number of bags, per rank they
-came from, and `inverse_indices` maps the B rows of the full batch to a key's bags.
+Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; what can be
+derived is derived lazily and cached. With a variable batch per key (VBE) every key has its own
+number of bags, and `inverse_indices` maps the B rows of the full batch to a key's bags.
 
-Names, argument order and meaning are TorchRec's. Differences, all towards keeping what is known:
-`split` and `permute` carry inverse indices along, pytrees keep the stride, offsets of no bags are
-[0]. Left out: torch.jit scripting and the dist_* methods, whose work `rayrec.distributed` does.
+Names, argument order and meaning are TorchRec's. `split` and `permute` carry inverse indices along,
+pytrees keep the stride, offsets of no bags are [0]. Left out: torch.jit scripting and the dist_*
+methods, whose work `rayrec.distributed` does.
 
     # F keys, B bags per key (the stride), N ids in all, R ranks
 """
@@ -39,8 +38,7 @@ class KeyedJaggedTensor(KeyIndex):
         lengths: (F * B,) integers, or (F, B); needed when `offsets` is None.
         offsets: (F * B + 1,) integers from 0; needed when `lengths` is None.
         stride: B; by default the number of lengths over F.
-        stride_per_key_per_rank: (F, R) host integers, bags of each key by the rank they came from;
-            makes it a VBE batch.
+        stride_per_key_per_rank: (F, R) host integers, bags by key and rank; makes it a VBE batch.
         stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key,
         jt_dict: caches that a caller already has.
         inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of
@@ -126,8 +124,7 @@ class KeyedJaggedTensor(KeyIndex):
         """Put the keys of several batches of equal stride one after another.
 
         Raises:
-            InputError: the list is empty, or only some parts have weights, a variable stride, or
-                inverse indices.
+            InputError: the list is empty, or only some parts have weights or inverse indices.
             ShapeError: the strides differ.
         """
         return rearrange.concat(KeyedJaggedTensor, kjt_list)
