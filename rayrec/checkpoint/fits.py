@@ -27,9 +27,7 @@ def check_tables(
     """Check by its manifest alone that a checkpoint is of these tables.
 
     Args:
-        tables: the model's tables.
         optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
-        where: the checkpoint's path, for messages.
     Raises:
         CheckpointError: names the first table that was not saved, or was saved with another size or
             optimizer.

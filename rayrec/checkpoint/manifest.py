@@ -180,8 +180,6 @@ class Manifest:
     def from_bytes(cls, text: bytes, where: str) -> Manifest:
         """Parse manifest.json.
 
-        Args:
-            where: the checkpoint's path, for messages.
         Raises:
             CheckpointError: not a manifest, of another version, or its rectangles do not tile the
                 tables.

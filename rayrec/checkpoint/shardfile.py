@@ -116,9 +116,6 @@ def read_batch(
 ) -> dict[str, Tensor]:
     """Record batch `index` of a shard file as read-only CPU tensors, by column name.
 
-    Args:
-        verify: check the crc32 of its bytes.
-        where: the checkpoint's path, for messages.
     Raises:
         CheckpointError: the storage refuses.
         DamagedCheckpointError: the bytes are not those that were written.

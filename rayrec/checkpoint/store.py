@@ -83,7 +83,6 @@ class Store:
     """One checkpoint directory.
 
     Args:
-        path: local path or URI.
         filesystem: used instead of the one that `path` names.
     """
 

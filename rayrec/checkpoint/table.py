@@ -33,7 +33,6 @@ def load_table(
 
     Args:
         path: the checkpoint; local path or URI.
-        table: the table's name.
         verify: check the crc32 of every byte that is read.
     Returns:
         one row per embedding, by row number; a chunk per row block.

@@ -41,7 +41,6 @@ def exchange_for(
     Args:
         group: the default group when None, which itself is never used for the exchange, but one
             with connections of its own.
-        device: where the tensors will lie.
         transport: AUTO chooses as the module says; PROCESS_GROUP never shares memory; SHARED_MEMORY
             raises where AUTO would not share memory among any ranks.
         own: also make new connections for any other group.

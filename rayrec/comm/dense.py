@@ -24,7 +24,6 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
     Args:
         find_exchange: gives the exchange over shared memory, which nobody else uses, as it or with
             its waits counted.
-        bucket: gradients that are ready.
     Raises:
         CommError: a peer is gone.
     """

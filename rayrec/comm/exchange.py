@@ -57,8 +57,6 @@ class Exchange(ABC):
     """A group of ranks that can exchange flat tensors.
 
     Attributes:
-        rank: index of this rank in the group.
-        world_size: number of ranks.
         keeps_own: whether it is cheaper not to send a rank's message to itself.
     """
 

@@ -38,7 +38,6 @@ class JoinedExchange(Exchange):
 
         Args:
             names: per rank what its host is called.
-            timeout_s: bound on every wait.
         """
         members = Members(whole, [r for r, name in enumerate(names) if name == names[whole.rank]])
         local = SharedMemoryExchange.open(members, timeout_s)
@@ -82,7 +81,6 @@ def share_hosts(whole: ProcessGroupExchange, name: int, timeout_s: float) -> Exc
 
     Args:
         name: a number of this rank's host.
-        timeout_s: bound on every wait.
     """
     names = [number for (number,) in gather_numbers(whole, [name])]
     if len(set(names)) == whole.world_size:

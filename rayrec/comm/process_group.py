@@ -66,9 +66,7 @@ def init_process_group(
     """Join the default process group of this process.
 
     Args:
-        store: the rendezvous that all ranks share.
         backend: "gloo" or "nccl".
-        timeout_s: bound on every collective.
         generation: distinguishes successive groups over one store.
     Raises:
         CommError: the other ranks did not come within the timeout.
@@ -101,7 +99,6 @@ def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) ->
     Args:
         ranks: of the default group; all when None. Every rank of the default group must call it,
             members or not.
-        members_only: only the members call it.
     """
     before = _socket_fds()
     group = dist.new_group(

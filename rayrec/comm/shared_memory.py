@@ -63,8 +63,6 @@ class SharedMemoryExchange(Exchange):
 
         All ranks call it.
 
-        Args:
-            timeout_s: bound on every wait.
         """
         reason = unsupported()
         made = None if reason else SharedMemoryExchange(over, timeout_s)

@@ -73,8 +73,6 @@ def assemble(
     """Join parts into one batch, rows in the order of the parts.
 
     Args:
-        parts: may be empty: a batch of no rows.
-        global_rows: rows of the global batch over all ranks.
         pin_memory: write into page-locked memory (needs CUDA).
     Raises:
         InputError: an id is negative or not below `num_embeddings` of a table that its feature

@@ -103,9 +103,6 @@ class PartsWriter:
 
     No rows give no file.
 
-    Args:
-        folder: made if need be.
-        groups_per_file: row groups of one file.
     """
 
     def __init__(self, folder: Path, groups_per_file: int) -> None:
@@ -158,9 +155,6 @@ def one_table_per_column(
     """A schema in which every column is a feature with a table `t_<column>` of its own.
 
     Args:
-        sizes: column -> rows of its table.
-        dim: width of all tables.
-        dense: dense columns.
         means: columns of lists that are pooled by their mean; others are summed.
         bound: initial values lie in [-bound, bound]; the tables' default when None.
     """

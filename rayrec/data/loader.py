@@ -21,10 +21,6 @@ _Queue = queue.Queue[Batch | BaseException | None]
 class BatchLoader(Iterator[Batch]):
     """Iterator over one rank's `Batch`es; also a context manager. Made by `FileDataset.loader`.
 
-    Args:
-        made: the batches, which the thread walks.
-        batches: their numbers.
-        prefetch: batches that wait for the consumer at most.
     Attributes:
         batches: the global batches not yet yielded; `batches.start` is the cursor to save.
     """

@@ -46,9 +46,7 @@ def convert_movielens(
         source: the folder, with u.data, u.user and u.item, or with ml-100k.inter, ml-100k.user and
             ml-100k.item.
         out: gets train/, eval/ and schema.json.
-        dim: width of every table.
         seed: which ratings are held out, and the order of rows.
-        eval_fraction: share held out.
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file or column is missing, or a rating names an unknown user or item.

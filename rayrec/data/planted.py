@@ -38,8 +38,6 @@ class SyntheticConfig:
     Attributes:
         rows_train, rows_eval: rows of the two sets.
         num_features: sparse columns, the last `num_lists` of them lists of 0 to 4 ids; at least 4.
-        num_dense: dense columns.
-        dim: width of every table in the schema.
         cap: most ids of a column; Criteo's cardinalities, repeated for more than 26 columns, are
             cut to it.
         signal: standard deviation of the true logits; 1.65 makes a Bayes AUC near 0.84.

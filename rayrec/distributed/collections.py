@@ -32,13 +32,7 @@ def _layouts(engine: ShardedEmbeddings, configs: list[BaseEmbeddingConfig]) -> s
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
-    """An `EmbeddingBagCollection` whose tables are spread over the ranks.
-
-    Args:
-        engine: the sharded embeddings of the model.
-        index: which of its collections this is.
-        unsharded: the module it replaces; its rows are not read here.
-    """
+    """An `EmbeddingBagCollection` whose tables are spread over the ranks."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingBagCollection
@@ -125,13 +119,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
 
 class ShardedEmbeddingCollection(nn.Module):
-    """An `EmbeddingCollection` whose tables are spread over the ranks.
-
-    Args:
-        engine: the sharded embeddings of the model.
-        index: which of its collections this is.
-        unsharded: the module it replaces; its rows are not read here.
-    """
+    """An `EmbeddingCollection` whose tables are spread over the ranks."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingCollection

@@ -39,7 +39,6 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
     Args:
         options: keyword arguments of DistributedDataParallel; or "comm_hook", a pair (state, hook)
             as for register_comm_hook, or "params_to_ignore", names of what is not averaged.
-        module: whose dense part they are for.
     Raises:
         ConfigError: names the option or the parameter.
     """
@@ -63,9 +62,6 @@ class DenseReplicas:
     """A module whose dense parameters stay the same on all ranks: their gradients are averaged.
 
     Args:
-        module: sharded, on its device.
-        device: where its dense parameters lie.
-        process_group: all ranks.
         transport: whether gradients may go through shared memory.
         watch: wraps an exchange so that its waits are counted.
         options: see `check_ddp_options`; what they leave out is DDP's default, but that buffers are

@@ -18,9 +18,6 @@ class FusedCollection(nn.Module):
 
     Args:
         tables: module by table, under which the table's rows are in the state_dict.
-        attribute: the name under which `tables` is registered.
-        optimizer_type, optimizer_kwargs: as the user gave them.
-        optimizer: what they mean.
     """
 
     def __init__(

@@ -43,7 +43,6 @@ class FusedEmbeddingBagCollection(FusedCollection):
     Args:
         tables: what to look up; names are unique.
         optimizer_type: a class of rayrec.optim.SPARSE_OPTIMIZERS, or of torch with a counterpart.
-        optimizer_kwargs: its arguments.
         is_weighted: whether each id counts times its weight in the batch.
         device: where the rows lie, by default the CPU; "meta" makes a description to be sharded.
         location: in which memory of that device, see `Storage`.
@@ -101,7 +100,6 @@ class FusedEmbeddingCollection(FusedCollection):
 
     Args:
         need_indices: whether the outputs carry the looked-up ids as their weights.
-        others: as of `FusedEmbeddingBagCollection`.
     """
 
     def __init__(
@@ -177,7 +175,6 @@ def fuse_embedding_optimizer(
 
     Args:
         model: a module that holds collections, or a collection.
-        others: as of `FusedEmbeddingBagCollection`.
     Returns:
         The module; the fused collection when `model` is a collection.
     Raises:

@@ -30,7 +30,6 @@ def load_table(
     """Overwrite rows of one table, for example with pretrained ones; optimizer state stays.
 
     Args:
-        name: the table.
         source: a (num_embeddings, embedding_dim) tensor, or a Parquet, Arrow IPC or Feather file
             with a column `weight` of embedding_dim values per row (fixed-size list or list of
             floats) and, if it does not hold all rows in order, a column `row`.

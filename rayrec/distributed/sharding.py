@@ -85,12 +85,9 @@ def shard_embeddings(
     """Replace every collection of `module`, in place.
 
     Args:
-        module: its tables may lie on the meta device.
-        plan: covers every table.
         exchange: connects the ranks; nobody else uses it.
         optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table
             name; applied in the backward pass.
-        device: where this rank's shards live.
         seed: of initial values; the same on every rank.
         options, prefetch_exchange, peers: see `ShardedEmbeddings`.
     Returns:

@@ -34,7 +34,6 @@ class BinaryScores:
     """What the predictions are worth; nan where a score is undefined (no rows, or one class only).
 
     Attributes:
-        rows: rows seen.
         auc: probability that a click's logit is above a non-click's; ties count half.
         auc_error: bound on |auc - exact auc| from binning.
         logloss: mean binary cross entropy, nats.

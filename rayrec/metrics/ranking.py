@@ -29,7 +29,6 @@ class RankingScores:
     """Means over queries that have relevant items; nan when there are none.
 
     Attributes:
-        queries: how many those are.
         recall: k -> share of a query's relevant items among its first k places.
         ndcg: k -> discounted gain of the first k places over that of the best possible list.
         mrr: one over the place of the first relevant item, 0 when it is not among the first
@@ -47,7 +46,6 @@ class RankingMetrics:
 
     Args:
         ks: cut-offs, each at least 1.
-        device: where the sums are.
     Raises:
         ConfigError: no cut-off, or one below 1, or one twice.
     """

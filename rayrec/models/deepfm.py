@@ -84,9 +84,6 @@ class FMInteractionArch(nn.Module):
 
     Args:
         fm_in_features: columns of all rows, dense one included.
-        sparse_feature_names: of the F rows.
-        deep_fm_dimension: columns of the deep part.
-        per_column: see `FactorizationMachine`.
     """
 
     def __init__(
@@ -149,11 +146,6 @@ class SimpleDeepFMNN(nn.Module):
 
     Args:
         num_dense_features: I; 0 for none, hidden_layer_size is then not read.
-        embedding_bag_collection: tables of one width D.
-        hidden_layer_size: of the dense arch.
-        deep_fm_dimension: columns of the deep part.
-        dense_device: of the dense parameters.
-        per_column: see `FactorizationMachine`.
     Raises:
         ConfigError: there are no tables, or they differ in width.
     """

@@ -34,11 +34,9 @@ class DLRM(nn.Module):
     """Deep Learning Recommendation Model: (B, I), ids -> logits (B, over_arch_layer_sizes[-1]).
 
     Args:
-        embedding_bag_collection: tables of one width D.
         dense_in_features: I; 0 for none, dense_arch_layer_sizes is then not read.
         dense_arch_layer_sizes: layers of the dense MLP; the last is D.
         over_arch_layer_sizes: layers of the over MLP; the last is 1 for one logit.
-        dense_device: of the dense parameters.
     Raises:
         ConfigError: widths do not fit.
     Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
@@ -89,10 +87,6 @@ class DLRM(nn.Module):
 class DLRM_DCN(DLRM):
     """DLRM with a low-rank cross network (DCN v2) in place of the dot products, as in MLPerf.
 
-    Args:
-        dcn_num_layers: crossings.
-        dcn_low_rank_dim: rank of the cross kernels.
-        others: as for DLRM.
     Source: Wang et al., DCN V2, arXiv 2008.13535.
     """
 
@@ -124,7 +118,6 @@ class DLRM_Projection(DLRM):
     Args:
         interaction_branch1_layer_sizes: layers of the first MLP; the last is a multiple F1 of D.
         interaction_branch2_layer_sizes: layers of the second MLP; the last is a multiple F2 of D.
-        others: as for DLRM.
     Raises:
         ConfigError: widths do not fit.
     """

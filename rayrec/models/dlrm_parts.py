@@ -36,8 +36,6 @@ class ClickBatch(Protocol):
 class SparseArch(nn.Module):
     """A batch of ids -> (B, F, D) rows.
 
-    Args:
-        embedding_bag_collection: tables of one width.
     Raises:
         ConfigError: there are no tables, or they differ in width.
     """
@@ -127,7 +125,6 @@ class InteractionProjectionArch(nn.Module):
     Branch 1 gives F1 rows of D, branch 2 gives D rows of F2. Without a dense row: (B, F1 F2).
 
     Args:
-        num_sparse_features: F.
         interaction_branch1: ((F + 1) D columns) -> (F1 D columns); of F D columns without a dense
             row.
         interaction_branch2: the same -> (D F2 columns).

@@ -82,7 +82,6 @@ class TwoTower(nn.Module):
         query_features, candidate_features: names of the looked-up rows that a tower reads; by
             default all rows of its own collection.
         normalize: whether vectors have length 1, so that scores are cosines.
-        dense_device: of the dense parameters.
     Raises:
         ConfigError: a tower has no features, or an unknown one; or the layers are empty.
 
@@ -148,7 +147,6 @@ class TwoTowerTrain(nn.Module):
     probability of picking it.
 
     Args:
-        two_tower: the model.
         temperature: scores are divided by it; for cosines below 1, such as 0.05.
         candidate_id: the feature, with one id per row, by which candidates are the same; without it
             nothing is masked or corrected.

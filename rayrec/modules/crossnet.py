@@ -22,13 +22,7 @@ def _kernels(count: int, *shape: int, device: torch.device | str | None) -> nn.P
 
 
 class CrossNet(nn.Module):
-    """x[l+1] = x[0] * (W[l] x[l] + b[l]) + x[l], with full square W: (B, N) -> (B, N).
-
-    Args:
-        in_features: N.
-        num_layers: crossings.
-        device: of the parameters.
-    """
+    """x[l+1] = x[0] * (W[l] x[l] + b[l]) + x[l], with full square W: (B, N) -> (B, N)."""
 
     def __init__(
         self, in_features: int, num_layers: int, device: torch.device | str | None = None
@@ -56,10 +50,7 @@ class LowRankCrossNet(nn.Module):
     """x[l+1] = x[0] * (W[l] V[l] x[l] + b[l]) + x[l], with W (N, r) and V (r, N): (B, N) -> (B, N).
 
     Args:
-        in_features: N.
-        num_layers: crossings.
         low_rank: r; N / 4 about keeps the quality of the full matrix.
-        device: of the parameters.
     Raises:
         ConfigError: low_rank is below 1.
     """
@@ -99,10 +90,6 @@ class VectorCrossNet(nn.Module):
 
     (B, N) -> (B, N).
 
-    Args:
-        in_features: N.
-        num_layers: crossings.
-        device: of the parameters.
     Source: Wang et al. 2017, arXiv 1708.05123 (DCN).
     """
 
@@ -136,12 +123,7 @@ class LowRankMixtureCrossNet(nn.Module):
     The gates G[k] are shared by the layers. With one expert there are no gates, and g is 1.
 
     Args:
-        in_features: N.
-        num_layers: crossings.
-        num_experts: K.
         low_rank: r; V is (K, r, N), C (K, r, r), U (K, N, r).
-        activation: f, a function or a module.
-        device: of the parameters.
     Raises:
         ConfigError: num_experts or low_rank is below 1.
     Source: Wang et al. 2020, arXiv 2008.13535 (DCN v2).

@@ -33,8 +33,6 @@ def pool_bags(
 
     Args:
         weight: (rows, D) float32, float16 or bfloat16.
-        bags: B bags of ids.
-        pooling: sum or mean.
         per_id: (N,) weight of each id, or None.
     Returns:
         (B, D) float32.
@@ -71,7 +69,6 @@ def expand_inverse(
 
     Args:
         pooled: one (bags of the feature, D) per entry of `features`.
-        features: the feature of each output.
         kjt: the batch; returned unchanged when it has no inverse indices.
     Raises:
         InputError: the keys have different numbers of bags and there are no inverse indices, or

@@ -46,7 +46,6 @@ class PositionWeightedModule(nn.Module):
 
     Args:
         max_feature_length: L, the longest bag.
-        device: of the parameter.
     Raises:
         ConfigError: max_feature_length is below 1.
     """
@@ -84,7 +83,6 @@ class PositionWeightedModuleCollection(nn.Module):
 
     Args:
         max_feature_lengths: feature -> L, its longest bag.
-        device: of the parameters.
     Raises:
         ConfigError: a length is below 1, or a feature's name cannot name a parameter.
     """

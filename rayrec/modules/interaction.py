@@ -51,8 +51,6 @@ class _PairwiseDots(torch.autograd.Function):
 def pairwise_dots(features: Tensor) -> Tensor:
     """Dot products of all pairs of features.
 
-    Args:
-        features: (B, F, D).
     Returns:
         (B, F (F - 1) / 2), pairs (0, 1), (0, 2), ... (1, 2), ...; differentiable twice.
     """

@@ -52,12 +52,9 @@ class MLP(nn.Module):
     """A stack of perceptrons: (B, in_size) -> (B, layer_sizes[-1]).
 
     Args:
-        in_size: columns of the input.
         layer_sizes: columns after each layer; [] gives the identity.
-        bias: whether the layers have biases.
         activation: "relu", "sigmoid", a function or module (shared by the layers), or a module
             class (made once per layer).
-        device, dtype: of the parameters.
         activation_on_last: whether the last layer has its activation.
     Raises:
         ConfigError: the activation's name is unknown.

@@ -20,7 +20,6 @@ class KTRegroupAsDict(nn.Module):
 
     Args:
         groups: keys of each group; a key may serve several groups.
-        keys: a name per group.
         emb_dtype: the type of the results; that of the inputs when None.
     Raises:
         ShapeError: the numbers of groups and names differ.

@@ -40,9 +40,7 @@ class OverlapWriter:
         """Copy what one source and one shard share; nothing when they share nothing.
 
         Args:
-            source_rows, source_cols: the rectangle that `data` holds.
             data: column name -> (rows, cols), or (rows,) for row-wise state.
-            target: a shard of the same table, written in place.
         """
         shard = target.shard
         shared = shard.intersect(Shard(shard.table, source_rows, source_cols, shard.rank))

@@ -113,7 +113,6 @@ class JaggedTensor(TensorBundle):
 
     Args:
         values: (N,) or (N, D).
-        weights: one per value, (N,), or None.
         lengths: (B,) integers; needed when `offsets` is None.
         offsets: (B + 1,) integers from 0; needed when `lengths` is None.
     Raises:

@@ -28,7 +28,6 @@ class KeyedTensor:
         keys: F names.
         length_per_key: F widths along `key_dim`.
         values: (B, sum of widths) when key_dim is 1.
-        key_dim: the dimension along which keys lie.
         offset_per_key, index_per_key: caches that a caller already has.
     """
 

@@ -21,9 +21,6 @@ from rayrec.sparse.kjt import KeyedJaggedTensor
 def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     """Check that keys are unique, and that lengths, offsets, values, weights and strides agree.
 
-    Args:
-        kjt: the batch.
-        source: where it came from, for messages.
     Raises:
         ShapeError: sizes disagree; names both.
         InputError: a key occurs twice, a length is negative, or an inverse index points at no bag.
