@@ -7,6 +7,7 @@ batch, by its inverse indices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import torch
@@ -24,21 +25,40 @@ from rayrec.modules import (
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
-def _layouts(engine: ShardedEmbeddings, configs: list[BaseEmbeddingConfig]) -> str:
-    plan = engine.plan
-    return "\n".join(
-        f"{c.name}: {c.num_embeddings} x {c.embedding_dim}, {plan.kind(c.name)}" for c in configs
-    )
+class _Sharded(nn.Module):
+    """What both kinds share: the engine, which of its collections this is, and the tables."""
+
+    def __init__(
+        self, engine: ShardedEmbeddings, index: int, configs: Sequence[BaseEmbeddingConfig]
+    ) -> None:
+        super().__init__()
+        self._engine, self._index, self._tables = engine, index, tuple(configs)
+
+    def _shards(self) -> nn.ModuleDict:
+        shards = [TableShards(self._engine, config) for config in self._tables]
+        return nn.ModuleDict({part.name: part for part in shards})
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's shards live."""
+        return self._engine.device
+
+    def extra_repr(self) -> str:
+        """The tables with their sharding kinds, for printing."""
+        lines = []
+        for table in self._tables:
+            kind = self._engine.plan.kind(table.name)
+            lines.append(f"{table.name}: {table.num_embeddings} x {table.embedding_dim}, {kind}")
+        return "\n".join(lines)
 
 
-class ShardedEmbeddingBagCollection(nn.Module):
+class ShardedEmbeddingBagCollection(_Sharded):
     """An `EmbeddingBagCollection` whose tables are spread over the ranks."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingBagCollection
     ) -> None:
-        super().__init__()
-        self._engine, self._index = engine, index
+        super().__init__(engine, index, unsharded.embedding_bag_configs())
         self._configs, self._weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
         self._names = list(chain.from_iterable(get_embedding_names_by_table(self._configs)))
         uses = [(config, feature) for config in self._configs for feature in config.feature_names]
@@ -51,9 +71,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         # (sum D,) the use that each output column belongs to
         use_of_column = [i for i, width in enumerate(self._dims) for _ in range(width)]
         self._use_of_column = torch.tensor(use_of_column, device=engine.device)
-        self.embedding_bags = nn.ModuleDict(
-            {config.name: TableShards(engine, config) for config in self._configs}
-        )
+        self.embedding_bags = self._shards()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag.
@@ -108,29 +126,17 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Whether bags carry a weight per id."""
         return self._weighted
 
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's shards live."""
-        return self._engine.device
 
-    def extra_repr(self) -> str:
-        """The tables with their sharding kinds, for printing."""
-        return _layouts(self._engine, list(self._configs))
-
-
-class ShardedEmbeddingCollection(nn.Module):
+class ShardedEmbeddingCollection(_Sharded):
     """An `EmbeddingCollection` whose tables are spread over the ranks."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingCollection
     ) -> None:
-        super().__init__()
-        self._engine, self._index = engine, index
+        super().__init__(engine, index, unsharded.embedding_configs())
         self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
         self._names = get_embedding_names_by_table(self._configs)
-        self.embeddings = nn.ModuleDict(
-            {config.name: TableShards(engine, config) for config in self._configs}
-        )
+        self.embeddings = self._shards()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id.
@@ -170,12 +176,3 @@ class ShardedEmbeddingCollection(nn.Module):
     def need_indices(self) -> bool:
         """Whether the outputs carry the ids as their weights."""
         return self._need_indices
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's shards live."""
-        return self._engine.device
-
-    def extra_repr(self) -> str:
-        """The tables with their sharding kinds, for printing."""
-        return _layouts(self._engine, list(self._configs))

@@ -118,7 +118,7 @@ class DistributedModelParallel(NamedAsInner):
         ahead = connect(own=True) if prefetch else None
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         ways = {"dedup_sequences": dedup_sequences, "share_tables": share_tables}
-        choices = EngineOptions(check_ids=check_ids, codecs=Codecs.of(qcomms), **ways)
+        choices = EngineOptions(check_ids=check_ids, codecs=Codecs.from_config(qcomms), **ways)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(
             module, plan, exchange, optimizer, self.device, seed, choices, ahead, peers

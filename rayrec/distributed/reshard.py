@@ -100,7 +100,9 @@ def move_tables(
     for moving in tables:
         have = [state for state in old if state.shard.table == moving.table]
         want = [state for state in new if state.shard.table == moving.table]
-        fresh = [w for w in want if all(w.weight.data_ptr() != h.weight.data_ptr() for h in have)]
+        # a shard that stays where it was has nothing to receive
+        kept = {state.weight.data_ptr() for state in have}
+        fresh = [state for state in want if state.weight.data_ptr() not in kept]
         sent += _move(moving, have, fresh, exchange, device)
     return sent
 

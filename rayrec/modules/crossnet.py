@@ -8,7 +8,7 @@ Names of classes and parameters are TorchRec's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,13 @@ from rayrec.modules.linear import linear
 
 def _kernels(count: int, *shape: int, device: torch.device | str | None) -> nn.ParameterList:
     return nn.ParameterList(torch.empty(*shape, device=device) for _ in range(count))
+
+
+def _reset(kernels: Iterable[Tensor], biases: Iterable[Tensor]) -> None:
+    for kernel in kernels:
+        nn.init.xavier_normal_(kernel)
+    for bias in biases:
+        nn.init.zeros_(bias)
 
 
 class CrossNet(nn.Module):
@@ -34,9 +41,7 @@ class CrossNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases."""
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            nn.init.xavier_normal_(kernel)
-            nn.init.zeros_(bias)
+        _reset(self.kernels, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, N) -> (B, N)."""
@@ -72,10 +77,7 @@ class LowRankCrossNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases."""
-        for kernel in (*self.W_kernels, *self.V_kernels):
-            nn.init.xavier_normal_(kernel)
-        for bias in self.bias:
-            nn.init.zeros_(bias)
+        _reset((*self.W_kernels, *self.V_kernels), self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, N) -> (B, N)."""
@@ -103,9 +105,7 @@ class VectorCrossNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases."""
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            nn.init.xavier_normal_(kernel)
-            nn.init.zeros_(bias)
+        _reset(self.kernels, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, N) -> (B, N)."""
@@ -157,10 +157,7 @@ class LowRankMixtureCrossNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases, torch's own initial values of the gates."""
-        for kernel in (*self.U_kernels, *self.V_kernels, *self.C_kernels):
-            nn.init.xavier_normal_(kernel)
-        for bias in self.bias:
-            nn.init.zeros_(bias)
+        _reset((*self.U_kernels, *self.V_kernels, *self.C_kernels), self.bias)
         for gate in self.gates or ():
             assert isinstance(gate, nn.Linear)
             gate.reset_parameters()
