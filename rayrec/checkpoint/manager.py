@@ -120,6 +120,7 @@ class CheckpointManager:
         # a save after the newest checkpoint may still be under way
         newest = complete[-1] if complete else 0
         unfinished = [s for s, whole in has_manifest.items() if not whole and s < newest]
+        # the manifest goes first: a deletion cut short leaves no half checkpoint
         for step in (*old, *unfinished):
             directory = f"{self._root}/step-{step:08d}"
             if has_manifest[step]:

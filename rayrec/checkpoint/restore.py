@@ -142,6 +142,7 @@ def _plan_reads(
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
         wanted[state.shard.table].append(state)
+    # file by file, so that each is open once and read forwards
     reads, files = [], manifest.files_by_table()
     for table, states in wanted.items():
         saved = manifest.table(table)

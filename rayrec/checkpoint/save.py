@@ -129,6 +129,7 @@ def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = 
         cause = error
         mistake = isinstance(error, RayrecError) and not isinstance(error, SaveError)
         outcome = _Outcome(None, f"{type(error).__name__}: {error}", mistake)
+    # every rank comes here, whatever failed, or the others would wait for it
     outcomes = gather(outcome)
     failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error}
     if failed:

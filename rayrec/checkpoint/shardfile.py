@@ -181,6 +181,7 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
 
 
 def _to_arrow(chunk: Tensor, kind: pa.DataType) -> pa.Array:
+    # the buffer is the tensor's own memory, unless it lies on a device or is strided
     chunk = chunk.detach().to("cpu").contiguous()
     value = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
     chunk = chunk.view(torch.uint16) if chunk.dtype is torch.bfloat16 else chunk

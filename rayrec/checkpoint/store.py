@@ -120,6 +120,7 @@ class Store:
                 f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a "
                 "new or empty directory."
             )
+        # the rest of an unfinished save
         for entry in entries:
             if entry.type == fs.FileType.Directory:
                 self.filesystem.delete_dir(entry.path)

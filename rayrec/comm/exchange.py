@@ -107,6 +107,7 @@ class Exchange(ABC):
         flat = flat.to(send.device, non_blocking=True)
         sizes = [len(header) for header in headers]
         values = self.all_to_all(flat, sizes, [head] * self.world_size).wait().tolist()
+        # headers in source order, `head` integers each; they tell what to receive
         received = [values[i * head : (i + 1) * head] for i in range(self.world_size)]
         pending = self.views(send, send_splits, splits_of(received))
         return Pending(lambda: (received, pending.wait()))

@@ -132,15 +132,18 @@ def shutdown_sockets() -> int:
     Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns
     how many connections were open.
     """
+    # ranks that wait in shared memory have no socket to break
     abort_all()
     closed = 0
     for fd, inode in list(_sockets.items()):
         try:
-            if os.fstat(fd).st_ino != inode:  # the number has been given to another file since
+            # the number may have been given to another file since
+            if os.fstat(fd).st_ino != inode:
                 continue
             with socket.socket(fileno=os.dup(fd)) as sock:
+                # gloo's listener aborts the whole process when its accept fails
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    continue  # gloo's listener aborts the whole process when its accept fails
+                    continue
                 sock.shutdown(socket.SHUT_RDWR)
                 closed += 1
         except OSError:

@@ -114,6 +114,7 @@ class SharedMemoryExchange(Exchange):
 
     def meet(self) -> None:
         """See `Exchange.meet`: a collective without messages."""
+        # views of older messages are copied first, since peers may write again after this
         self._free(self.collectives + 1)
         self.collectives += 1
         words = self._page.words
@@ -163,6 +164,7 @@ class SharedMemoryExchange(Exchange):
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
+        # a peer that has mapped the last message can read it after this rank is gone
         self.peers.let_map(self.collectives, _LEAVE_S)
         self._page.words[LEFT] = 1
         futex_wake(self._page.address)

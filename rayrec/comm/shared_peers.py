@@ -88,6 +88,7 @@ class Peers:
         self._await(rank, STARTED, number)
         table = self._pages[rank].words[self._layout.half(number)]
         fd, size = table[0], table[1]
+        # mapped once; a larger outbox comes with another fd
         known = self._outboxes.get((rank, number % 2))
         if known is None or known[:2] != (fd, size):
             try:

@@ -98,6 +98,7 @@ class _SimulatedExchange(Exchange):
         got = [part.numel() for part in parts]
         assert got == list(recv_splits), f"rank {self.rank}: {got}, not {list(recv_splits)}"
         received = torch.cat(parts)
+        # nobody may fill the mailbox again before all have emptied it
         self.world.meet()
         with self.world.lock:
             self.world.collectives += self.rank == 0

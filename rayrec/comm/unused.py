@@ -134,6 +134,7 @@ def mark_unused(bucket: GradBucket) -> list[Tensor]:
     if buffer.layout is not torch.strided or not buffer.is_floating_point():
         return []  # DDP lets no sparse gradient be missing
     firsts = _firsts(tuple(p.numel() for p in parameters), buffer.device)
+    # adding 0.0 makes a positive zero of a negative one and keeps every other value
     buffer.index_copy_(0, firsts, buffer.index_select(0, firsts) + 0.0)
     unused = []
     for parameter, grad in zip(parameters, bucket.gradients(), strict=True):

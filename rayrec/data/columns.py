@@ -1,11 +1,8 @@
 """Arrow columns to numpy: ids and list offsets as views, nothing copied that need not be.
 
-`read_columns` turns a record batch into `Columns`: for each feature the ids and offsets of its bags
-(views of Arrow's buffers for integer columns; new arrays where nulls, hashes or dictionaries force
-them), the dense matrix and the labels. No Python loop over rows. Nulls are empty bags; a null
-inside a list is an error, since a bag cannot tell it from a missing id. Slices are honoured
-everywhere: a list's `values` ignores them, its `offsets` and `flatten()` do not, and a null list
-may still span values.
+`read_columns` turns a record batch into `Columns`: ids and offsets of each feature's bags, the
+dense matrix and the labels, without a Python loop over rows. Nulls are empty bags; a null inside a
+list is an error. A list's `values` ignores slices, its `offsets` and `flatten()` do not.
 """
 
 from __future__ import annotations
@@ -80,10 +77,8 @@ def read_columns(
     Args:
         batch: may be sliced or empty; other columns are ignored.
         where: names a row of `batch` in messages.
-        binary_labels: refuse labels other than 0 and 1.
     Raises:
-        InputError: a column is missing, has a type that its use does not take, or holds a bad
-            label, dense value, weight or null.
+        InputError: a column is missing, of a wrong type, or holds a bad label, number or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range
     of ids is checked in `assemble`.
     """
@@ -102,7 +97,8 @@ def read_columns(
         if bag is None:
             bag = _bags(array, feature.column, partial(_ids, feature=feature), where)
         if feature.weights is not None:
-            leaf = partial(_weights, feature=feature)
+            use = f"weights of feature {feature.name!r}:"
+            leaf = partial(_floats, column=feature.weights, use=use)
             weights = _bags(column(feature.weights), feature.weights, leaf, where)
             bag.weights = _checked_weights(bag, weights, feature, rows, where)
         bags.append(bag)
@@ -224,10 +220,6 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
     return to_buckets(hash_bytes(text, offsets), feature.hash_buckets)
 
 
-def _weights(leaf: pa.Array, feature: Feature) -> NDArray[np.float32]:
-    return _floats(leaf, str(feature.weights), f"weights of feature {feature.name!r}:")
-
-
 def _checked_weights(
     bag: Bags, weights: Bags, feature: Feature, rows: int, where: Where
 ) -> NDArray[np.float32]:
@@ -271,18 +263,14 @@ def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArra
 
 
 def _labels(array: pa.Array, column: str, where: Where, binary: bool) -> NDArray[np.float32]:
+    remedy = "Drop rows without a label."
     if array.null_count:
-        row = _first(_mask(array.is_null()))
-        raise InputError(
-            f"label column {column!r} holds null in {where(row)}. Drop rows without a label."
-        )
+        place = where(_first(_mask(array.is_null())))
+        raise InputError(f"label column {column!r} holds null in {place}. {remedy}")
     labels = _floats(array, column, "label")
     if not np.isfinite(labels).all():
         row = _first(~np.isfinite(labels))
-        raise InputError(
-            f"label column {column!r} holds {labels[row]} in {where(row)}. Drop rows without a "
-            "label."
-        )
+        raise InputError(f"label column {column!r} holds {labels[row]} in {where(row)}. {remedy}")
     if binary and ((labels != 0) & (labels != 1)).any():
         row = _first((labels != 0) & (labels != 1))
         raise InputError(

@@ -56,6 +56,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         ) from None
     try:
         yield partial
+        # all is written: the parts move into place one by one, each by a rename
         for name in PARTS:
             old, new = target / name, partial / name
             if not new.exists() and not (there and old.exists()):
@@ -116,6 +117,7 @@ class PartsWriter:
     def add(self, table: pa.Table) -> None:
         """Take rows; they are written as soon as they fill a row group."""
         self.rows += len(table)
+        # tables wait uncopied until a row group is full
         self._waiting.append(table)
         while sum(map(len, self._waiting)) >= GROUP_ROWS:
             whole = pa.concat_tables(self._waiting)

@@ -57,7 +57,7 @@ class FileDataset:
         schema: what the columns mean; every file must have them.
         num_streams: S of `order`: so many ranks can read without reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
-        filesystem: a pyarrow file system that `path` lies in; by default the local one or the URI's.
+        filesystem: a pyarrow file system that holds `path`; by default the local one or the URI's.
         threads: decode columns on Arrow's threads, for hosts whose ranks leave cores idle.
     Raises:
         InputError: nothing there, no rows, a broken file, or a file whose columns do not fit.
@@ -111,11 +111,7 @@ class FileDataset:
     def order(
         self, seed: int = 0, epoch: int = 0, shuffle: bool = True, ordered: bool = False
     ) -> SampleOrder:
-        """The order of one epoch's samples; `ordered` takes the rows as they lie in the files.
-
-        Raises:
-            ConfigError: ordered rows cannot be shuffled.
-        """
+        """The order of one epoch's samples; `ordered` takes the rows as they lie in the files."""
         if ordered and shuffle:
             raise ConfigError(
                 "ordered=True gives rows in file order, which contradicts shuffle=True; say "
@@ -138,11 +134,7 @@ class FileDataset:
         return [(file.path, file.size) for file in self.files]
 
     def check_columns_exist(self, columns: Sequence[str]) -> None:
-        """Check that every file has some columns beside the schema's.
-
-        Raises:
-            InputError: names the first column and file without it.
-        """
+        """Check that every file has some columns beside the schema's, else raise InputError."""
         for file in self.files if columns else ():
             names = self.open(file).schema.names
             for column in columns:
@@ -217,11 +209,7 @@ class FileDataset:
         return BatchLoader(read_batches(self, order, *share, numbers, reading), numbers, prefetch)
 
     def open(self, file: DataFile) -> FileReader:
-        """Open one file.
-
-        Raises:
-            InputError: it is gone, truncated or not of this kind.
-        """
+        """Open one file; InputError when it is gone, truncated or not of this kind."""
         try:
             return self.READER(self.filesystem, file.path, self.threads)
         except (pa.ArrowException, OSError) as error:

@@ -86,6 +86,7 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
     if not lengths.size or not lengths.max():
         return h
     low, high = int(offsets[0]), int(offsets[-1])
+    # one 8-byte word of every string at a time; strings that have ended drop out of `rows`.
     # 8 more bytes: the last word of the last string may reach past its end
     padded = np.zeros(high - low + 8, np.uint8)
     padded[: high - low] = data[low:high]

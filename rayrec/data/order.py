@@ -135,6 +135,7 @@ class SampleOrder:
 
         The list is empty where the batch has fewer rows than ranks.
         """
+        # sorted by (stream, index), positions [low, high) of the batch's n are this rank's
         first, n = batch * global_batch_size, self.batch_rows(batch, global_batch_size)
         low, high = rank * n // num_ranks, (rank + 1) * n // num_ranks
         out, seen = [], 0

@@ -40,6 +40,7 @@ def check_statistics(data: FileDataset) -> None:
             looked_at += reader.metadata.num_columns
             if looked_at > MAX_COLUMNS:
                 return
+            # read as training would read it, which raises the error that names the row
             if any(_is_bad(column, data.schema) for column in _columns(reader, group)):
                 table = reader.read(group, list(data.schema.columns()))
                 to_batch(table, data.schema, repr(file.path), first_row, binary_labels=True)

@@ -144,6 +144,7 @@ class _ChunkSource:
         self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
         self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
         self.file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
+        # weak: a chunk lives as long as a stream stands in it, and streams in one chunk share it
         self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = (
             weakref.WeakValueDictionary()
         )

@@ -154,6 +154,7 @@ def measure_step(
         if device.type == "cuda":
             torch.cuda.synchronize()
         took, parts = clock() - start, timer.read()
+        # without waits: what other ranks take is fitted by their own samples
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
         steps.append([*worked, took - sum(part.waited for part in parts.values())])
     by_part = zip(*steps[WARMUP:], strict=True)

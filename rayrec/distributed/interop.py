@@ -126,6 +126,7 @@ def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | No
         if key not in tables:
             result[key] = value.detach().cpu() if isinstance(value, Tensor) else value
             continue
+        # one table at a time, so that rank 0 holds no more than the result
         local = [ShardState(s.shard, s.weight.detach().cpu()) for s in tables[key].local()]
         gathered: list[Any] = [None] * world if rank == 0 else []
         if world > 1:

@@ -72,6 +72,7 @@ class Replicas:
         for state in states:
             for tensor in state.tensors().values():
                 for part in tensor.split(max(1, _CHUNK // max(1, tensor[:1].numel()))):
+                    # the sum is float32 whatever the type of the rows
                     total = part.float().contiguous()
                     dist.all_reduce(total, group=self._peers)
                     part.copy_(total.div_(self.num_replicas))

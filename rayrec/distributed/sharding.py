@@ -108,6 +108,7 @@ def shard_embeddings(
     engine = ShardedEmbeddings(
         specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers
     )
+    # only this rank's rectangles are made or copied; no rank holds a whole table
     for state in engine.shard_states():
         table, child = configs[state.shard.table]
         _fill(state, table, weight_of(child, table.name), seed)

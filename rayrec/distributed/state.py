@@ -103,6 +103,7 @@ class TableShards(nn.Module):
         if value is None:
             missing_keys.append(name)
             return
+        # the kernels' live rows are written, so nothing is assigned
         for state in self.local():
             try:
                 state.weight.detach().copy_(_rectangle(value, state.shard))

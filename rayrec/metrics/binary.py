@@ -181,6 +181,7 @@ class BinaryMetrics:
 
 def _bin(x: Tensor) -> Tensor:
     """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the same order; zero is _SIDE."""
+    # exponent and the first _FINE bits of the mantissa number the bins of one sign
     bits = x.contiguous().view(torch.int32)
     magnitude = ((bits & 0x7FFFFFFF) >> (23 - _FINE)).long() - ((127 + _LOW) << _FINE) + 1
     magnitude.clamp_(0, _SIDE)

@@ -99,6 +99,7 @@ class RankingMetrics:
         depth = min(self.ks[-1], hits.shape[1])
         hits_QK, wanted_Q = hits[:, :depth].to(device).double(), num_relevant.to(device).double()
         counted = wanted_Q > 0
+        # best[n]: the discounted gain of n relevant items in the first n places
         gain_K = 1.0 / torch.arange(2, self.ks[-1] + 2, device=device, dtype=torch.float64).log2()
         best = torch.cat([gain_K.new_zeros(1), gain_K.cumsum(0)])
         sums: list[Tensor] = []

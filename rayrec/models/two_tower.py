@@ -194,6 +194,7 @@ class TwoTowerTrain(nn.Module):
         if not rows:  # in the graph, with gradients of zero
             loss = (query_BD.sum() + candidate_BD.sum()) * 0
             return loss, (loss.detach(), labels.new_zeros(0), batch.labels.detach())
+        # row b: scores of query b with the candidates of all rows; its own is on the diagonal
         scores_BB = query_BD @ candidate_BD.t() / self.temperature
         own = torch.eye(rows, dtype=torch.bool, device=scores_BB.device)
         if self.candidate_id is not None:

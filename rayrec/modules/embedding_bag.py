@@ -49,6 +49,7 @@ def pool_bags(
         nothing = weight[:0].sum() if per_id is None else weight[:0].sum() + per_id[:0].sum()
         return nothing + weight.new_zeros(offsets.numel() - 1, weight.shape[1])
     per_id = None if per_id is None else per_id.float()
+    # always a sum; the mean of a weighted bag divides by its ids, which torch does not
     pooled = functional.embedding_bag(
         ids,
         weight,

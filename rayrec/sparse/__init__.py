@@ -7,6 +7,7 @@ from rayrec._compat import require_fbgemm
 
 require_fbgemm()
 
+from rayrec.sparse import pytrees  # noqa: E402, F401
 from rayrec.sparse.jagged import JaggedTensor  # noqa: E402
 from rayrec.sparse.key_index import UnknownKeyError  # noqa: E402
 from rayrec.sparse.keyed_tensor import KeyedTensor  # noqa: E402

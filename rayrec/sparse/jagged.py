@@ -12,11 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError
 from rayrec.sparse import ops
@@ -271,18 +270,3 @@ class JaggedTensor(TensorBundle):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor(*(None if t is None else change(t) for t in self._tensors()))  # type: ignore[arg-type]
-
-
-def _flatten(jt: JaggedTensor) -> tuple[list[Any], tuple[bool, ...]]:
-    tensors = jt._tensors()
-    return [t for t in tensors if t is not None], tuple(t is not None for t in tensors)
-
-
-def _unflatten(leaves: Any, present: Any) -> JaggedTensor:
-    leaf = iter(leaves)
-    return JaggedTensor(*(next(leaf) if has else None for has in present))  # type: ignore[arg-type]
-
-
-register_pytree_node(
-    JaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.JaggedTensor"
-)

@@ -165,7 +165,8 @@ class KeyIndex(TensorBundle):
     def _find_length_per_key(self) -> list[int]:
         if not self._keys:
             return []
-        if self._values.is_meta:  # shapes only: any cut will do, as in TorchRec
+        # a meta tensor has shapes only: any cut will do, as in TorchRec
+        if self._values.is_meta:
             each, rest = divmod(self._values.numel(), len(self._keys))
             return [each + rest, *[each] * (len(self._keys) - 1)]
         cuts, offsets = self.lengths_offset_per_key(), self.offsets()

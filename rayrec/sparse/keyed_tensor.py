@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import ops
@@ -230,17 +228,3 @@ def _join(parts: Sequence[tuple[KeyedTensor, Tensor]]) -> Tensor:
     if len(parts) == 1:
         return parts[0][1]
     return torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
-
-
-def _flatten(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:
-    return [kt._values], (kt._keys, kt._length_per_key, kt._key_dim)
-
-
-def _unflatten(leaves: Any, context: Any) -> KeyedTensor:
-    (values,) = leaves
-    return KeyedTensor(context[0], context[1], values, context[2])
-
-
-register_pytree_node(
-    KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor"
-)

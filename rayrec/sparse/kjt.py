@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError
 from rayrec.sparse import rearrange
@@ -201,6 +200,7 @@ class KeyedJaggedTensor(KeyIndex):
         """
         if key not in self.index_per_key():
             raise UnknownKeyError(f"no key {key!r} in this KeyedJaggedTensor; it has {self._keys}.")
+
         if self._jt_dict is not None:
             return self._jt_dict[key]
         # views: the key's ids, and one length for each of its bags
@@ -271,7 +271,7 @@ class KeyedJaggedTensor(KeyIndex):
     def _map(self, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
         changed = [None if tensor is None else change(tensor) for tensor in self._tensors()]
         values, weights, lengths, offsets, inverse = changed
-        parts = dict(values=values, weights=weights, lengths=lengths, offsets=offsets)
+        parts = {"values": values, "weights": weights, "lengths": lengths, "offsets": offsets}
         if self._inverse_indices is None:
             return self._like(**parts)
         return self._like(**parts, inverse_indices=(self._inverse_indices[0], inverse))
@@ -279,27 +279,3 @@ class KeyedJaggedTensor(KeyIndex):
 
 # names of the constructor's arguments, which are those of the fields
 _ARGUMENTS = tuple(inspect.signature(KeyedJaggedTensor).parameters)
-
-
-def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[Any, ...]]:
-    tensors = kjt._tensors()
-    ranks = kjt._stride_per_key_per_rank
-    inverse_keys = kjt._inverse_indices[0] if kjt._inverse_indices else None
-    present = tuple(t is not None for t in tensors)
-    leaves = [t for t in tensors if t is not None]
-    return leaves, (kjt._keys, kjt.stride(), ranks, inverse_keys, present)
-
-
-def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
-    keys, stride, ranks, inverse_keys, present = context
-    leaf = iter(leaves)
-    values: Any
-    values, weights, lengths, offsets, inverse = (next(leaf) if has else None for has in present)
-    pair = None if inverse is None else (inverse_keys, inverse)
-    parts = (keys, values, weights, lengths, offsets, stride, ranks)
-    return KeyedJaggedTensor(*parts, inverse_indices=pair)
-
-
-register_pytree_node(
-    KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor"
-)

@@ -59,6 +59,7 @@ def gather_segments(tensor: Tensor, offsets: Sequence[int], indices: Sequence[in
         (sum of the taken segments, ...). It is a view of `tensor` when the segments are one run,
         else one copy.
     """
+    # one slice per run of neighbours; a single run needs no copy
     parts = [tensor[offsets[run.start] : offsets[run.stop]] for run in runs(indices)]
     if len(parts) == 1:
         return parts[0]

@@ -50,6 +50,7 @@ def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTe
     groups, start = [], 0
     for segment in segments:
         stop = start + segment
+        # a group of all keys is the batch itself, with all that it has cached
         if segment == len(kjt.keys()) and segment:
             groups.append(kjt)
             continue
@@ -89,6 +90,7 @@ def permute(
     length_per_key = [sizes[i] for i in indices]
     weights = kjt.weights_or_none()
     lengths = kjt.lengths().reshape(-1)
+    # the kernel needs one stride for all keys, and at least one key and one bag
     even = bool(indices) and not kjt.variable_stride_per_key() and kjt.stride() > 0
     if kjt.device().type == "cuda" and even:
         lengths_FB, total = lengths.view(count, -1), sum(length_per_key)
