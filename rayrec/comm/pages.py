@@ -1,7 +1,6 @@
 """Memory for tables on CPU, on huge pages where the kernel allows them.
 
 Looking up random rows is bound by the translation of addresses, which huge pages make cheaper.
-
 Private memory gets them by madvise. Shared memory has none as long as the system's setting for it
 is "never", which is the default; but MADV_COLLAPSE (Linux 6.1) makes them all the same, where the
 address of the memory and its place in the file agree.

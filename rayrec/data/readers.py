@@ -1,12 +1,10 @@
 """Open files and their chunks: Parquet row groups and Arrow IPC record batches.
 
-Only the columns that are asked for are read.
-
-A local IPC file is memory-mapped, so an uncompressed batch costs nothing until its rows are read. A
-Parquet row group is decoded whole, or in pieces when it has more than `STREAM_ROWS` rows: memory
-stays bounded, but seeking into it decodes what comes before. With `threads` the columns of a chunk
-are decoded by Arrow's threads. IPC *streams* are refused, because they have no index of their
-batches.
+Only the columns that are asked for are read. A local IPC file is memory-mapped, so an uncompressed
+batch costs nothing until its rows are read. A Parquet row group is decoded whole, or in pieces when
+it has more than `STREAM_ROWS` rows: memory stays bounded, but seeking into it decodes what comes
+before. With `threads` the columns of a chunk are decoded by Arrow's threads. IPC *streams* are
+refused, because they have no index of their batches.
 """
 
 from __future__ import annotations

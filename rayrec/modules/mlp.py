@@ -1,9 +1,7 @@
 """`Perceptron` and `MLP`: linear layers, each followed by an activation.
 
-Parameter names are TorchRec's (`_mlp.0._linear.weight`).
-
-The layers are `FastLinear`: nn.Linear with the faster of torch's two matrix libraries
-(`rayrec.modules.linear`).
+Parameter names are TorchRec's (`_mlp.0._linear.weight`). The layers are `FastLinear`: nn.Linear
+with the faster of torch's two matrix libraries (`rayrec.modules.linear`).
 """
 
 from __future__ import annotations

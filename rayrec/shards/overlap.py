@@ -1,12 +1,11 @@
 """Copies what a saved and a wanted rectangle share, with their optimizer state.
 
-This is the one place that knows what a row-wise state means.
-
-Row-wise optimizer state is one value per row and column block. Where one source block covers the
-wanted columns its value is copied: exact for equal blocks, an approximation when a block is split
-(a part gets the mean of the whole). Where several do, the wanted value is their mean weighted by
-the columns they share with it: exact when whole blocks merge and the state sums means of squares
-(row-wise Adagrad). Restore and live reshard both write through here.
+This is the one place that knows what a row-wise state means. Row-wise optimizer state is one value
+per row and column block. Where one source block covers the wanted columns its value is copied:
+exact for equal blocks, an approximation when a block is split (a part gets the mean of the whole).
+Where several do, the wanted value is their mean weighted by the columns they share with it: exact
+when whole blocks merge and the state sums means of squares (row-wise Adagrad). Restore and live
+reshard both write through here.
 """
 
 from __future__ import annotations

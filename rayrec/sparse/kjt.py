@@ -182,10 +182,7 @@ class KeyedJaggedTensor(KeyIndex):
     def permute(
         self, indices: Sequence[int], indices_tensor: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        """Take keys by position, in order, repeats allowed.
-
-        `indices_tensor` is the same on the device, int32, for CUDA.
-        """
+        """Take keys by position, repeats allowed; `indices_tensor`: the same for CUDA, int32."""
         return rearrange.permute(self, indices, indices_tensor)
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
@@ -239,9 +236,9 @@ class KeyedJaggedTensor(KeyIndex):
     def __str__(self) -> str:
         if not self._keys or (self._offsets is None and self._lengths is None):
             return "KeyedJaggedTensor()\n"
-        offsets, cuts = self.offsets().tolist(), self.lengths_offset_per_key()
-        lines = []
-        for key, (start, stop) in zip(self._keys, pairwise(cuts), strict=True):
+        offsets, lines = self.offsets().tolist(), []
+        cuts = pairwise(self.lengths_offset_per_key())
+        for key, (start, stop) in zip(self._keys, cuts, strict=True):
             bags = list(pairwise(offsets[start : stop + 1]))
             text = str([self._values[a:b].tolist() for a, b in bags])
             if self._weights is not None:
@@ -255,8 +252,8 @@ class KeyedJaggedTensor(KeyIndex):
         if self.variable_stride_per_key():
             stride = f"stride_per_key={self.stride_per_key()}"
         tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
-        shown = f"keys={self._keys}, {stride}, {tensors}, device='{self.device()}'"
-        return f"KeyedJaggedTensor({shown})"
+        where = f"device='{self.device()}'"
+        return f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, {where})"
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
         inverse = self._inverse_indices[1] if self._inverse_indices else None
