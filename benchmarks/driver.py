@@ -131,7 +131,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4096)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import write_synthetic
     from rayrec.driver import Driver, RunConfig, ScalingConfig
 
     runs: dict[str, list[Run]] = {"through Ray": [], "without Ray": []}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data import FeatureSchema
-from rayrec.data.columns import missing
+from rayrec.data.column_types import missing
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
 

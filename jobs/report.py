@@ -18,7 +18,7 @@ from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
     from rayrec.driver import Driver, Result
-    from rayrec.metrics import Truth
+    from rayrec.metrics import PlantedScores
 
 
 class Told(NamedTuple):
@@ -95,7 +95,7 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
         write_whole("the result (--result)", path, json.dumps(_finite(result), indent=1))
 
 
-def truth_beside(eval_path: str | None) -> Truth | None:
+def truth_beside(eval_path: str | None) -> PlantedScores | None:
     """The truth.json beside evaluation data, or None.
 
     It is read before training, so that a damaged file costs no run.
@@ -103,13 +103,15 @@ def truth_beside(eval_path: str | None) -> Truth | None:
     Raises:
         ConfigError: the file cannot be read as one.
     """
-    from rayrec.metrics import Truth
+    from rayrec.metrics import PlantedScores
 
     path = Path(eval_path or "").parent / "truth.json"
-    return Truth.load(path) if eval_path and os.path.isfile(path) else None
+    return PlantedScores.load(path) if eval_path and os.path.isfile(path) else None
 
 
-def scores_beside_truth(metrics: Mapping[str, float], truth: Truth | None) -> dict[str, float]:
+def scores_beside_truth(
+    metrics: Mapping[str, float], truth: PlantedScores | None
+) -> dict[str, float]:
     """Metrics as they are, with bayes_auc and regret when the truth is of as many rows."""
     scores = dict(metrics)
     if truth is not None and truth.rows == scores.get("rows"):

@@ -46,9 +46,9 @@ from rayrec.errors import ConfigError
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
-    from rayrec.data.synthetic import SyntheticConfig
+    from rayrec.data.planted import SyntheticConfig
     from rayrec.driver import Result
-    from rayrec.metrics import Truth
+    from rayrec.metrics import PlantedScores
 
 
 class DataPaths(NamedTuple):
@@ -122,7 +122,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
     return 0
 
 
-def _outcome(args: argparse.Namespace, truth: Truth | None, result: Result) -> Told:
+def _outcome(args: argparse.Namespace, truth: PlantedScores | None, result: Result) -> Told:
     scores = scores_beside_truth(result.metrics, truth)
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     fields = {
@@ -154,7 +154,8 @@ def _given_data(args: argparse.Namespace) -> DataPaths:
 
 def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Milestone]) -> DataPaths:
     """Make planted-truth data in a temporary folder, while Ray starts."""
-    from rayrec.data.synthetic import SyntheticConfig, check_room
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import check_room
     from rayrec.driver.cluster import connected
     from rayrec.driver.signals import hold_signals
 

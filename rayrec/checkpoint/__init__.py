@@ -1,19 +1,12 @@
-"""Checkpoints: rectangles of tables in Arrow files, restored exactly under any plan and on any
-number of ranks.
-"""
+"""Checkpoints hold tables as rectangles in Arrow files and restore under any plan."""
 
+from rayrec.checkpoint.fits import check_tables, check_whole
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
-from rayrec.checkpoint.restore import (
-    RestoredCheckpoint,
-    check_tables,
-    check_whole,
-    read_manifest,
-    restore_checkpoint,
-)
+from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.save import save_checkpoint
 from rayrec.checkpoint.table import load_table
-from rayrec.shards.place import Placer
+from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import Gather, ShardState
 
 __all__ = [
@@ -21,7 +14,7 @@ __all__ = [
     "FileEntry",
     "Gather",
     "Manifest",
-    "Placer",
+    "OverlapWriter",
     "RestoredCheckpoint",
     "ShardState",
     "check_tables",

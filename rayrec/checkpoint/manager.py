@@ -1,5 +1,4 @@
-"""The checkpoints of one run: a directory per step, the newest complete one, and the removal of old
-ones.
+"""The checkpoints of one run: one directory per step, the newest one, the removal of old ones.
 
 A directory counts when it has a manifest. Deleting takes the manifest first, so that a deletion cut
 short leaves no half checkpoint. Only directories with the name of a step are ever touched.
@@ -21,8 +20,9 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointManager:
-    """The checkpoints under one storage path; stateless, so any process may have one. Let one rank
-    prune.
+    """The checkpoints under one storage path.
+
+    It keeps no state, so any process may have one. Only one rank should prune.
 
     Args:
         storage_path: local path or URI; need not exist yet.
@@ -53,8 +53,7 @@ class CheckpointManager:
         return int(match[1]) if match and parent == self._root else None
 
     def set_aside(self, after_step: int) -> str | None:
-        """Move the directories of all steps after `after_step` out of the run's way; nothing is
-        deleted.
+        """Move the directories of all steps after `after_step` away, without deleting any.
 
         They go to `<storage_path>/set-aside-<time>/`, under their names. A run that goes on from an
         earlier step writes those steps anew and must not mix with what an earlier life of it wrote.
@@ -74,8 +73,8 @@ class CheckpointManager:
                 self._move(f"{self._root}/{directory}", f"{self._root}/{name}/{directory}")
         except (OSError, pa.ArrowException) as error:
             raise CheckpointError(
-                f"cannot set aside the checkpoints after step {after_step} in "
-                f"{self._path}: {error}."
+                f"cannot set aside the checkpoints after step {after_step} in {self._path}: "
+                f"{error}."
             ) from error
         return f"{self._path}/{name}"
 
@@ -102,8 +101,9 @@ class CheckpointManager:
         return self.path(steps[-1]) if steps else None
 
     def prune(self, num_to_keep: int) -> tuple[int, ...]:
-        """Delete all but the `num_to_keep` newest complete checkpoints, and what unfinished saves
-        before the newest one left behind.
+        """Delete old checkpoints, and what unfinished saves before the newest one left behind.
+
+        The `num_to_keep` newest complete checkpoints stay.
 
         Returns:
             the complete steps that were deleted, ascending.
@@ -114,37 +114,32 @@ class CheckpointManager:
             raise ConfigError(
                 f"num_to_keep={num_to_keep} would delete every checkpoint; keep at least 1."
             )
-        found = self._scan()
-        complete = sorted(step for step in found if found[step])
+        has_manifest = self._scan()
+        complete = sorted(step for step, whole in has_manifest.items() if whole)
         old = complete[:-num_to_keep]
-        unfinished = [
-            step for step in found if not found[step] and complete and step < complete[-1]
-        ]
+        # a save after the newest checkpoint may still be under way
+        newest = complete[-1] if complete else 0
+        unfinished = [s for s, whole in has_manifest.items() if not whole and s < newest]
+        # the manifest goes first: a deletion cut short leaves no half checkpoint
         for step in (*old, *unfinished):
             directory = f"{self._root}/step-{step:08d}"
-            if found[step]:
+            if has_manifest[step]:
                 self._filesystem.delete_file(f"{directory}/{MANIFEST}")
             self._filesystem.delete_dir(directory)
         return tuple(old)
 
     def _scan(self) -> dict[int, bool]:
         """Step -> whether it has a manifest, for every step directory."""
+        selector = fs.FileSelector(self._root, allow_not_found=True)
         try:
-            entries = self._filesystem.get_file_info(
-                fs.FileSelector(self._root, allow_not_found=True)
-            )
+            entries = self._filesystem.get_file_info(selector)
         except (OSError, pa.ArrowException) as error:
             raise CheckpointError(
                 f"{self._path} cannot be listed: {str(error).splitlines()[0]}. Is it a folder?"
             ) from error
-        steps = [
-            int(match[1])
-            for e in entries
-            if e.type == fs.FileType.Directory and (match := _STEP.fullmatch(e.base_name))
-        ]
-        infos = self._filesystem.get_file_info(
-            [f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps]
-        )
-        return {
-            step: info.type == fs.FileType.File for step, info in zip(steps, infos, strict=True)
-        }
+        names = [entry.base_name for entry in entries if entry.type == fs.FileType.Directory]
+        steps = [int(match[1]) for name in names if (match := _STEP.fullmatch(name))]
+        manifests = [f"{self._root}/step-{step:08d}/{MANIFEST}" for step in steps]
+        infos = self._filesystem.get_file_info(manifests)
+        whole = [info.type == fs.FileType.File for info in infos]
+        return dict(zip(steps, whole, strict=True))

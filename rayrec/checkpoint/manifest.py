@@ -1,5 +1,4 @@
-"""The manifest: which rectangle of which table lies in which file, and what a run needs besides to
-go on.
+"""The manifest says which rectangle of which table lies in which file.
 
 It is the last file written and the only one whose presence makes a directory a checkpoint. It is
 JSON, one line per file, and guards its own text by a crc32. Each file has `marks`: the end of every
@@ -14,7 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,14 +23,14 @@ from rayrec.layout.plan import ShardingPlan
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "rayrec.checkpoint", 1
+# fields of a manifest that hold any JSON
+_FREE = ("plan", "cursor", "optimizers", "extras")
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a shard file: `width` values of `dtype` per row; width 0 is one plain value per
-    row.
-    """
+    """A column of a shard file: `width` values of `dtype` per row; 0 means one plain value."""
 
     name: str
     dtype: str
@@ -48,8 +47,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One shard file: an Arrow IPC file with the rows of one rectangle, `batch_rows` rows per
-    record batch (the last may hold fewer).
+    """One shard file: an Arrow IPC file with the rows of one rectangle.
+
+    Every record batch holds `batch_rows` rows; the last may hold fewer.
 
     `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes
     from mark i-1 (or 0) to mark i.
@@ -153,60 +153,33 @@ class Manifest:
         Raises:
             CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
         """
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            "step": self.step,
-            "world_size": self.world_size,
-        }
-        free = {
-            "plan": self.plan,
-            "cursor": self.cursor,
-            "optimizers": self.optimizers,
-            "extras": self.extras,
-        }
+        free = {name: getattr(self, name) for name in _FREE}
         for key, value in free.items():
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise CheckpointError(
-                    f"{key} cannot be written as JSON: {error}. Use numbers, "
-                    "strings, lists and dicts."
+                    f"{key} cannot be written as JSON: {error}. Use numbers, strings, lists and "
+                    "dicts."
                 ) from error
-        tables = [
-            {k: getattr(t, k) for k in ("name", "num_embeddings", "embedding_dim", "data_type")}
-            for t in self.tables
-        ]
         dense = {"path": self.dense.path, "bytes": self.dense.num_bytes, "crc32": self.dense.crc32}
-        body = json.loads(
-            json.dumps(
-                {
-                    **head,
-                    **free,
-                    "tables": tables,
-                    "dense": dense,
-                    "files": [_file_json(f) for f in self.files],
-                }
-            )
-        )
-        lines = [
-            f"{json.dumps(key)}: {json.dumps(value)}"
-            for key, value in body.items()
-            if key != "files"
-        ]
-        files = ",\n  ".join(json.dumps(entry) for entry in body["files"])
-        return (
-            "{"
-            + ",\n ".join([*lines, f'"crc32": {_fingerprint(body)}', f'"files": [\n  {files}]'])
-            + "}\n"
-        ).encode()
+        head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "step": self.step}
+        head["world_size"] = self.world_size
+        tables = [asdict(table) for table in self.tables]
+        files = [_file_json(entry) for entry in self.files]
+        whole = {**head, **free, "tables": tables, "dense": dense, "files": files}
+        # as it will be read: JSON makes lists of tuples and text of keys, and the crc32 sees those
+        body = json.loads(json.dumps(whole))
+        crc32 = _fingerprint(body)
+        entries = ",\n  ".join(json.dumps(entry) for entry in body.pop("files"))
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
+        lines += [f'"crc32": {crc32}', f'"files": [\n  {entries}]']
+        return ("{" + ",\n ".join(lines) + "}\n").encode()
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str) -> Manifest:
         """Parse manifest.json.
 
-        Args:
-            where: the checkpoint's path, for messages.
         Raises:
             CheckpointError: not a manifest, of another version, or its rectangles do not tile the
                 tables.
@@ -230,16 +203,12 @@ class Manifest:
                     f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be "
                     f"{crc32}. Restore an earlier one."
                 )
+            dense = body["dense"]
             manifest = cls(
-                **{
-                    key: body[key]
-                    for key in ("step", "world_size", "plan", "cursor", "optimizers", "extras")
-                },
+                **{key: body[key] for key in ("step", "world_size", *_FREE)},
                 tables=tuple(TableEntry(**table) for table in body["tables"]),
                 files=tuple(_file_from_json(entry) for entry in body["files"]),
-                dense=DenseEntry(
-                    body["dense"]["path"], body["dense"]["bytes"], body["dense"]["crc32"]
-                ),
+                dense=DenseEntry(dense["path"], dense["bytes"], dense["crc32"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(
@@ -265,16 +234,13 @@ class Manifest:
             if not _tiles(files, table.num_embeddings, table.embedding_dim):
                 raise CheckpointError(
                     f"{where}: the {len(files)} files of table {table.name!r} do not tile its "
-                    f"{table.num_embeddings} rows x "
-                    f"{table.embedding_dim} columns; the manifest was edited or written wrongly. "
-                    "Restore an earlier checkpoint."
+                    f"{table.num_embeddings} rows x {table.embedding_dim} columns; the manifest "
+                    "was edited or written wrongly. Restore an earlier checkpoint."
                 )
 
 
 def _tiles(files: Sequence[FileEntry], num_rows: int, num_cols: int) -> bool:
-    """Whether the files are the cells of a product grid over the whole table, as every layout is,
-    each once.
-    """
+    """Whether the files are the cells of a product grid over the table, each once."""
     rows = sorted({(f.rows.start, f.rows.stop) for f in files})
     cols = sorted({(f.cols.start, f.cols.stop) for f in files})
     for ranges, size in ((rows, num_rows), (cols, num_cols)):

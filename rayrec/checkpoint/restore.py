@@ -5,7 +5,8 @@ record batches that its shards need and copies them straight into the live tenso
 are read and verified ahead by threads. All that can be checked without reading rows is checked
 before the first row is written. There is no collective: each rank restores alone.
 
-What a row-wise optimizer state becomes when column blocks split or merge is `place`'s business.
+What a row-wise optimizer state becomes when column blocks split or merge is the business of
+`rayrec.shards.overlap`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ from __future__ import annotations
 import io
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pyarrow import fs
 from torch import Tensor
 
+from rayrec.checkpoint.fits import (
+    check_columns,
+    check_files,
+    check_optimizer,
+    check_tables,
+    no_table,
+)
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
 from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.shards.place import Placer
-from rayrec.shards.state import WEIGHT, ShardState, describe
+from rayrec.shards.overlap import OverlapWriter
+from rayrec.shards.state import ShardState, describe
 
 READ_AHEAD = 4  # record batches in flight
-_STATE_REMEDY = "Restore with the optimizer that was saved, or the weights alone, without optimizer state (init_from, --init-from)."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,174 +123,67 @@ def restore_checkpoint(
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
     check_tables(manifest, tables or (), {}, store.path)
     reads = _plan_reads(manifest, shards, optimizers or {}, store.path)
-    _check_files(store, manifest, {read.entry.path for read in reads})
+    check_files(store, manifest, {read.entry.path for read in reads})
     dense = _read_dense(store, manifest, verify)
-    placer = Placer()
+    # all that can be refused has been; from here on live rows are overwritten
+    writer = OverlapWriter()
     for read, data in _read_ahead(store, reads, verify):
         for state in read.targets:
-            placer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
-    placer.finish(shards)
-    return RestoredCheckpoint(
-        manifest=manifest, dense=dense["model"], dense_optimizer=dense["optimizer"]
-    )
-
-
-def check_tables(
-    manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str
-) -> None:
-    """Check by its manifest alone that a checkpoint is of these tables.
-
-    Args:
-        tables: the model's tables.
-        optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
-        where: the checkpoint's path, for messages.
-    Raises:
-        CheckpointError: names the first table that was not saved, or was saved with another size or
-            optimizer.
-    """
-    for table in tables:
-        saved = manifest.table(table.name)
-        if saved is None:
-            raise _no_table(manifest, table.name, where)
-        sizes = (
-            (saved.num_embeddings, saved.embedding_dim),
-            (table.num_embeddings, table.embedding_dim),
-        )
-        if sizes[0] != sizes[1]:
-            raise CheckpointError(
-                f"table {table.name!r} is {sizes[0][0]} x {sizes[0][1]} in {where} and {sizes[1][0]} x {sizes[1][1]} in the model. "
-                "Give the model the saved sizes."
-            )
-        _check_optimizer(
-            table.name, manifest.optimizers.get(table.name), optimizers.get(table.name), where
-        )
-
-
-def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None) -> None:
-    """Check that every file of a checkpoint exists and has its size; nothing is read.
-
-    Raises:
-        DamagedCheckpointError: a file is missing or truncated.
-    """
-    _check_files(Store(path, filesystem), manifest, set(manifest.paths()))
-
-
-def _no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
-    names = ", ".join(t.name for t in manifest.tables[:10]) + (
-        ", ..." if len(manifest.tables) > 10 else ""
-    )
-    return CheckpointError(
-        f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it renamed or added?"
-    )
-
-
-def _check_optimizer(table: str, saved: object, wanted: object, where: str) -> None:
-    if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
-        return
-    names = saved.get("name"), wanted.get("name")
-    if None not in names and names[0] != names[1]:
-        raise CheckpointError(
-            f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. {_STATE_REMEDY}"
-        )
+            writer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
+    writer.finish(shards)
+    parts = {"dense": dense["model"], "dense_optimizer": dense["optimizer"]}
+    return RestoredCheckpoint(manifest=manifest, **parts)
 
 
 def _plan_reads(
     manifest: Manifest, shards: Sequence[ShardState], optimizers: Json, where: str
 ) -> list[_Read]:
-    """Which record batches to read, file by file, after checking that they can fill what is wanted."""
+    """Which record batches to read, file by file, after checking that they fit what is wanted."""
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
         wanted[state.shard.table].append(state)
+    # file by file, so that each is open once and read forwards
     reads, files = [], manifest.files_by_table()
     for table, states in wanted.items():
         saved = manifest.table(table)
         if saved is None:
-            raise _no_table(manifest, table, where)
+            raise no_table(manifest, table, where)
         for state in states:
-            if (
-                state.shard.rows.stop > saved.num_embeddings
-                or state.shard.cols.stop > saved.embedding_dim
-            ):
+            shard = state.shard
+            if shard.rows.stop > saved.num_embeddings or shard.cols.stop > saved.embedding_dim:
                 raise CheckpointError(
-                    f"{where}: table {table!r} was saved as {saved.num_embeddings} x {saved.embedding_dim}, and {describe(state.shard)} "
-                    f"is wanted. Give the model the saved sizes."
+                    f"{where}: table {table!r} was saved as {saved.num_embeddings} x "
+                    f"{saved.embedding_dim}, and {describe(state.shard)} is wanted. Give the "
+                    "model the saved sizes."
                 )
         for entry in files[table]:
             near = [state for state in states if entry.shard.intersect(state.shard)]
             for state in near:
-                _check_columns(
-                    entry, state, manifest.optimizers.get(table), optimizers.get(table), where
-                )
+                if state.optimizer:
+                    check_optimizer(manifest, table, optimizers.get(table), where)
+                check_columns(entry, state, where)
             for batch in range(len(entry.marks) - 1):
                 rows = entry.batch_range(batch)
-                targets = tuple(
-                    s
-                    for s in near
-                    if s.shard.rows.start < rows.stop and rows.start < s.shard.rows.stop
-                )
+                targets = tuple(s for s in near if _overlap(rows, s.shard.rows))
                 if targets:
                     reads.append(_Read(entry, batch, targets))
     return reads
 
 
-def _check_columns(
-    entry: FileEntry, state: ShardState, saved_spec: object, wanted_spec: object, where: str
-) -> None:
-    """A saved file must hold every tensor that is wanted, with as many values per row and of a type
-    that converts.
-    """
-    saved = {column.name: column for column in entry.columns}
-    if state.optimizer:
-        _check_optimizer(entry.table, saved_spec, wanted_spec, where)
-    for name, tensor in state.tensors().items():
-        if name not in saved:
-            held = ", ".join(column for column in saved if column != WEIGHT) or "none"
-            raise CheckpointError(
-                f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved with: {held}. {_STATE_REMEDY}"
-            )
-        if (saved[name].width > 0) != (tensor.dim() == 2):
-            kinds = "one value per row (row-wise)", "one value per element"
-            raise CheckpointError(
-                f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with {kinds[saved[name].width > 0]}, wanted is "
-                f"{kinds[tensor.dim() == 2]}: another optimizer. {_STATE_REMEDY}"
-            )
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
-            raise CheckpointError(
-                f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, wanted is {dtype}."
-            )
-
-
-def _check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Missing and truncated files, found by one listing before anything is read."""
-    wanted = {
-        path: size
-        for path, size in manifest.paths().items()
-        if path in paths or path == manifest.dense.path
-    }
-    found = store.sizes(list(wanted))
-    for path, size in wanted.items():
-        if path not in found:
-            raise DamagedCheckpointError(
-                f"{store.path} has no file {path}, which its manifest names. Restore an earlier checkpoint."
-            )
-        if found[path] != size:
-            raise DamagedCheckpointError(
-                f"{store.path}/{path} has {found[path]} bytes, not {size}: it is truncated. Restore an earlier one."
-            )
+def _overlap(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop
 
 
 def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any]:
     data = store.read_all(manifest.dense.path)
     if verify and zlib.crc32(data) != manifest.dense.crc32:
         raise DamagedCheckpointError(
-            f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. Restore an earlier one."
+            f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. "
+            "Restore an earlier one."
         )
     try:
-        content: dict[str, Any] = torch.load(
-            io.BytesIO(data), map_location="cpu", weights_only=True
-        )
-        return content
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return cast("dict[str, Any]", content)
     except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
         raise DamagedCheckpointError(
             f"{store.path}/{manifest.dense.path} cannot be loaded: {error}"
@@ -292,8 +193,9 @@ def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any
 def _read_ahead(
     store: Store, reads: Sequence[_Read], verify: bool
 ) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
-    """The batches in the order of `reads`, a few of them in flight. A file closes when the last
-    read of it drops its `Source`.
+    """Give the batches in the order of `reads`, with a few of them in flight.
+
+    A file closes when its last read drops the `Source`.
     """
     pending: deque[tuple[_Read, Future[dict[str, Tensor]]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="restore") as pool:
@@ -303,14 +205,9 @@ def _read_ahead(
                 path, source = read.entry.path, store.open(read.entry.path)
                 if verify:
                     check_footer(source, read.entry, store.path)
-            pending.append(
-                (
-                    read,
-                    pool.submit(
-                        read_batch, source, read.entry, read.batch, verify=verify, where=store.path
-                    ),
-                )
-            )
+            task = partial(read_batch, source, read.entry, read.batch)
+            pending.append((read, pool.submit(task, verify=verify, where=store.path)))
+            # one batch is copied into the shards while the others are read
             if len(pending) == READ_AHEAD:
                 done, future = pending.popleft()
                 yield done, future.result()

@@ -1,5 +1,4 @@
-"""Save: every rank writes its shards, rank 0 the dense part, and the manifest last, once all ranks
-have said that they are done.
+"""Save: every rank writes its shards, rank 0 the dense part, and the manifest comes last.
 
 A rank that fails says so through the same `gather`, so that nobody waits for it and all raise the
 same error. What it costs: three small gathers, one pass over the shards, and at most a few record
@@ -28,6 +27,7 @@ from rayrec.errors import CheckpointError, RayrecError, SaveError
 from rayrec.layout.geometry import Replicated, Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.modules.names import DTYPES
 from rayrec.shards.state import Gather, ShardState, describe
 
 # files that one rank writes at a time; an object store's stream alone does not fill a network card
@@ -74,49 +74,36 @@ def save_checkpoint(
     """Write a checkpoint; all ranks call it together.
 
     Args:
-        path: a new directory, or the rest of an unfinished save; local path or URI that every
-            rank's host sees.
-        shards: this rank's shards, exactly those that `plan` gives it. Replicated tables are
-            written by their lowest rank alone.
-        tables: all tables of the model.
-        plan: the plan that the ranks obey.
-        gather: all ranks' values in rank order on every rank; called three times, whatever fails.
-        dense: name -> dense parameter or buffer; rank 0's are written.
+        path: a new directory, or the rest of an unfinished save, that every rank's host sees.
+        shards: this rank's shards under `plan`; the lowest rank writes replicated tables.
+        gather: called three times, whatever fails.
+        dense, dense_optimizer: dense parameters, buffers and optimizer state; rank 0's are written.
         step: global steps done, the same on every rank.
-        dense_optimizer: the dense optimizer's state dict; rank 0's is written.
-        cursor: where the data goes on; JSON.
-        optimizers: table name -> sparse optimizer; JSON, {"name": ...} at the least if restore
-            shall compare it.
-        extras: anything else, such as seeds; JSON.
-        filesystem: used instead of the one that `path` names.
+        cursor, extras: where the data goes on, and anything else, as JSON.
+        optimizers: table name -> {"name": ...}, which a restore compares.
         batch_bytes: bound on one record batch, the least that a restore reads of a file.
-    Returns:
-        the manifest, on every rank.
     Raises:
-        CheckpointError: on every rank, when what was asked for cannot be saved; names the rank and
-            its error.
-        SaveError: on every rank, when the storage refused on any of them. No checkpoint exists
-            then.
+        CheckpointError: on every rank, when what was asked for cannot be saved.
+        SaveError: on every rank, when the storage refused. No checkpoint exists then.
     """
     store = Store(path, filesystem)
 
+    # 1. nothing is written unless every rank's shards are those of the plan
     def prepare() -> None:
         plan.check(tables, world_size)
         _check_shards(shards, tables, plan, rank)
         if rank == 0:
             store.prepare()
 
+    # 2. all files but the manifest
     def write() -> _Written:
-        mine = [state for state in shards if _writes(plan, state.shard, rank)]
-        with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
-            files = tuple(pool.map(lambda state: write_shard(store, state, batch_bytes), mine))
-        return _Written(
-            step, files, _write_dense(store, dense, dense_optimizer) if rank == 0 else None
-        )
+        files = _write_shards(store, shards, plan, rank, batch_bytes)
+        return _Written(step, files, _write_dense(store, dense, dense_optimizer, rank))
 
     _agree(f"save to {path}: preparing", prepare, gather)
     written = _agree(f"save to {path}: writing", write, gather)
 
+    # 3. the manifest, which makes the directory a checkpoint once all files are there
     def publish() -> Manifest:
         manifest = _manifest(written, tables, plan, cursor or {}, optimizers or {}, extras or {})
         text = manifest.to_bytes()
@@ -125,13 +112,13 @@ def save_checkpoint(
             store.publish(text)
         return manifest
 
-    manifest = _agree(f"save to {path}: publishing", publish, gather, share=False)[0]
-    return manifest
+    return _agree(f"save to {path}: publishing", publish, gather, share=False)[0]
 
 
 def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
-    """Run `action` on every rank and return all results, or raise the same error everywhere;
-    `share=False` returns only this rank's.
+    """Run `action` on every rank; return all results, or raise the same error everywhere.
+
+    With `share=False` only this rank's own result is returned.
     """
     cause: Exception | None = None
     value: T | None = None
@@ -142,6 +129,7 @@ def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = 
         cause = error
         mistake = isinstance(error, RayrecError) and not isinstance(error, SaveError)
         outcome = _Outcome(None, f"{type(error).__name__}: {error}", mistake)
+    # every rank comes here, whatever failed, or the others would wait for it
     outcomes = gather(outcome)
     failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error}
     if failed:
@@ -162,11 +150,9 @@ def _check_shards(
 ) -> None:
     wanted, given = set(plan.shards(rank)), {state.shard for state in shards}
     for shard in sorted(wanted ^ given, key=lambda s: (s.table, s.rows.start, s.cols.start)):
-        what = (
-            "is in the plan but was not given"
-            if shard in wanted
-            else "was given but is not in the plan"
-        )
+        what = "was given but is not in the plan"
+        if shard in wanted:
+            what = "is in the plan but was not given"
         raise CheckpointError(
             f"{describe(shard)} of table {shard.table!r} {what} for rank {rank}; save with the "
             "plan that the ranks obey."
@@ -177,11 +163,11 @@ def _check_shards(
         )
     types = {table.name: table.data_type for table in tables}
     for state in shards:
-        if state.weight.dtype is not getattr(torch, types[state.shard.table].torch_name):
+        data_type = types[state.shard.table]
+        if state.weight.dtype is not DTYPES[data_type]:
             raise CheckpointError(
-                f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, "
-                f"its weight on rank {rank} is "
-                f"{state.weight.dtype}."
+                f"table {state.shard.table!r} is {data_type.value} by its config, "
+                f"its weight on rank {rank} is {state.weight.dtype}."
             )
 
 
@@ -190,24 +176,31 @@ def _writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
     return not isinstance(layout, Replicated) or rank == min(layout.ranks)
 
 
+def _write_shards(
+    store: Store, shards: Sequence[ShardState], plan: ShardingPlan, rank: int, batch_bytes: int
+) -> tuple[FileEntry, ...]:
+    mine = [state for state in shards if _writes(plan, state.shard, rank)]
+    with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
+        return tuple(pool.map(lambda state: write_shard(store, state, batch_bytes), mine))
+
+
 def _write_dense(
-    store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None
-) -> DenseEntry:
-    """Write the dense part, after making sure that it can be loaded again without unpickling."""
+    store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None, rank: int
+) -> DenseEntry | None:
+    """Write the dense part on rank 0, when it is sure to load again without unpickling."""
+    if rank != 0:
+        return None
     # .clone(): a view would take its whole storage along
-    content = {
-        "model": {name: tensor.detach().to("cpu").clone() for name, tensor in dense.items()},
-        "optimizer": optimizer,
-    }
+    model = {name: tensor.detach().to("cpu").clone() for name, tensor in dense.items()}
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({"model": model, "optimizer": optimizer}, buffer)
     buffer.seek(0)
     foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
     if foreign:
         raise CheckpointError(
             f"the dense optimizer's state holds {', '.join(foreign)}, which "
-            "torch.load(weights_only=True) refuses; "
-            f"keep tensors, numbers, strings, lists and dicts in it."
+            "torch.load(weights_only=True) refuses; keep tensors, numbers, strings, lists and "
+            "dicts in it."
         )
     with store.write(DENSE) as sink:
         sink.write(buffer.getbuffer())
@@ -248,14 +241,13 @@ def _manifest(
 
 
 def _check_visible(store: Store, manifest: Manifest) -> None:
-    """Rank 0 must see what the others wrote: a path on one host's own disk would lose their shards."""
+    """Check that rank 0 sees the others' files: one host's own disk would lose their shards."""
     wanted = manifest.paths()
-    found = store.sizes(list(wanted))
+    visible = store.sizes(list(wanted))
     for path, size in wanted.items():
-        if found.get(path) != size:
-            what = "does not see it" if path not in found else f"sees {found[path]} bytes of it"
+        if visible.get(path) != size:
+            what = f"sees {visible[path]} bytes of it" if path in visible else "does not see it"
             raise CheckpointError(
                 f"{path} was written with {size} bytes, but rank 0 {what} under {store.path}. The "
-                "path must be shared by all hosts: "
-                f"a network mount, s3:// or gs://."
+                "path must be shared by all hosts: a network mount, s3:// or gs://."
             )

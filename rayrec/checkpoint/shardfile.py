@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -38,9 +39,7 @@ _BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def shard_path(shard: Shard) -> str:
-    """Path of a shard's file in the checkpoint; the table's name is escaped, so that no name leaves
-    the directory.
-    """
+    """Path of a shard's file; the table's name is escaped, so that it stays in the directory."""
     name = quote(shard.table, safe="")
     if name.startswith("."):  # quote leaves dots, and "." and ".." are not ours to write
         name = "%2E" + name[1:]
@@ -72,12 +71,9 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     """The Arrow schema of `columns`; nothing in it is nullable."""
     fields = []
     for column in columns:
-        value = _ARROW[_BY_NAME[column.dtype]]
-        kind = (
-            pa.list_(pa.field("item", value, nullable=False), column.width)
-            if column.width
-            else value
-        )
+        kind = _ARROW[_BY_NAME[column.dtype]]
+        if column.width:
+            kind = pa.list_(pa.field("item", kind, nullable=False), column.width)
         said = {"rayrec.dtype": column.dtype} if column.dtype == "bfloat16" else None
         fields.append(pa.field(column.name, kind, nullable=False, metadata=said))
     return pa.schema(fields)
@@ -97,25 +93,21 @@ def write_shard(store: Store, state: ShardState, batch_bytes: int = BATCH_BYTES)
     device or is strided.
     """
     columns, shard = columns_of(state), state.shard
-    schema = schema_of(columns)
-    num_rows = len(shard.rows)
-    row_bytes = sum(
-        tensor[:1].numel() * tensor.element_size() for tensor in state.tensors().values()
-    )
+    schema, tensors = schema_of(columns), list(state.tensors().values())
+    row_bytes = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors)
     batch_rows = max(1, batch_bytes // row_bytes)
     marks: list[Mark] = []
     path = shard_path(shard)
     with store.write(path) as sink, pa.PythonFile(sink, mode="w") as file:
         with pa.ipc.new_file(file, schema) as writer:
-            for start in range(0, num_rows, batch_rows):
-                chunks = [tensor[start : start + batch_rows] for tensor in state.tensors().values()]
-                arrays = [
-                    _to_arrow(chunk, field.type)
-                    for chunk, field in zip(chunks, schema, strict=True)
-                ]
+            for start in range(0, len(shard.rows), batch_rows):
+                chunks = [tensor[start : start + batch_rows] for tensor in tensors]
+                pairs = zip(chunks, schema, strict=True)
+                arrays = [_to_arrow(chunk, field.type) for chunk, field in pairs]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
                 marks.append(Mark(sink.num_bytes, sink.crc32))
-        marks.append(Mark(sink.num_bytes, sink.crc32))  # now with the footer
+        # closing the writer has added the footer
+        marks.append(Mark(sink.num_bytes, sink.crc32))
     return FileEntry(path, shard.table, shard.rows, shard.cols, columns, batch_rows, tuple(marks))
 
 
@@ -124,23 +116,17 @@ def read_batch(
 ) -> dict[str, Tensor]:
     """Record batch `index` of a shard file as read-only CPU tensors, by column name.
 
-    Args:
-        verify: check the crc32 of its bytes.
-        where: the checkpoint's path, for messages.
     Raises:
         CheckpointError: the storage refuses.
         DamagedCheckpointError: the bytes are not those that were written.
     """
     before = entry.marks[index - 1] if index else Mark(0, 0)
-    try:
-        data = source.read(before.end, entry.marks[index].end)
-    except OSError as error:
-        raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
-    if verify and zlib.crc32(data, before.crc32) != entry.marks[index].crc32:
+    data, right = _read_marked(source, entry, before, entry.marks[index], where)
+    if verify and not right():
         raise DamagedCheckpointError(
             f"{where}/{entry.path} is damaged between bytes {before.end} and "
-            f"{entry.marks[index].end}: the crc32 is not that of the "
-            f"manifest. Restore an earlier checkpoint."
+            f"{entry.marks[index].end}: the crc32 is not that of the manifest. Restore an earlier "
+            "checkpoint."
         )
     rows = len(entry.batch_range(index))
     try:
@@ -151,13 +137,11 @@ def read_batch(
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema_of(entry.columns))
         if batch.num_rows != rows:
             raise DamagedCheckpointError(
-                f"{where}/{entry.path} has {batch.num_rows} rows in batch "
-                f"{index}, the manifest says {rows}."
+                f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest "
+                f"says {rows}."
             )
-        return {
-            column.name: _to_torch(batch.column(i), column, rows)
-            for i, column in enumerate(entry.columns)
-        }
+        parts = zip(entry.columns, batch.columns, strict=True)
+        return {column.name: _to_torch(array, column, rows) for column, array in parts}
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DamagedCheckpointError(
             f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier "
@@ -165,9 +149,20 @@ def read_batch(
         ) from error
 
 
+def _read_marked(
+    source: Source, entry: FileEntry, before: Mark, mark: Mark, where: str
+) -> tuple[pa.Buffer, Callable[[], bool]]:
+    """The bytes between two marks, and a call that tells whether they are those written."""
+    try:
+        data = source.read(before.end, mark.end)
+    except OSError as error:
+        raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
+    # crc32 goes on from the mark before, so nothing in front of it is read
+    return data, lambda: zlib.crc32(data, before.crc32) == mark.crc32
+
+
 def check_footer(source: Source, entry: FileEntry, where: str) -> None:
-    """Verify the bytes after the last record batch: the footer, by which other tools find the
-    batches.
+    """Verify the bytes after the last record batch, which other tools need to find the batches.
 
     Restoring does not need the footer, but a file that only rayrec could read is damaged.
 
@@ -177,11 +172,8 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
     """
     before = entry.marks[-2] if len(entry.marks) > 1 else Mark(0, 0)
     whole = entry.marks[-1]
-    try:
-        data = source.read(before.end, whole.end)
-    except OSError as error:
-        raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
-    if zlib.crc32(data, before.crc32) != whole.crc32:
+    _, right = _read_marked(source, entry, before, whole, where)
+    if not right():
         raise DamagedCheckpointError(
             f"{where}/{entry.path} is damaged between bytes {before.end} and {whole.end}, in its "
             "footer. Restore an earlier checkpoint."
@@ -189,6 +181,7 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
 
 
 def _to_arrow(chunk: Tensor, kind: pa.DataType) -> pa.Array:
+    # the buffer is the tensor's own memory, unless it lies on a device or is strided
     chunk = chunk.detach().to("cpu").contiguous()
     value = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
     chunk = chunk.view(torch.uint16) if chunk.dtype is torch.bfloat16 else chunk

@@ -28,9 +28,7 @@ _PARTIAL = f"{MANIFEST}.partial"
 
 
 class ChecksumSink:
-    """A file object that counts and checksums what passes through to an Arrow stream; no byte is
-    copied.
-    """
+    """A file object that counts and checksums what passes to an Arrow stream, without a copy."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
@@ -85,7 +83,6 @@ class Store:
     """One checkpoint directory.
 
     Args:
-        path: local path or URI.
         filesystem: used instead of the one that `path` names.
     """
 
@@ -102,11 +99,8 @@ class Store:
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         """Size in bytes of those files that exist."""
         infos = self.filesystem.get_file_info([self._file(path) for path in paths])
-        return {
-            path: info.size
-            for path, info in zip(paths, infos, strict=True)
-            if info.type == fs.FileType.File
-        }
+        pairs = zip(paths, infos, strict=True)
+        return {path: info.size for path, info in pairs if info.type == fs.FileType.File}
 
     def prepare(self) -> None:
         """Make the directory ready to be written: new, empty, or rid of an unfinished checkpoint.
@@ -116,18 +110,17 @@ class Store:
         """
         if self.has_manifest():
             raise CheckpointError(
-                f"{self.path} already holds a complete checkpoint; save to a new path, or delete it first."
+                f"{self.path} already holds a complete checkpoint; save to a new path, or delete "
+                "it first."
             )
         entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
-        foreign = sorted(
-            entry.base_name
-            for entry in entries
-            if entry.base_name not in (TABLES, DENSE, _PARTIAL, "")
-        )
+        foreign = sorted({entry.base_name for entry in entries} - {TABLES, DENSE, _PARTIAL, ""})
         if foreign:
             raise CheckpointError(
-                f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a new or empty directory."
+                f"{self.path} holds {foreign[0]!r}, which is no part of a checkpoint; save to a "
+                "new or empty directory."
             )
+        # the rest of an unfinished save
         for entry in entries:
             if entry.type == fs.FileType.Directory:
                 self.filesystem.delete_dir(entry.path)
@@ -137,8 +130,9 @@ class Store:
 
     @contextmanager
     def write(self, path: str) -> Iterator[ChecksumSink]:
-        """Write one file; it is on disk when the block ends. What an error leaves behind is
-        harmless without a manifest.
+        """Write one file; it is on disk when the block ends.
+
+        What an error leaves behind is harmless without a manifest.
         """
         target = self._file(path)
         self._make_directory(os.path.dirname(target))
@@ -147,8 +141,9 @@ class Store:
         self._sync(target, os.path.dirname(target))
 
     def publish(self, manifest: bytes) -> None:
-        """Write the manifest so that it appears whole or not at all; before this call the directory
-        is not a checkpoint.
+        """Write the manifest so that it appears whole or not at all.
+
+        Before this call the directory is not a checkpoint.
         """
         whole = self._file(MANIFEST)
         name = self._file(_PARTIAL) if self._has_directories else whole
@@ -156,6 +151,7 @@ class Store:
             stream.write(manifest)
         if not self._has_directories:
             return
+        # all names must be on disk before the rename, and the rename before this call returns
         self._sync(name, self._file(TABLES), self.root)
         self.filesystem.move(name, whole)
         self._sync(self.root, os.path.dirname(self.root))
@@ -182,12 +178,9 @@ class Store:
         Raises:
             CheckpointError: it is missing or cannot be read.
         """
+        open_file = pa.memory_map if self._local else self.filesystem.open_input_file
         try:
-            file = (
-                pa.memory_map(self._file(path))
-                if self._local
-                else self.filesystem.open_input_file(self._file(path))
-            )
+            file = open_file(self._file(path))
         except FileNotFoundError as error:
             raise DamagedCheckpointError(
                 f"{self.path} has no file {path}. {self._remedy(path)}"
@@ -203,7 +196,10 @@ class Store:
 
     def _remedy(self, path: str) -> str:
         if path == MANIFEST:
-            return "Without it a directory is not a checkpoint: the path is wrong, or the save was cut short. Use an earlier checkpoint."
+            return (
+                "Without it a directory is not a checkpoint: the path is wrong, or the save was "
+                "cut short. Use an earlier checkpoint."
+            )
         return "Restore an earlier checkpoint."
 
     def _make_directory(self, directory: str) -> None:

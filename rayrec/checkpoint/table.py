@@ -22,8 +22,10 @@ from rayrec.errors import CheckpointError, DamagedCheckpointError
 def load_table(
     path: str, table: str, *, verify: bool = True, filesystem: fs.FileSystem | None = None
 ) -> pa.Table:
-    """A whole table: column "row" (int64), "weight" (FixedSizeList of the table's width), and one
-    column per optimizer state.
+    """Read a whole table of a checkpoint as an Arrow table.
+
+    Its columns are "row" (int64), "weight" (FixedSizeList of the table's width), and one per
+    optimizer state.
 
     bfloat16 becomes float32, since Arrow has none.
 
@@ -31,7 +33,6 @@ def load_table(
 
     Args:
         path: the checkpoint; local path or URI.
-        table: the table's name.
         verify: check the crc32 of every byte that is read.
     Returns:
         one row per embedding, by row number; a chunk per row block.
@@ -45,29 +46,24 @@ def load_table(
         raise CheckpointError(
             f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}."
         )
-    blocks = []
-    for _, files in groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start):
-        blocks.append(_row_block(store, list(files), verify))
-    return pa.concat_tables(blocks)
+    row_blocks = groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start)
+    return pa.concat_tables([_row_block(store, list(files), verify) for _, files in row_blocks])
 
 
 def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
     """Join the column blocks of one row block."""
     parts = [_read(store, entry, verify) for entry in files]
-    columns: dict[str, pa.Array] = {
-        "row": pa.array(np.arange(files[0].rows.start, files[0].rows.stop, dtype=np.int64))
-    }
+    rows = files[0].rows
+    columns: dict[str, pa.Array] = {"row": pa.array(np.arange(rows.start, rows.stop))}
     for i, column in enumerate(files[0].columns):
         arrays = [_widened(part.column(i).combine_chunks(), column.dtype) for part in parts]
         if len(arrays) == 1:
             columns[column.name] = arrays[0]
         elif column.width:
-            joined = np.concatenate(
-                [array.flatten().to_numpy().reshape(len(array), -1) for array in arrays], axis=1
-            )
-            columns[column.name] = pa.FixedSizeListArray.from_arrays(
-                joined.reshape(-1), joined.shape[1]
-            )
+            # (rows, columns of each block) side by side
+            parts_2d = [array.flatten().to_numpy().reshape(len(array), -1) for array in arrays]
+            joined, width = np.concatenate(parts_2d, axis=1), sum(len(e.cols) for e in files)
+            columns[column.name] = pa.FixedSizeListArray.from_arrays(joined.reshape(-1), width)
         else:
             widths = [len(entry.cols) for entry in files]
             mean = np.average([array.to_numpy() for array in arrays], axis=0, weights=widths)
@@ -91,8 +87,7 @@ def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:
     if size != entry.num_bytes:  # a mapped file that is too short would end this process
         raise DamagedCheckpointError(
             f"{store.path}/{entry.path} has {size or 0} bytes, not {entry.num_bytes}: it is "
-            "truncated or "
-            "gone. Restore an earlier checkpoint."
+            "truncated or gone. Restore an earlier checkpoint."
         )
     try:
         data = store.open(entry.path).read(0, entry.num_bytes)
@@ -109,7 +104,5 @@ def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Files say that no item is null; tables made here do not, so that blocks of both origins have
-    one type.
-    """
+    """The type with nullable items, so that blocks read and blocks made here have one type."""
     return pa.list_(kind.value_type, kind.list_size) if pa.types.is_fixed_size_list(kind) else kind

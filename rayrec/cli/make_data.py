@@ -36,7 +36,8 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the data and say where they lie. Raises RayrecError."""
     from rayrec.data.converted import new_data_set
-    from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import write_synthetic
 
     config = SyntheticConfig(
         rows_train=options.rows, rows_eval=options.eval_rows, dim=options.dim, seed=options.seed

@@ -34,13 +34,13 @@ def exchange_for(
     transport: Transport = Transport.AUTO,
     own: bool = False,
 ) -> Exchange:
-    """An exchange over the ranks of `group`; every rank of it calls, in the same order as other
-    collectives.
+    """Make an exchange over the ranks of `group`.
+
+    Every rank of the group calls it, in the same order as other collectives.
 
     Args:
         group: the default group when None, which itself is never used for the exchange, but one
             with connections of its own.
-        device: where the tensors will lie.
         transport: AUTO chooses as the module says; PROCESS_GROUP never shares memory; SHARED_MEMORY
             raises where AUTO would not share memory among any ranks.
         own: also make new connections for any other group.
@@ -49,40 +49,39 @@ def exchange_for(
     """
     if not dist.is_initialized():
         raise CommError(
-            "no process group: call torch.distributed.init_process_group first, or "
-            "train through rayrec.Driver."
+            "no process group: call torch.distributed.init_process_group first, or train through "
+            "rayrec.Driver."
         )
     whole = _process_group_exchange(group, own)
     if transport is Transport.PROCESS_GROUP or device.type != "cpu" or whole.world_size == 1:
         if transport is Transport.SHARED_MEMORY and whole.world_size > 1:
             raise CommError(
-                "transport 'shared_memory' is for CPU ranks, these are on "
-                f"{device.type}; use 'auto'."
+                f"transport 'shared_memory' is for CPU ranks, these are on {device.type}; use "
+                "'auto'."
             )
         return whole
     name = int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
-    found = share_hosts(whole, name, timeout_s())
-    if found is whole and transport is Transport.SHARED_MEMORY:
+    joined = share_hosts(whole, name, timeout_s())
+    if joined is whole and transport is Transport.SHARED_MEMORY:
         raise CommError(
-            "transport 'shared_memory': no two ranks share a host and can share memory "
-            "there; use 'auto'."
+            "transport 'shared_memory': no two ranks share a host and can share memory there; use "
+            "'auto'."
         )
-    return found
+    return joined
 
 
 def _process_group_exchange(group: dist.ProcessGroup | None, own: bool) -> ProcessGroupExchange:
     if group is None or group is dist.group.WORLD:
         return ProcessGroupExchange(new_group())
     if own:
-        return ProcessGroupExchange(
-            new_group(dist.get_process_group_ranks(group), members_only=True)
-        )
+        group = new_group(dist.get_process_group_ranks(group), members_only=True)
     return ProcessGroupExchange(group)
 
 
 def host_identity() -> str:
-    """What two processes have in common exactly when they can share memory: the boot of the kernel,
-    the process namespace, the user.
+    """Text that is equal for two processes exactly when they can share memory.
+
+    It names the boot of the kernel, the process namespace and the user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/pid")

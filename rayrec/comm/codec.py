@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -113,8 +114,8 @@ class Codecs:
     backward: Codec | None = None
 
     @staticmethod
-    def of(config: QCommsConfig | None) -> Codecs:
-        """From the user's config."""
+    def from_config(config: QCommsConfig | None) -> Codecs:
+        """The codecs that the user's config names."""
         if config is None:
             return Codecs()
         return Codecs(_CODECS[config.forward_precision], _CODECS[config.backward_precision])
@@ -130,22 +131,22 @@ def coded_all_to_all(
     send_sections: Sections,
     recv_sections: Sections,
 ) -> list[Tensor]:
-    """`Exchange.views` of float32 values, coded on the wire, waited for. A world of one rank codes
-    nothing.
+    """`Exchange.views` of float32 values, coded on the wire and waited for.
+
+    A world of one rank codes nothing.
 
     Args:
         send_sections, recv_sections: per rank, the sizes of the sections of its message; each is
             coded by itself.
     """
+    # elements per rank before the codec, and with it
+    plain_out = [sum(sections) for sections in send_sections]
+    plain_in = [sum(sections) for sections in recv_sections]
     if codec is None or exchange.world_size == 1:
-        return exchange.views(
-            send, [sum(s) for s in send_sections], [sum(s) for s in recv_sections]
-        ).wait()
-    wire = codec.encode(send, [n for sections in send_sections for n in sections])
-    out, into = (
-        [sum(codec.size(n) for n in sections) for sections in each]
-        for each in (send_sections, recv_sections)
-    )
+        return exchange.views(send, plain_out, plain_in).wait()
+    wire = codec.encode(send, list(chain.from_iterable(send_sections)))
+    out = [sum(map(codec.size, sections)) for sections in send_sections]
+    into = [sum(map(codec.size, sections)) for sections in recv_sections]
     received = exchange.all_to_all(wire, out, into).wait()
-    values = codec.decode(received, [n for sections in recv_sections for n in sections])
-    return list(values.split([sum(sections) for sections in recv_sections]))
+    values = codec.decode(received, list(chain.from_iterable(recv_sections)))
+    return list(values.split(plain_in))

@@ -1,5 +1,4 @@
-"""Dense gradients averaged through shared memory, as a communication hook of
-DistributedDataParallel.
+"""Dense gradients are averaged through shared memory, by a communication hook of DDP.
 
 gloo's all_reduce moves about 1 GB/s between ranks of one host; here a bucket is published once when
 it is ready, and summed at the end of the backward pass, so that ranks do not wait for each other in
@@ -25,7 +24,6 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
     Args:
         find_exchange: gives the exchange over shared memory, which nobody else uses, as it or with
             its waits counted.
-        bucket: gradients that are ready.
     Raises:
         CommError: a peer is gone.
     """
@@ -44,9 +42,7 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
 
 
 def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-    """As `average_gradients`, with the wait inside; for a hook that is called where no callback
-    follows.
-    """
+    """As `average_gradients`, but wait inside, for hooks that no callback follows."""
     exchange, buffer = find_exchange(), bucket.buffer()
     start_sum(exchange, buffer)()
     future: Future[Tensor] = Future()
@@ -55,8 +51,9 @@ def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -
 
 
 class AverageStatic:
-    """`average_gradients` under static_graph: DDP calls the hooks of the first backward pass when
-    its callbacks have begun.
+    """`average_gradients` under static_graph.
+
+    DDP then calls the hooks of the first backward pass when its callbacks have begun already.
     """
 
     def __init__(self) -> None:
@@ -74,14 +71,13 @@ class AverageStatic:
 
 
 def start_sum(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
-    """Publish `buffer`, (N,) and equally long on all ranks; the call returned puts the sum over
-    ranks in its place.
+    """Publish `buffer`; the returned call puts the sum over ranks in its place.
+
+    The buffer is (N,), with the same N on all ranks.
     """
-    return (
-        _start_whole(exchange, buffer)
-        if exchange.world_size == 2
-        else _start_parts(exchange, buffer)
-    )
+    # two ranks read each other's whole buffer; more would read it world_size times
+    start = _start_whole if exchange.world_size == 2 else _start_parts
+    return start(exchange, buffer)
 
 
 def _start_whole(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
@@ -101,6 +97,7 @@ def _start_parts(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
     pending: Pending[list[Tensor]] = exchange.views(buffer, sizes, [sizes[rank]] * world)
 
     def finish() -> None:
+        # this rank's part, (sizes[rank],), from every rank; summed in rank order for equal bits
         first, *others = pending.wait()
         total = first.clone()
         for other in others:

@@ -3,7 +3,7 @@
 `route` and `combine` speak to an `Exchange` and to nothing else, so that a simulated world, gloo,
 NCCL and shared memory run the same code. An exchange moves flat tensors of one dtype; it knows
 neither features nor tables. `Pending` is a launched collective: the only future type of the
-library. `FlatExchange` gives what follows from `all_to_all` alone; shared memory overrides it to
+library. `Exchange` gives all that follows from `all_to_all` alone; shared memory overrides it to
 save copies and waits.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from rayrec.comm.pages import private_memory
 
 T = TypeVar("T")
 U = TypeVar("U")
-
-SplitsOf = Callable[[list[list[int]]], list[int]]
-Headed = tuple[list[list[int]], list[Tensor]]
 
 
 class Pending(Generic[T]):
@@ -49,24 +46,27 @@ class Pending(Generic[T]):
         return self._value  # type: ignore[return-value]
 
 
-class Exchange(Protocol):
+Splits = Sequence[int]  # elements per rank
+Headers = Sequence[Sequence[int]]  # integers per rank
+SplitsOf = Callable[[list[list[int]]], list[int]]
+Headed = tuple[list[list[int]], list[Tensor]]
+Views = Pending[list[Tensor]]
+
+
+class Exchange(ABC):
     """A group of ranks that can exchange flat tensors.
 
     Attributes:
-        rank: index of this rank in the group.
-        world_size: number of ranks.
         keeps_own: whether it is cheaper not to send a rank's message to itself.
     """
 
     rank: int
     world_size: int
-    keeps_own: bool
+    keeps_own = False
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
-        """Send `send_splits[r]` elements to every rank r, in rank order, and receive
-        `recv_splits[r]` from each.
+    @abstractmethod
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
+        """Send `send_splits[r]` elements to every rank r and receive `recv_splits[r]` from each.
 
         Args:
             send: (sum of send_splits,), contiguous; it must stay unchanged until the result has
@@ -79,25 +79,21 @@ class Exchange(Protocol):
         Raises:
             CommError: from `wait()`.
         """
-        ...
 
-    def views(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[list[Tensor]]:
-        """As `all_to_all`, but a tensor per source. They are only valid until the next collective
-        on this exchange is started.
+    def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
+        """As `all_to_all`, but with one tensor per source.
+
+        The tensors are valid only until the next collective on this exchange starts.
         """
-        ...
+        pending = self.all_to_all(send, send_splits, recv_splits)
+        return Pending(lambda: list(pending.wait().split(list(recv_splits))))
 
     def headed(
-        self,
-        headers: Sequence[Sequence[int]],
-        send: Tensor,
-        send_splits: Sequence[int],
-        head: int,
-        splits_of: SplitsOf,
+        self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
         """As `views` where a receiver learns the sizes from headers that are sent along.
+
+        Here these are two collectives, and the host waits for the first to read the headers.
 
         Args:
             headers: per destination, integers of at most 63 bits.
@@ -106,129 +102,69 @@ class Exchange(Protocol):
         Returns:
             Pending of the headers and the tensors per source, with the lifetime of `views`.
         """
-        ...
-
-    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        """Send all of `send` to every rank; `sizes[r]` elements come from rank r, with the lifetime
-        of `views`.
-        """
-        ...
-
-    def buffer(self, size: int, like: Tensor) -> Tensor:
-        """(size,) uninitialized, of like's dtype and device, to be filled and sent by the next
-        collective; views end here.
-
-        In shared memory it lies where the others read, which saves a copy.
-        """
-        ...
-
-    def share(self, size: int) -> Tensor | None:
-        """(size,) bytes, zeros, that every rank reads and writes in place; None where ranks have no
-        memory in common.
-
-        All ranks call it together with one size. Who reads what another wrote must have met it
-        since; see `meet`.
-        """
-        ...
-
-    def meet(self) -> None:
-        """Wait until every rank has come here: what it wrote before into shared memory can be read,
-        what it read can be overwritten.
-
-        Any collective whose result has been waited for does the same.
-        """
-        ...
-
-    def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
-        """The exchange of this rank's own group, when the ranks part into `groups`; all ranks call
-        it together.
-
-        Ranks of the result are positions in the group.
-        """
-        ...
-
-
-class FlatExchange(ABC):
-    """All of `Exchange` from `all_to_all`."""
-
-    rank: int
-    world_size: int
-    keeps_own = False
-
-    @abstractmethod
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
-        """See `Exchange.all_to_all`."""
-
-    def views(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[list[Tensor]]:
-        """See `Exchange.views`."""
-        pending = self.all_to_all(send, send_splits, recv_splits)
-        return Pending(lambda: list(pending.wait().split(list(recv_splits))))
-
-    def headed(
-        self,
-        headers: Sequence[Sequence[int]],
-        send: Tensor,
-        send_splits: Sequence[int],
-        head: int,
-        splits_of: SplitsOf,
-    ) -> Pending[Headed]:
-        """See `Exchange.headed`; two collectives, of which this waits for the first: the host reads
-        the headers.
-        """
         flat = torch.tensor([value for header in headers for value in header], dtype=torch.int64)
         # a blocking copy would wait for all that a GPU has been given
         flat = flat.to(send.device, non_blocking=True)
-        values = (
-            self.all_to_all(flat, [len(header) for header in headers], [head] * self.world_size)
-            .wait()
-            .tolist()
-        )
+        sizes = [len(header) for header in headers]
+        values = self.all_to_all(flat, sizes, [head] * self.world_size).wait().tolist()
+        # headers in source order, `head` integers each; they tell what to receive
         received = [values[i * head : (i + 1) * head] for i in range(self.world_size)]
         pending = self.views(send, send_splits, splits_of(received))
         return Pending(lambda: (received, pending.wait()))
 
-    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        """See `Exchange.all_gather`."""
+    def all_gather(self, send: Tensor, sizes: Splits) -> Views:
+        """Send all of `send` to every rank; `sizes[r]` elements come from rank r.
+
+        The result lives as long as that of `views`.
+        """
         return self.views(send.repeat(self.world_size), [send.numel()] * self.world_size, sizes)
 
     def buffer(self, size: int, like: Tensor) -> Tensor:
-        """See `Exchange.buffer`."""
+        """Give uninitialized memory (size,) to be filled and sent by the next collective.
+
+        It has like's dtype and device. Earlier views end here. In shared memory it lies where the
+        others read, which saves a copy.
+        """
         return like.new_empty(size)
 
     def share(self, size: int) -> Tensor | None:
-        """See `Exchange.share`."""
+        """Give (size,) zero bytes that all ranks read and write, or None without shared memory.
+
+        All ranks call it together with one size. Before a rank reads what another wrote, the two
+        must meet; see `meet`.
+        """
         return None
 
     def meet(self) -> None:
-        """See `Exchange.meet`."""
+        """Wait until every rank has come here.
+
+        What a rank wrote into shared memory before can then be read, and what it read can be
+        overwritten. Any collective whose result has been waited for does the same.
+        """
         if self.world_size > 1:
             self.all_gather(torch.zeros(1), [1] * self.world_size).wait()
 
+    @abstractmethod
+    def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
+        """Give the exchange of this rank's own group, when the ranks part into `groups`.
 
-class LocalExchange(FlatExchange):
+        All ranks call it together. Ranks of the result are positions in the group.
+        """
+
+
+class LocalExchange(Exchange):
     """The exchange of a world of one rank: everything stays where it is."""
 
     rank = 0
     world_size = 1
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         assert list(send_splits) == list(recv_splits) == [send.numel()]
         return Pending.ready(send)
 
     def headed(
-        self,
-        headers: Sequence[Sequence[int]],
-        send: Tensor,
-        send_splits: Sequence[int],
-        head: int,
-        splits_of: SplitsOf,
+        self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
         """See `Exchange.headed`: the header never leaves the host."""
         received = [list(header) for header in headers]

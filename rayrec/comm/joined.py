@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rayrec.comm.exchange import Exchange, FlatExchange, Pending
-from rayrec.comm.members import Members
+from rayrec.comm.exchange import Exchange, Pending, Splits, Views
+from rayrec.comm.members import Members, gather_numbers
 from rayrec.comm.process_group import ProcessGroupExchange
 from rayrec.comm.shared_memory import SharedMemoryExchange
 
 
-class JoinedExchange(FlatExchange):
+class JoinedExchange(Exchange):
     """The ranks of a process group, of which some share a host. Make it with `open`."""
 
     def __init__(
@@ -32,49 +32,40 @@ class JoinedExchange(FlatExchange):
     def open(
         whole: ProcessGroupExchange, names: Sequence[int], timeout_s: float
     ) -> JoinedExchange | None:
-        """Join; None on all ranks where one cannot share memory with the others of its host. All
-        ranks call it.
+        """Join; None on all ranks where one cannot share memory with the others of its host.
+
+        All ranks call it.
 
         Args:
             names: per rank what its host is called.
-            timeout_s: bound on every wait.
         """
         members = Members(whole, [r for r, name in enumerate(names) if name == names[whole.rank]])
         local = SharedMemoryExchange.open(members, timeout_s)
-        fine = [
-            int(part)
-            for part in whole.all_gather(
-                torch.tensor([int(local is not None)]), [1] * whole.world_size
-            ).wait()
-        ]
-        return JoinedExchange(whole, names, local) if local is not None and all(fine) else None
+        # one rank that cannot share sends all of them back to the process group
+        fine = gather_numbers(whole, [int(local is not None)])
+        joined = local is not None and all(number for (number,) in fine)
+        return JoinedExchange(whole, names, local) if local is not None and joined else None
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         pending = self.views(send, send_splits, recv_splits)
         return Pending(lambda: torch.cat(pending.wait()))
 
-    def views(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[list[Tensor]]:
+    def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
         """See `Exchange.views`."""
         parts = send.split(list(send_splits))
-        out, into = (
-            [0 if r in self._near else n for r, n in enumerate(splits)]
-            for splits in (send_splits, recv_splits)
-        )
+        # other hosts first: their messages travel while those of this host are copied and read
+        out = [0 if r in self._near else n for r, n in enumerate(send_splits)]
+        into = [0 if r in self._near else n for r, n in enumerate(recv_splits)]
         outside = self._whole.all_to_all(torch.cat([parts[r] for r in self._far]), out, into)
-        near_out, near_in = (
-            [splits[r] for r in self._near] for splits in (send_splits, recv_splits)
-        )
+        near_out = [send_splits[r] for r in self._near]
+        near_in = [recv_splits[r] for r in self._near]
         inside = self._local.views(torch.cat([parts[r] for r in self._near]), near_out, near_in)
 
         def finish() -> list[Tensor]:
-            found = dict(zip(self._near, inside.wait(), strict=True))
-            arrived = outside.wait().split(into)
-            return [found[r] if r in found else arrived[r] for r in range(self.world_size)]
+            near = dict(zip(self._near, inside.wait(), strict=True))
+            far = outside.wait().split(into)
+            return [near[r] if r in near else far[r] for r in range(self.world_size)]
 
         return Pending(finish)
 
@@ -84,16 +75,14 @@ class JoinedExchange(FlatExchange):
 
 
 def share_hosts(whole: ProcessGroupExchange, name: int, timeout_s: float) -> Exchange:
-    """`whole`, with memory shared between its ranks of equal `name`; `whole` itself where that is
-    impossible. All ranks call it.
+    """Let the ranks of `whole` with an equal `name` share memory.
+
+    It returns `whole` itself where that is impossible. All ranks call it.
 
     Args:
         name: a number of this rank's host.
-        timeout_s: bound on every wait.
     """
-    names = [
-        int(part) for part in whole.all_gather(torch.tensor([name]), [1] * whole.world_size).wait()
-    ]
+    names = [number for (number,) in gather_numbers(whole, [name])]
     if len(set(names)) == whole.world_size:
         return whole
     if len(set(names)) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Pending
@@ -21,9 +22,16 @@ class Gathers(Protocol):
         ...
 
 
+def gather_numbers(over: Gathers, mine: Sequence[int]) -> list[list[int]]:
+    """Every rank's whole numbers, in rank order; all ranks give equally many."""
+    sizes = [len(mine)] * over.world_size
+    return [part.tolist() for part in over.all_gather(torch.tensor(mine), sizes).wait()]
+
+
 class Members:
-    """Some ranks of an exchange as `Gathers`; all ranks of the exchange call together, and each
-    takes what concerns it.
+    """Some ranks of an exchange as `Gathers`.
+
+    All ranks of the exchange call together, and each takes what concerns it.
     """
 
     def __init__(self, whole: Gathers, ranks: Sequence[int]) -> None:

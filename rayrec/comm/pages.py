@@ -1,6 +1,6 @@
-"""Memory for tables on CPU, on huge pages where the kernel allows them: looking up random rows is
-bound by the translation of addresses.
+"""Memory for tables on CPU, on huge pages where the kernel allows them.
 
+Looking up random rows is bound by the translation of addresses, which huge pages make cheaper.
 Private memory gets them by madvise. Shared memory has none as long as the system's setting for it
 is "never", which is the default; but MADV_COLLAPSE (Linux 6.1) makes them all the same, where the
 address of the memory and its place in the file agree.
@@ -25,17 +25,11 @@ _SHARED_FIXED, _PRIVATE_ANONYMOUS = 0x11, 0x22  # Linux, all architectures with 
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
-    _libc.mmap.restype = ctypes.c_void_p
-    _libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
-    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    _libc.mmap.restype = _address
+    _libc.mmap.argtypes = [_address, _size, _int, _int, _int, ctypes.c_long]
+    _libc.munmap.argtypes = [_address, _size]
+    _libc.madvise.argtypes = [_address, _size, _int]
 
 
 def private_memory(size: int) -> Tensor:
@@ -48,8 +42,9 @@ def private_memory(size: int) -> Tensor:
 
 
 def map_file(fd: int, size: int) -> Tensor:
-    """(size,) uint8: a file mapped so that it can have huge pages; unmapped with the tensor. Linux
-    only.
+    """Map a file as (size,) uint8 so that it can have huge pages (Linux only).
+
+    The mapping ends with the tensor.
 
     Raises:
         OSError: the kernel refuses.
@@ -78,9 +73,7 @@ class _Mapping:
 
 
 def make_huge(memory: Tensor) -> None:
-    """Put the 2 MiB pages that begin inside of shared `memory` on huge pages, or leave them where
-    the kernel cannot.
-    """
+    """Put the 2 MiB pages that begin inside shared `memory` on huge pages, where the kernel can."""
     if _libc is None:
         return
     first = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE

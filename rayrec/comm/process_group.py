@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rayrec.comm.exchange import FlatExchange, Pending
+from rayrec.comm.exchange import Exchange, Pending, Splits
 from rayrec.comm.shared_memory import abort_all, close_all
 from rayrec.errors import CommError
 
@@ -32,7 +32,7 @@ _sockets: dict[int, int] = {}
 
 
 def create_store(host: str, timeout_s: float = 60.0) -> dist.TCPStore:
-    """The rendezvous of a world, made by rank 0 on a free port of `host`; `store.port` says which."""
+    """The rendezvous of a world, made by rank 0 on a free port of `host` (`store.port`)."""
     return dist.TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
     )
@@ -44,18 +44,13 @@ def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStor
     Raises:
         CommError: nothing answers at `host:port` within `timeout_s` seconds.
     """
+    timeout = timedelta(seconds=timeout_s)
     try:
-        return dist.TCPStore(
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     except (dist.DistError, RuntimeError) as error:
         raise CommError(
-            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a firewall "
-            f"is between. ({error})"
+            f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a "
+            f"firewall is between. ({error})"
         ) from error
 
 
@@ -71,9 +66,7 @@ def init_process_group(
     """Join the default process group of this process.
 
     Args:
-        store: the rendezvous that all ranks share.
         backend: "gloo" or "nccl".
-        timeout_s: bound on every collective.
         generation: distinguishes successive groups over one store.
     Raises:
         CommError: the other ranks did not come within the timeout.
@@ -82,17 +75,15 @@ def init_process_group(
     _timeout_s = timeout_s
     before = _socket_fds()
     prefixed = dist.PrefixStore(f"rayrec/{generation}", store)
+    timeout = timedelta(seconds=timeout_s)
     try:
         dist.init_process_group(
-            backend,
-            store=prefixed,
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout
         )
         group = dist.group.WORLD
         assert group is not None
-        dist.barrier(group)  # opens the connections, so that they are known below
+        # opens the connections, so that they are known below
+        dist.barrier(group)
     except (dist.DistError, RuntimeError) as error:
         raise CommError(
             f"rank {rank} of {world_size} could not join the {backend} process group: "
@@ -103,13 +94,11 @@ def init_process_group(
 
 
 def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) -> dist.ProcessGroup:
-    """Another group with connections of its own, so that its collectives need no common order with
-    the default group's.
+    """Make a group with connections of its own, which needs no order with the default group's.
 
     Args:
         ranks: of the default group; all when None. Every rank of the default group must call it,
             members or not.
-        members_only: only the members call it.
     """
     before = _socket_fds()
     group = dist.new_group(
@@ -138,21 +127,23 @@ def destroy_process_group() -> None:
 
 
 def shutdown_sockets() -> int:
-    """Shut down this process's gloo connections, and what its ranks share, so that pending
-    collectives raise at once.
+    """Shut down this process's gloo connections and shared exchanges: pending collectives raise.
 
     Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns
     how many connections were open.
     """
+    # ranks that wait in shared memory have no socket to break
     abort_all()
     closed = 0
     for fd, inode in list(_sockets.items()):
         try:
-            if os.fstat(fd).st_ino != inode:  # the number has been given to another file since
+            # the number may have been given to another file since
+            if os.fstat(fd).st_ino != inode:
                 continue
             with socket.socket(fileno=os.dup(fd)) as sock:
+                # gloo's listener aborts the whole process when its accept fails
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    continue  # gloo's listener aborts the whole process when its accept fails
+                    continue
                 sock.shutdown(socket.SHUT_RDWR)
                 closed += 1
         except OSError:
@@ -162,15 +153,15 @@ def shutdown_sockets() -> int:
 
 
 def _socket_fds() -> dict[int, int]:
-    found = {}
+    inodes = {}
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
         try:
             status = os.fstat(int(name))
         except OSError:
             continue
         if stat.S_ISSOCK(status.st_mode):
-            found[int(name)] = status.st_ino
-    return found
+            inodes[int(name)] = status.st_ino
+    return inodes
 
 
 def _remember_sockets(before: dict[int, int]) -> None:
@@ -186,7 +177,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-class ProcessGroupExchange(FlatExchange):
+class ProcessGroupExchange(Exchange):
     """An exchange over a torch process group.
 
     Args:
@@ -195,28 +186,20 @@ class ProcessGroupExchange(FlatExchange):
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.rank, self.world_size = (
-            group,
-            dist.get_rank(group),
-            dist.get_world_size(group),
-        )
+        self.group = group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         received = send.new_empty(sum(recv_splits))
-        work = self._guard(
-            lambda: dist.all_to_all_single(
-                received,
-                send,
-                list(recv_splits),
-                list(send_splits),
-                group=self.group,
-                async_op=True,
-            )
-        )
+        splits = list(recv_splits), list(send_splits)
 
+        def start() -> dist.Work:
+            return dist.all_to_all_single(received, send, *splits, group=self.group, async_op=True)
+
+        work = self._guard(start)
+
+        # `keep` holds what is sent until it has been sent
         def finish(keep: Tensor = send) -> Tensor:
             self._guard(work.wait)
             return received

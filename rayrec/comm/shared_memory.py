@@ -1,5 +1,4 @@
-"""Shared memory as an exchange: CPU ranks of one host read each other's messages where they were
-written.
+"""Shared memory as an exchange: ranks of one host read messages where they were written.
 
 Every rank owns an outbox and a page of words: how many collectives it has started, how many it has
 finished reading, and where in the outbox each rank's message lies. A collective is one copy into
@@ -19,16 +18,18 @@ import os
 import weakref
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
-from rayrec.comm.members import Gathers, Members
+from rayrec.comm.exchange import Exchange, Headed, Headers, Pending, Splits, SplitsOf, Views
+from rayrec.comm.members import Gathers, Members, gather_numbers
 from rayrec.comm.pages import map_file
+from rayrec.comm.shared_collective import Collective
 from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
-from rayrec.errors import CommError, ShapeError
+from rayrec.errors import CommError
 
 _LEAST_BYTES = 1 << 20
 _LEAVE_S = 10.0
@@ -36,7 +37,7 @@ _LEAVE_S = 10.0
 _alive: weakref.WeakSet[SharedMemoryExchange] = weakref.WeakSet()
 
 
-class SharedMemoryExchange(FlatExchange):
+class SharedMemoryExchange(Exchange):
     """The ranks of `over`, all on this host, by shared memory. Make it with `open`.
 
     Attributes:
@@ -51,42 +52,34 @@ class SharedMemoryExchange(FlatExchange):
         self._layout = PageLayout(self.world_size)
         self._page = OwnSegment(8 * self._layout.words)
         self._outbox: list[OwnSegment | None] = [None, None]
-        self._unfinished: list[_Collective] = []
+        self._unfinished: list[Collective] = []
         self._peers: Peers | None = None
         self._closed = False
         self._owner = os.getpid()
 
     @staticmethod
     def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
-        """Share memory between the ranks of `over`; None on all of them where one cannot. All ranks
-        call it.
+        """Share memory between the ranks of `over`; None on all of them where one cannot.
 
-        Args:
-            timeout_s: bound on every wait.
+        All ranks call it.
+
         """
         reason = unsupported()
         made = None if reason else SharedMemoryExchange(over, timeout_s)
+        # ranks that cannot take part still gather, or the others would wait for them
         mine = [os.getpid(), made._page.fd, made._page.size] if made is not None else [0, -1, 0]
-        everyone = [
-            part.tolist()
-            for part in over.all_gather(torch.tensor(mine), [3] * over.world_size).wait()
-        ]
+        everyone = gather_numbers(over, mine)
         if made is not None:
             made._peers = Peers.attach(made.rank, everyone, timeout_s)
         fine = made is not None and made._peers is not None
-        agreed = [
-            int(part)
-            for part in over.all_gather(torch.tensor([int(fine)]), [1] * over.world_size).wait()
-        ]
-        if made is None or not all(agreed):
+        agreed = gather_numbers(over, [int(fine)])
+        if made is None or not all(number for (number,) in agreed):
             return None
         made._page.close()  # all have attached
         _alive.add(made)
         return made
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
         collective = self._start(send, send_splits, None)
 
@@ -97,26 +90,19 @@ class SharedMemoryExchange(FlatExchange):
 
         return Pending(finish)
 
-    def views(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[list[Tensor]]:
+    def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
         """See `Exchange.views`."""
         collective = self._start(send, send_splits, None)
         return Pending(lambda: collective.finish(recv_splits)[1])
 
     def headed(
-        self,
-        headers: Sequence[Sequence[int]],
-        send: Tensor,
-        send_splits: Sequence[int],
-        head: int,
-        splits_of: SplitsOf,
+        self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
         """See `Exchange.headed`; one collective."""
         collective = self._start(send, send_splits, headers)
         return Pending(lambda: collective.finish(splits_of))
 
-    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+    def all_gather(self, send: Tensor, sizes: Splits) -> Views:
         """See `Exchange.all_gather`; written once."""
         collective = self._start(send, None, None)
         return Pending(lambda: collective.finish(sizes)[1])
@@ -128,6 +114,7 @@ class SharedMemoryExchange(FlatExchange):
 
     def meet(self) -> None:
         """See `Exchange.meet`: a collective without messages."""
+        # views of older messages are copied first, since peers may write again after this
         self._free(self.collectives + 1)
         self.collectives += 1
         words = self._page.words
@@ -160,8 +147,8 @@ class SharedMemoryExchange(FlatExchange):
         part = SharedMemoryExchange.open(Members(self, mine), self.timeout_s)
         if part is None:
             raise CommError(
-                f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in the "
-                "small one."
+                f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in "
+                "the small one."
             )
         return part
 
@@ -170,12 +157,14 @@ class SharedMemoryExchange(FlatExchange):
         self.peers.abort()
 
     def close(self) -> None:
-        """Leave: peers that wait for this rank raise. Waits some seconds at most, for peers to map
-        what was sent to them.
+        """Leave, so that peers that wait for this rank raise.
+
+        It waits some seconds at most for peers to map what was sent to them.
         """
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
+        # a peer that has mapped the last message can read it after this rank is gone
         self.peers.let_map(self.collectives, _LEAVE_S)
         self._page.words[LEFT] = 1
         futex_wake(self._page.address)
@@ -190,23 +179,15 @@ class SharedMemoryExchange(FlatExchange):
         assert self._peers is not None, "made by open"
         return self._peers
 
-    # -- one collective
-    # ------------------------------------------------------------------------------------------------------------
-
-    def _start(
-        self, send: Tensor, splits: Sequence[int] | None, headers: Sequence[Sequence[int]] | None
-    ) -> _Collective:
-        """Write and publish one message per rank; all of `send` to everyone when `splits` is None."""
-        assert send.is_contiguous() and send.device.type == "cpu", (
-            "shared memory moves contiguous CPU tensors"
-        )
+    def _start(self, send: Tensor, splits: Splits | None, headers: Headers | None) -> Collective:
+        """Write and publish one message per rank; without `splits` all of `send` to everyone."""
+        assert send.is_contiguous() and send.device.type == "cpu", "contiguous CPU tensors only"
         number, width = self.collectives + 1, send.element_size()
-        total = send.numel() * width
-        head_at = -(-total // 8) * 8
-        flat = (
-            array("q", (value for header in headers for value in header)) if headers else array("q")
-        )
+        flat = array("q", chain.from_iterable(headers) if headers else ())
+        # the outbox: all messages, then all headers as 64-bit words
+        head_at = -(-send.numel() * width // 8) * 8
         outbox = self._prepare(number, head_at + 8 * len(flat))
+        # a tensor that `buffer` gave lies there already
         if send.data_ptr() != outbox.address:
             self._write(outbox, send, splits)
         if flat:
@@ -219,26 +200,25 @@ class SharedMemoryExchange(FlatExchange):
             table.extend((begin * width, (begin + count) * width, at, at + size))
             at += size
             begin += 0 if splits is None else count
-        assert splits is None or begin == send.numel(), (
-            f"rank {self.rank} sends {send.numel()} elements in splits {splits}"
-        )
+        assert splits is None or begin == send.numel(), f"{send.numel()} elements in {splits}"
         words = self._page.words
         words[self._layout.half(number)] = memoryview(table)
         self.collectives = number
+        # last, since this store publishes all that was written above
         words[STARTED] = number
         futex_wake(self._page.address)
         own = send if splits is None else send[sum(splits[: self.rank]) :][: splits[self.rank]]
-        collective = _Collective(self, number, own, list(headers[self.rank]) if headers else [])
+        collective = Collective(self, number, own, list(headers[self.rank]) if headers else [])
         self._unfinished.append(collective)
         return collective
 
-    def _write(self, outbox: Segment, send: Tensor, splits: Sequence[int] | None) -> None:
-        width = send.element_size()
-        into = outbox.bytes[: send.numel() * width].view(send.dtype)
+    def _write(self, outbox: Segment, send: Tensor, splits: Splits | None) -> None:
+        into = outbox.bytes[: send.numel() * send.element_size()].view(send.dtype)
         if splits is None:
             into.copy_(send)
             return
-        own = sum(splits[: self.rank])  # this rank's own part is read from `send`
+        # nobody reads this rank's own part, which is taken from `send`
+        own = sum(splits[: self.rank])
         after = own + splits[self.rank]
         if own:
             into[:own].copy_(send[:own])
@@ -249,14 +229,15 @@ class SharedMemoryExchange(FlatExchange):
         """The half of the outbox for collective `number`, free and large enough."""
         self._free(number)
         half = number % 2
+        # all ranks have read `number` - 2 when they start `number` - 1, so this rarely waits
         self.peers.await_all(READ, number - 2)
         outbox = self._outbox[half]
         if outbox is None or outbox.size < size:
+            # every peer that needed the old one has attached
             if outbox is not None:
-                outbox.close()  # every peer that needed it has attached
-            self._outbox[half] = outbox = OwnSegment(
-                max(_LEAST_BYTES, 1 << (size - 1).bit_length())
-            )
+                outbox.close()
+            outbox = OwnSegment(max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
+            self._outbox[half] = outbox
         return outbox
 
     def _free(self, number: int) -> None:
@@ -275,56 +256,10 @@ class SharedMemoryExchange(FlatExchange):
     def _finished(self) -> int:
         return self._unfinished[0].number - 1 if self._unfinished else self.collectives
 
-    def done(self, collective: _Collective) -> None:
+    def done(self, collective: Collective) -> None:
         """A collective of this rank has been mapped."""
         self._unfinished.remove(collective)
         self._page.words[MAPPED] = self._finished()
-
-
-class _Collective:
-    """One collective of this rank, started."""
-
-    def __init__(
-        self, exchange: SharedMemoryExchange, number: int, own: Tensor, header: list[int]
-    ) -> None:
-        self.exchange, self.number, self._own, self._header = exchange, number, own, header
-        self._arrived: list[tuple[list[int], Tensor]] | None = None
-
-    def _parts(self) -> list[tuple[list[int], Tensor]]:
-        """Per source its header and its message, a view."""
-        if self._arrived is None:
-            self._arrived = []
-            for rank in range(self.exchange.world_size):
-                if rank == self.exchange.rank:
-                    self._arrived.append((self._header, self._own))
-                    continue
-                outbox, (begin, end, head, tail) = self.exchange.peers.read(rank, self.number)
-                self._arrived.append(
-                    (
-                        outbox.words[head // 8 : tail // 8].tolist(),
-                        outbox.bytes[begin:end].view(self._own.dtype),
-                    )
-                )
-            self.exchange.done(self)
-        return self._arrived
-
-    def own(self) -> None:
-        """Finish by copying what arrived, so that the peers may write again."""
-        self._arrived = [(header, part.clone()) for header, part in self._parts()]
-
-    def finish(self, expected: Sequence[int] | SplitsOf) -> Headed:
-        """Headers and messages, checked against the sizes that this rank expects."""
-        parts = self._parts()
-        headers, messages = [header for header, _ in parts], [part for _, part in parts]
-        wanted = expected(headers) if callable(expected) else expected
-        for rank, (message, size) in enumerate(zip(messages, wanted, strict=True)):
-            if message.numel() != size:
-                raise ShapeError(
-                    f"rank {self.exchange.rank} expected {size} elements from rank {rank}, which "
-                    f"sent {message.numel()}: "
-                    "the ranks do not share one plan."
-                )
-        return headers, messages
 
 
 def abort_all() -> None:

@@ -1,5 +1,4 @@
-"""The other ranks of a shared-memory exchange, as one of them sees them: their pages, their
-outboxes, and whether they live.
+"""The other ranks of a shared-memory exchange: their pages, their outboxes, their lives.
 
 A page holds words that only its owner writes; a peer waits until one of them has grown.
 """
@@ -27,8 +26,10 @@ _SLICE_S = 0.05
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where the words of a page lie: after the first four, per half of the outbox its fd and size,
-    and 4 words for each of `ranks`.
+    """Where the words of a page lie.
+
+    The first four are counters. Then each half of the outbox has its fd, its size, and 4 words for
+    each of `ranks`.
 
     Those are the first and last byte of the rank's message, and of its header.
     """
@@ -83,12 +84,11 @@ class Peers:
         return made
 
     def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
-        """The outbox of a peer and its table entry for this rank, once the peer has started
-        collective `number`.
-        """
+        """The outbox of a peer and its entry for this rank, once collective `number` started."""
         self._await(rank, STARTED, number)
         table = self._pages[rank].words[self._layout.half(number)]
         fd, size = table[0], table[1]
+        # mapped once; a larger outbox comes with another fd
         known = self._outboxes.get((rank, number % 2))
         if known is None or known[:2] != (fd, size):
             try:
@@ -127,9 +127,7 @@ class Peers:
             futex_wake(page.address)
 
     def let_map(self, number: int, timeout_s: float) -> None:
-        """Wait until every peer has mapped the messages of collective `number`, has left, or has
-        ended; some seconds at most.
-        """
+        """Wait at most `timeout_s` until every peer has mapped collective `number` or is gone."""
         deadline = time.monotonic() + (0.0 if self.aborted else timeout_s)
         for rank in self._others:
             words = self._pages[rank].words
@@ -145,6 +143,7 @@ class Peers:
         words = self._pages[rank].words
         if words[index] >= least:
             return
+        # spin first: a sleeper costs about as much to wake as a short wait
         start = time.perf_counter()
         spun = start + self._spin_s
         while time.perf_counter() < spun:
@@ -161,19 +160,18 @@ class Peers:
                 return
             if self.aborted:
                 raise CommError(
-                    f"rank {self.rank} of {self.world_size}: the exchange was aborted "
-                    f"while it waited for rank {rank}."
+                    f"rank {self.rank} of {self.world_size}: the exchange was aborted while it "
+                    f"waited for rank {rank}."
                 )
             if ended or left:
-                raise self._gone(
-                    rank, "its process has ended" if ended else "it has left the exchange"
-                )
+                why = "its process has ended" if ended else "it has left the exchange"
+                raise self._gone(rank, why)
             if time.perf_counter() > deadline:
                 raise self._gone(rank, f"it did not come within {self.timeout_s:g} s")
             futex_wait(page.address, seen, _SLICE_S if index == STARTED else 0.002)
 
     def _gone(self, rank: int, why: str) -> CommError:
         return CommError(
-            f"rank {self.rank} of {self.world_size}: the exchange failed because rank "
-            f"{rank} is gone: {why}."
+            f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is "
+            f"gone: {why}."
         )

@@ -6,7 +6,7 @@ whatever ended that process. Waiting spins briefly and then sleeps on a futex. A
 watched by a pidfd, so that a process that ends is noticed at once and its id is never mistaken for
 another's.
 
-Linux on x86-64 only: `supported` says why it does not work elsewhere. The order in which stores
+Linux on x86-64 only: `unsupported` says why it does not work elsewhere. The order in which stores
 become visible is what that processor guarantees for plain stores, and Python has no weaker one to
 offer.
 """
@@ -116,20 +116,14 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def futex_wait(address: int, seen: int, timeout_s: float) -> None:
-    """Sleep until `futex_wake` on the 32-bit word at `address`, unless it differs from the low half
-    of `seen`; may wake for nothing.
+    """Sleep until `futex_wake` on the 32-bit word at `address`; it may wake for nothing.
+
+    It returns at once when the word differs from the low half of `seen`.
     """
     assert _libc is not None
     spec = _TimeSpec(int(timeout_s), int(timeout_s % 1 * 1e9))
-    _libc.syscall(
-        _FUTEX,
-        ctypes.c_void_p(address),
-        _WAIT,
-        ctypes.c_uint32(seen & 0xFFFFFFFF),
-        ctypes.byref(spec),
-        None,
-        0,
-    )
+    word, value = ctypes.c_void_p(address), ctypes.c_uint32(seen & 0xFFFFFFFF)
+    _libc.syscall(_FUTEX, word, _WAIT, value, ctypes.byref(spec), None, 0)
 
 
 def futex_wake(address: int) -> None:

@@ -1,5 +1,4 @@
-"""All ranks of a world as threads of one process, so that hundreds of random worlds are tested in
-seconds.
+"""All ranks of a world as threads of one process, so that tests run hundreds of worlds.
 
 The runtime's code is the real one; only the exchange differs: a mailbox between threads, with a
 barrier before and after. A rank that raises breaks the barrier, so that the others end at once
@@ -15,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rayrec.comm.exchange import Exchange, FlatExchange, Pending
+from rayrec.comm.exchange import Exchange, Pending, Splits
 from rayrec.errors import CommError
 
 T = TypeVar("T")
@@ -67,9 +66,9 @@ class SimulatedWorld:
         self.mailbox.clear()
         self.parts.clear()
         if errors:
-            rank, error = next(
-                ((r, e) for r, e in errors if not isinstance(e, CommError)), errors[0]
-            )
+            # a CommError is what another rank's error made of this one
+            causes = [(r, e) for r, e in errors if not isinstance(e, CommError)]
+            rank, error = (causes or errors)[0]
             error.add_note(f"on simulated rank {rank} of {self.world_size}")
             raise error
         return [results[rank] for rank in range(self.world_size)]
@@ -85,26 +84,21 @@ class SimulatedWorld:
             ) from None
 
 
-class _SimulatedExchange(FlatExchange):
+class _SimulatedExchange(Exchange):
     def __init__(self, world: SimulatedWorld, rank: int) -> None:
         self.world, self.rank, self.world_size = world, rank, world.world_size
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         """See `Exchange.all_to_all`."""
-        assert sum(send_splits) == send.numel(), (
-            f"rank {self.rank} sends {send.numel()} elements in splits {send_splits}"
-        )
+        assert sum(send_splits) == send.numel(), f"{send.numel()} elements in {send_splits}"
         for dest, part in enumerate(send.detach().split(list(send_splits))):
             self.world.mailbox[self.rank, dest] = part
         self.world.meet()
         parts = [self.world.mailbox[source, self.rank] for source in range(self.world_size)]
         got = [part.numel() for part in parts]
-        assert got == list(recv_splits), (
-            f"rank {self.rank} was promised {list(recv_splits)} elements and got {got}"
-        )
+        assert got == list(recv_splits), f"rank {self.rank}: {got}, not {list(recv_splits)}"
         received = torch.cat(parts)
+        # nobody may fill the mailbox again before all have emptied it
         self.world.meet()
         with self.world.lock:
             self.world.collectives += self.rank == 0
@@ -128,7 +122,6 @@ class _SimulatedExchange(FlatExchange):
         """See `Exchange.split`."""
         (mine,) = [tuple(group) for group in groups if self.rank in group]
         with self.world.lock:
-            part = self.world.parts.setdefault(
-                mine, SimulatedWorld(len(mine), self.world.timeout_s)
-            )
+            fresh = SimulatedWorld(len(mine), self.world.timeout_s)
+            part = self.world.parts.setdefault(mine, fresh)
         return _SimulatedExchange(part, mine.index(self.rank))

@@ -103,9 +103,7 @@ class _NotWithout:
 
 
 def _spare_hooks(parameters: Sequence[Tensor]) -> None:
-    """Spare the hooks of `Tensor.register_hook` missing gradients, which torch hands to them as
-    None.
-    """
+    """Keep None, which torch passes for a missing gradient, from `Tensor.register_hook`'s hooks."""
     for p in parameters:
         hooks = p._backward_hooks or {}  # torch reads this dict in the backward pass
         for key, hook in hooks.items():
@@ -131,31 +129,26 @@ def with_unused(hook: Hook) -> Hook:
 
 
 def mark_unused(bucket: GradBucket) -> list[Tensor]:
-    """Mark in the bucket what this rank has a gradient of; returns the parameters that have none."""
+    """Mark in the bucket what this rank has a gradient of; return the parameters without one."""
     buffer, parameters = bucket.buffer(), bucket.parameters()
     if buffer.layout is not torch.strided or not buffer.is_floating_point():
         return []  # DDP lets no sparse gradient be missing
     firsts = _firsts(tuple(p.numel() for p in parameters), buffer.device)
+    # adding 0.0 makes a positive zero of a negative one and keeps every other value
     buffer.index_copy_(0, firsts, buffer.index_select(0, firsts) + 0.0)
-    unused = [
-        (p, grad)
-        for p, grad in zip(parameters, bucket.gradients(), strict=True)
-        if p.grad is None and p.numel()
-    ]
-    for _, grad in unused:
-        grad.fill_(-0.0)
-    return [p for p, _ in unused]
+    unused = []
+    for parameter, grad in zip(parameters, bucket.gradients(), strict=True):
+        if parameter.grad is None and parameter.numel():
+            grad.fill_(-0.0)
+            unused.append(parameter)
+    return unused
 
 
 @lru_cache(maxsize=256)
 def _firsts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """The first element of each parameter that has any, in a bucket of these sizes."""
-    starts = [0, *accumulate(sizes)]
-    return torch.tensor(
-        [start for start, size in zip(starts, sizes, strict=False) if size],
-        dtype=torch.int64,
-        device=device,
-    )
+    starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True) if size]
+    return torch.tensor(starts, dtype=torch.int64, device=device)
 
 
 def _forget(parameters: Sequence[Tensor]) -> None:

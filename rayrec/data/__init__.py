@@ -1,13 +1,13 @@
-"""Arrow data to batches: schema, conversion, world-independent order, files, loader, synthetic data
-with planted truth.
-"""
+"""Arrow data to batches: schema, conversion, order of samples, files, loader, synthetic data."""
 
 from rayrec.data.batch import Batch
-from rayrec.data.convert import check_columns, to_batch
+from rayrec.data.column_types import check_columns
+from rayrec.data.convert import to_batch
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
-from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
 
 __all__ = [

@@ -52,9 +52,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory (needs CUDA), from which copies to the device are
-        asynchronous.
-        """
+        """A copy in page-locked memory (needs CUDA), from which device copies are asynchronous."""
         return Batch(
             dense_features=self.dense_features.pin_memory(),
             sparse_features=self.sparse_features.pin_memory(),

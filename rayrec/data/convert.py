@@ -1,5 +1,4 @@
-"""Record batches to a `Batch`: gather the parts of each feature's bags, copied once, and check
-every id on the way.
+"""Record batches to a `Batch`: each feature's bags are copied once, and every id is checked.
 
 A batch is assembled from parts, row ranges of `Columns` (views of Arrow memory): one copy writes
 all ids key-major, one subtraction per part and feature the lengths. Ids are checked where they
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data.batch import Batch
-from rayrec.data.columns import Columns, id_problem, is_list, missing, number_problem, read_columns
+from rayrec.data.column_types import check_columns
+from rayrec.data.columns import Columns, read_columns
 from rayrec.data.origin import join_origins
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
@@ -33,6 +33,11 @@ class Part(NamedTuple):
     columns: Columns
     start: int
     stop: int
+
+    @property
+    def rows(self) -> slice:
+        """The rows as a slice of the columns."""
+        return slice(self.start, self.stop)
 
 
 def to_batch(
@@ -68,8 +73,6 @@ def assemble(
     """Join parts into one batch, rows in the order of the parts.
 
     Args:
-        parts: may be empty: a batch of no rows.
-        global_rows: rows of the global batch over all ranks.
         pin_memory: write into page-locked memory (needs CUDA).
     Raises:
         InputError: an id is negative or not below `num_embeddings` of a table that its feature
@@ -82,40 +85,33 @@ def assemble(
         for f, bags in enumerate(columns.bags):
             counts[f] += bags.count(start, stop)
     ids = sum(counts)
-    values, lengths = (
-        _new(ids, np.int64, pin_memory),
-        _new(len(schema.features) * rows, np.int32, pin_memory),
-    )
+    values = _new(ids, np.int64, pin_memory)
+    lengths = _new(len(schema.features) * rows, np.int32, pin_memory)
     weights = _new(ids, np.float32, pin_memory).fill_(1.0) if schema.is_weighted else None
-    dense, labels = (
-        _new((rows, len(schema.dense)), np.float32, pin_memory),
-        _new(rows, np.float32, pin_memory),
-    )
-    _write_bags(
-        parts, schema, values.numpy(), None if weights is None else weights.numpy(), lengths.numpy()
-    )
+    dense = _new((rows, len(schema.dense)), np.float32, pin_memory)
+    labels = _new(rows, np.float32, pin_memory)
+    weight_array = None if weights is None else weights.numpy()
+    _write_bags(parts, schema, values.numpy(), weight_array, lengths.numpy())
     if parts:
-        np.concatenate(
-            [columns.dense[start:stop] for columns, start, stop in parts], out=dense.numpy()
-        )
-        np.concatenate(
-            [columns.labels[start:stop] for columns, start, stop in parts], out=labels.numpy()
-        )
+        np.concatenate([part.columns.dense[part.rows] for part in parts], out=dense.numpy())
+        np.concatenate([part.columns.labels[part.rows] for part in parts], out=labels.numpy())
     origins = [
         columns.origin.slice(start, stop)
         for columns, start, stop in parts
         if columns.origin is not None
     ]
+    kjt = KeyedJaggedTensor(
+        keys=list(schema.feature_names()),
+        values=values,
+        weights=weights,
+        lengths=lengths,
+        stride=rows,
+        # known here; on a GPU the host would have to wait for it
+        length_per_key=counts,
+    )
     return Batch(
         dense_features=dense,
-        sparse_features=KeyedJaggedTensor(
-            keys=list(schema.feature_names()),
-            values=values,
-            weights=weights,
-            lengths=lengths,
-            stride=rows,
-            length_per_key=counts,  # known here; on a GPU the host would have to wait for it
-        ),
+        sparse_features=kjt,
         labels=labels,
         global_rows=global_rows,
         origin=join_origins(origins) if origins else None,
@@ -123,10 +119,9 @@ def assemble(
 
 
 def _new(shape: int | tuple[int, int], dtype: type[np.generic], pin_memory: bool) -> Tensor:
-    """Memory for a part of a batch, not initialized. What earlier batches have freed is used again:
-    by malloc, which serves numpy with fewer page faults than torch, and page-locked by torch, which
-    also waits for copies to the device that are under way.
-    """
+    """Uninitialized memory for a part of a batch."""
+    # memory that earlier batches have freed serves again: malloc gives it to numpy with fewer page
+    # faults than to torch; torch gives page-locked memory once copies to the device are done
     tensor = torch.from_numpy(np.empty(shape, dtype))
     return torch.empty_like(tensor, pin_memory=True) if pin_memory else tensor
 
@@ -143,57 +138,26 @@ def _write_bags(
     first = end = row = 0
     for f, feature in enumerate(schema.features):
         for columns, start, stop in parts:
-            bags = columns.bags[f]
+            bags, part_lengths = columns.bags[f], lengths[row : row + stop - start]
+            # low, high: where the part's ids lie in its column
             if bags.offsets is None:
                 low, high = start, stop
-                lengths[row : row + stop - start].fill(1)
+                part_lengths.fill(1)
             else:
                 low, high = bags.offsets.item(start), bags.offsets.item(stop)
-                np.subtract(
-                    bags.offsets[start + 1 : stop + 1],
-                    bags.offsets[start:stop],
-                    lengths[row : row + stop - start],
-                    casting="unsafe",
-                )
+                ends, begins = bags.offsets[start + 1 : stop + 1], bags.offsets[start:stop]
+                np.subtract(ends, begins, part_lengths, casting="unsafe")
             begin, end = end, end + high - low
             row += stop - start
             # a plain copy, by vector loads: a fifth faster than memmove
             np.positive(bags.values[low:high], values[begin:end])
             if weights is not None and bags.weights is not None:
                 weights[begin:end] = bags.weights[low:high]
+        # seen as unsigned, a negative id is above every limit
         if first < end and np.maximum.reduce(unsigned[first:end]) >= limits[feature.name]:
             rows = sum(stop - start for _, start, stop in parts)
-            _raise_bad_id(
-                values[first:end], lengths[row - rows : row], limits[feature.name], f, parts, schema
-            )
+            _raise_bad_id(values[first:end], lengths[row - rows : row], f, parts, schema)
         first = end
-
-
-def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
-    """Check that a file has the schema's columns, in types that their uses take.
-
-    Raises:
-        InputError: names the column, its type, `source` and the remedy.
-    """
-    for name in schema.columns():
-        if arrow.get_field_index(name) < 0:
-            raise InputError(missing(name, arrow, source))
-    problems = [number_problem(arrow.field(schema.label).type, schema.label, "label")]
-    problems += [
-        number_problem(arrow.field(c.column).type, c.column, "dense") for c in schema.dense
-    ]
-    problems += [id_problem(arrow.field(f.column).type, f) for f in schema.features]
-    for feature in schema.features:
-        if feature.weights is not None:
-            kind = arrow.field(feature.weights).type
-            problems.append(
-                number_problem(
-                    kind.value_type if is_list(kind) else kind, feature.weights, "weights"
-                )
-            )
-    for problem in problems:
-        if problem is not None:
-            raise InputError(f"{source}: {problem}")
 
 
 def _row_name(base: int, source: str, row: int) -> str:
@@ -203,27 +167,23 @@ def _row_name(base: int, source: str, row: int) -> str:
 def _raise_bad_id(
     values: NDArray[np.int64],
     lengths: NDArray[np.int32],
-    limit: int,
     index: int,
     parts: Sequence[Part],
     schema: FeatureSchema,
 ) -> None:
     """Find the row of the first bad id of one feature and say all about it."""
+    feature = schema.features[index]
+    limit = schema.limits()[feature.name]
     at = int(np.flatnonzero(values.view(np.uint64) >= limit)[0])
     row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-    feature = schema.features[index]
-    table = next(
-        t.name
-        for t in schema.tables
-        if feature.name in t.feature_names and t.num_embeddings == limit
-    )
+    readers = [table for table in schema.tables if feature.name in table.feature_names]
+    table = next(table.name for table in readers if table.num_embeddings == limit)
     for columns, start, stop in parts:
         if row < stop - start:
             raise InputError(
                 f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in "
-                f"{columns.where(start + row)}; table "
-                f"{table!r} takes ids in [0, {limit}). Raise num_embeddings, map the ids, or set "
-                "hash_buckets on the feature."
+                f"{columns.where(start + row)}; table {table!r} takes ids in [0, {limit}). Raise "
+                "num_embeddings, map the ids, or set hash_buckets on the feature."
             )
         row -= stop - start
     raise AssertionError("a bad id lies in one of the parts")

@@ -1,5 +1,4 @@
-"""The folder that a conversion writes: train/, eval/ and schema.json appear together when all is
-written.
+"""The folder that a conversion writes: its parts appear together when all is written.
 
 A conversion writes into a hidden folder beside its result and moves the parts into place at the
 end. A conversion that fails leaves what was there before, and no folder of its own. Files of an
@@ -12,13 +11,21 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayrec.errors import ConfigError
+from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
+from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
 PARTS = ("train", "eval", "schema.json", "truth.json")
+GROUP_ROWS = 65_536  # of a row group
 
 
 @contextmanager
@@ -36,8 +43,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
     if there and not overwrite:
         raise ConfigError(
             f"{target} already holds {' and '.join(there)}, which would be read together with the "
-            "new data. "
-            "Name a new folder, or say overwrite=True (--overwrite) to replace them."
+            "new data. Name a new folder, or say overwrite=True (--overwrite) to replace them."
         )
     made = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
     try:
@@ -50,6 +56,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         ) from None
     try:
         yield partial
+        # all is written: the parts move into place one by one, each by a rename
         for name in PARTS:
             old, new = target / name, partial / name
             if not new.exists() and not (there and old.exists()):
@@ -74,3 +81,95 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 def _holds_data(path: Path) -> bool:
     return os.path.isfile(path) or (os.path.isdir(path) and any(path.iterdir()))
+
+
+class Converted(NamedTuple):
+    """What a conversion wrote: data that fits the schema beside it, and its rows."""
+
+    train: Path
+    eval: Path
+    schema: Path
+    rows_train: int
+    rows_eval: int
+
+
+def converted(out: str | Path, rows_train: int, rows_eval: int) -> Converted:
+    """What lies in the folder `out` after a conversion."""
+    train, evaluation, schema = (Path(out) / name for name in PARTS[:3])
+    return Converted(train, evaluation, schema, rows_train, rows_eval)
+
+
+class PartsWriter:
+    """Writes part-00000.parquet and so on, in row groups of `GROUP_ROWS`, whatever comes in.
+
+    No rows give no file.
+
+    """
+
+    def __init__(self, folder: Path, groups_per_file: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rows = 0
+        self._folder, self._groups_per_file = folder, groups_per_file
+        self._waiting: list[pa.Table] = []
+        self._groups = 0
+        self._file: pq.ParquetWriter | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Take rows; they are written as soon as they fill a row group."""
+        self.rows += len(table)
+        # tables wait uncopied until a row group is full
+        self._waiting.append(table)
+        while sum(map(len, self._waiting)) >= GROUP_ROWS:
+            whole = pa.concat_tables(self._waiting)
+            self._write(whole.slice(0, GROUP_ROWS))
+            self._waiting = [whole.slice(GROUP_ROWS)]
+
+    def close(self) -> None:
+        """Write what is left, as a shorter row group."""
+        rest = pa.concat_tables(self._waiting) if self._waiting else None
+        if rest is not None and len(rest):
+            self._write(rest)
+        self._waiting = []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, table: pa.Table) -> None:
+        number, place = divmod(self._groups, self._groups_per_file)
+        if place == 0:
+            if self._file is not None:
+                self._file.close()
+            path = self._folder / f"part-{number:05}.parquet"
+            self._file = pq.ParquetWriter(path, table.schema)
+        assert self._file is not None
+        self._file.write_table(table, row_group_size=GROUP_ROWS)
+        self._groups += 1
+
+
+def one_table_per_column(
+    sizes: Mapping[str, int],
+    dim: int,
+    *,
+    dense: Sequence[str] = (),
+    means: Container[str] = (),
+    bound: float | None = None,
+) -> FeatureSchema:
+    """A schema in which every column is a feature with a table `t_<column>` of its own.
+
+    Args:
+        means: columns of lists that are pooled by their mean; others are summed.
+        bound: initial values lie in [-bound, bound]; the tables' default when None.
+    """
+    tables = []
+    for name, size in sizes.items():
+        pooling = PoolingType.MEAN if name in means else PoolingType.SUM
+        table = EmbeddingBagConfig(size, dim, f"t_{name}", feature_names=[name], pooling=pooling)
+        if bound is not None:
+            table = replace(table, weight_init_min=-bound, weight_init_max=bound)
+        tables.append(table)
+    return FeatureSchema(
+        label="label",
+        dense=tuple(DenseColumn(column=name) for name in dense),
+        features=tuple(Feature(name=name, column=name) for name in sizes),
+        tables=tuple(tables),
+    )

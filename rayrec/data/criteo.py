@@ -18,21 +18,23 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.checks import seed_number, whole_number
-from rayrec.data.converted import new_data_set
+from rayrec.data.converted import (
+    Converted,
+    PartsWriter,
+    converted,
+    new_data_set,
+    one_table_per_column,
+)
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import Converted, DenseColumn, Feature, FeatureSchema
-from rayrec.layout.tables import EmbeddingBagConfig
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 MAX_BUCKETS = 2**31 - 1  # ids are written as int32
 _COLUMNS = ("label", *DENSE, *CATEGORIES)
-_GROUP = 65_536  # rows per row group
 _HEX = np.full(256, 255, np.uint8)
 for _i, _c in enumerate(b"0123456789abcdef"):
     _HEX[_c] = _i
@@ -67,27 +69,25 @@ def convert_criteo(
     whole_number("num_buckets", num_buckets, 1, MAX_BUCKETS)
     if not 0 <= eval_fraction < 1:
         raise ConfigError(f"eval_fraction={eval_fraction}; it must be in [0, 1).")
-    schema = criteo_schema(num_buckets, dim)
+    schema = one_table_per_column(dict.fromkeys(CATEGORIES, num_buckets), dim, dense=DENSE)
     with new_data_set(out, overwrite) as folder:
         rows_train, rows_eval = _split(sources, folder, num_buckets, eval_fraction, seed)
         schema.save(folder / "schema.json")
-    target = Path(out)
-    return Converted(
-        target / "train", target / "eval", target / "schema.json", rows_train, rows_eval
-    )
+    return converted(out, rows_train, rows_eval)
 
 
 def _split(
     sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_fraction: float, seed: int
 ) -> tuple[int, int]:
     """Write train/ and eval/ below `folder`; the rows of each."""
-    train, evaluation = _Writer(folder / "train"), _Writer(folder / "eval")
+    train, evaluation = PartsWriter(folder / "train", 16), PartsWriter(folder / "eval", 16)
     threshold = np.uint64(int(eval_fraction * 2**64))
     row = 0
     try:
         for source in sources:
             for block in _blocks(Path(source)):
                 table = _convert(block, num_buckets, Path(source))
+                # by the row's number, so that blocks may have any size
                 held_out = random_bits(mix_int(seed), row, row + len(table)) < threshold
                 row += len(table)
                 evaluation.add(table.filter(pa.array(held_out)))
@@ -99,68 +99,10 @@ def _split(
         raise InputError(f"no rows in {[str(s) for s in sources]}; give files in Criteo's layout.")
     if train.rows == 0:
         raise InputError(
-            f"all {row} rows were held out by eval_fraction={eval_fraction}, so there "
-            "is no row to train on. Lower it."
+            f"all {row} rows were held out by eval_fraction={eval_fraction}, so there is no row "
+            "to train on. Lower it."
         )
     return train.rows, evaluation.rows
-
-
-def criteo_schema(num_buckets: int, dim: int) -> FeatureSchema:
-    """13 dense columns, 26 features of one id each, one table per feature."""
-    tables = tuple(
-        EmbeddingBagConfig(
-            num_embeddings=num_buckets, embedding_dim=dim, name=f"t_{name}", feature_names=[name]
-        )
-        for name in CATEGORIES
-    )
-    dense = tuple(DenseColumn(column=name) for name in DENSE)
-    return FeatureSchema(
-        label="label",
-        dense=dense,
-        features=tuple(Feature(name=n, column=n) for n in CATEGORIES),
-        tables=tables,
-    )
-
-
-class _Writer:
-    """Parquet files of equal row groups, whatever the size of the blocks; 16 groups a file; no file
-    for no rows.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.rows = folder, 0
-        self._waiting: list[pa.Table] = []
-        self._groups = 0
-        self._file: pq.ParquetWriter | None = None
-
-    def add(self, table: pa.Table) -> None:
-        self.rows += len(table)
-        self._waiting.append(table)
-        while sum(map(len, self._waiting)) >= _GROUP:
-            whole = pa.concat_tables(self._waiting)
-            self._write(whole.slice(0, _GROUP))
-            self._waiting = [whole.slice(_GROUP)]
-
-    def close(self) -> None:
-        rest = pa.concat_tables(self._waiting) if self._waiting else None
-        if rest is not None and len(rest):
-            self._write(rest)
-        self._waiting = []
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _write(self, table: pa.Table) -> None:
-        if self._groups % 16 == 0:
-            if self._file is not None:
-                self._file.close()
-            self._file = pq.ParquetWriter(
-                self.folder / f"part-{self._groups // 16:05}.parquet", table.schema
-            )
-        assert self._file is not None
-        self._file.write_table(table, row_group_size=_GROUP)
-        self._groups += 1
 
 
 def _blocks(path: Path) -> Iterator[pa.Table]:
@@ -170,25 +112,20 @@ def _blocks(path: Path) -> Iterator[pa.Table]:
             first = file.read(65_536).decode("utf-8", errors="replace").split("\n")[0].rstrip("\r")
         names, delimiter, skip = _layout(first, path)
         types = {n: pa.string() if n in CATEGORIES or n == "Id" else pa.float64() for n in names}
+        layout = {"column_names": names, "skip_rows": skip, "block_size": 8 << 20}
+        missing = {"strings_can_be_null": True, "null_values": [""]}
         reader = pacsv.open_csv(
             path,
-            read_options=pacsv.ReadOptions(
-                column_names=names, skip_rows=skip, use_threads=False, block_size=8 << 20
-            ),
-            parse_options=pacsv.ParseOptions(delimiter=delimiter),
-            convert_options=pacsv.ConvertOptions(
-                column_types=types,
-                include_columns=list(_COLUMNS),
-                strings_can_be_null=True,
-                null_values=[""],
-            ),
+            pacsv.ReadOptions(use_threads=False, **layout),
+            pacsv.ParseOptions(delimiter=delimiter),
+            pacsv.ConvertOptions(column_types=types, include_columns=list(_COLUMNS), **missing),
         )
         for batch in reader:
             yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException, csv.Error) as error:
         raise InputError(
-            f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. "
-            "Check the file and its delimiter."
+            f"cannot read {path} as Criteo's text: {str(error).splitlines()[0]}. Check the file "
+            "and its delimiter."
         ) from error
 
 
@@ -198,8 +135,8 @@ def _layout(first: str, path: Path) -> tuple[list[str], str, int]:
     fields = next(csv.reader([first], delimiter=delimiter), [])
     if len(fields) not in (40, 41):
         raise InputError(
-            f"{path} has {len(fields)} columns; Criteo's layout is label, I1-I13, "
-            "C1-C26, with an optional Id before them."
+            f"{path} has {len(fields)} columns; Criteo's layout is label, I1-I13, C1-C26, with an "
+            "optional Id before them."
         )
     names = [*(["Id"] if len(fields) == 41 else []), *_COLUMNS]
     header = [f.strip().lower() for f in fields] == [n.lower() for n in names]
@@ -214,8 +151,8 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
     if label.null_count or not np.isin(values, (0.0, 1.0)).all():
         row = int(np.flatnonzero(~np.isin(values, (0.0, 1.0)))[0])
         raise InputError(
-            f"{path} holds the label {label[row].as_py()}; labels are 0 or 1. Check "
-            "the column layout."
+            f"{path} holds the label {label[row].as_py()}; labels are 0 or 1. Check the column "
+            "layout."
         )
     columns: dict[str, pa.Array] = {"label": pa.array(values.astype(np.int8))}
     for name in DENSE:
@@ -223,17 +160,16 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
         if not np.isfinite(counts).all():
             value = counts[~np.isfinite(counts)][0]
             raise InputError(
-                f"column {name} of {path} holds {value}, which is no count. Leave the "
-                "field empty where it is unknown."
+                f"column {name} of {path} holds {value}, which is no count. Leave the field empty "
+                "where it is unknown."
             )
         columns[name] = pa.array(np.log1p(np.maximum(counts, 0.0)).astype(np.float32))
     for name in CATEGORIES:
         text = block[name].combine_chunks()
         ids = np.zeros(len(text), np.int64)
         known = text.is_valid().to_numpy(zero_copy_only=False)
-        ids[known] = hash_integers(
-            parse_hex(text.drop_null(), f"column {name} of {path}"), num_buckets
-        )
+        numbers = parse_hex(text.drop_null(), f"column {name} of {path}")
+        ids[known] = hash_integers(numbers, num_buckets)
         columns[name] = pa.array(ids.astype(np.int32), mask=~known)
     return pa.table(columns)
 
@@ -249,6 +185,7 @@ def parse_hex(text: pa.StringArray, where: str) -> NDArray[np.int64]:
     offsets = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
     data = text.buffers()[2]
     digits = _HEX[np.frombuffer(data, np.uint8)] if data is not None else np.zeros(0, np.uint8)
+    # digit i of all strings at once; strings of equal length need no selection of rows
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     bad = (lengths < 1) | (lengths > 15)
     out = np.zeros(len(text), np.int64)
@@ -259,7 +196,7 @@ def parse_hex(text: pa.StringArray, where: str) -> NDArray[np.int64]:
         out[rows] = (out[rows] << 4) | digit
     if bad.any():
         raise InputError(
-            f"{where} holds {text[int(np.flatnonzero(bad)[0])].as_py()!r}, which is "
-            "not a hex category of 1 to 15 digits."
+            f"{where} holds {text[int(np.flatnonzero(bad)[0])].as_py()!r}, which is not a hex "
+            "category of 1 to 15 digits."
         )
     return out

@@ -18,18 +18,18 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from rayrec.data.columns import missing
-from rayrec.data.convert import check_columns
-from rayrec.data.loader import BatchLoader, Reading
+from rayrec.data.column_types import check_columns, missing
+from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder, count_batches
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
+from rayrec.data.streams import Reading, read_batches
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFile:
-    """One file: its path in the file system, its size in bytes and the rows of each of its chunks."""
+    """One file: its path in the file system, its bytes, and the rows of each of its chunks."""
 
     path: str
     size: int
@@ -38,9 +38,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row group or record batch: chunk `index` of a file, whose first row is row `first_row` of
-    that file.
-    """
+    """Row group or record batch `index` of a file; it begins at row `first_row` of the file."""
 
     file: DataFile
     index: int
@@ -49,23 +47,20 @@ class Chunk:
 
 
 class FileDataset:
-    """Rows of files under one path, in an order that does not depend on the number of ranks. Use
-    `ParquetDataset` or `ArrowDataset`.
+    """Rows of files under one path, in an order that does not depend on the number of ranks.
+
+    Use `ParquetDataset` or `ArrowDataset`.
 
     Args:
         path: a directory (searched through, names starting with '.' or '_' left out), one file, or
             a URI of either (s3://, gs://).
         schema: what the columns mean; every file must have them.
-        num_streams: S of `order`: part of the data's meaning, and how many ranks can read without
-            reading the same rows.
+        num_streams: S of `order`: so many ranks can read without reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
-        filesystem: a pyarrow file system that `path` lies in; None takes the local one or the
-            URI's.
-        threads: decode the columns of a chunk side by side, on Arrow's threads: of use where the
-            ranks leave cores of the host idle. False leaves all to the loader's one thread.
+        filesystem: a pyarrow file system that holds `path`; by default the local one or the URI's.
+        threads: decode columns on Arrow's threads, for hosts whose ranks leave cores idle.
     Raises:
-        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit; names
-            the file and the remedy.
+        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit.
         ConfigError: a size is not positive.
     """
 
@@ -83,19 +78,14 @@ class FileDataset:
         filesystem: pafs.FileSystem | None = None,
         threads: bool = False,
     ) -> None:
-        self.path, self.schema, self.num_streams, self.shuffle_rows, self.threads = (
-            str(path),
-            schema,
-            num_streams,
-            shuffle_rows,
-            threads,
-        )
+        self.path, self.schema = str(path), schema
+        self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
         self.filesystem, self._root = _resolve(self.path, filesystem)
         self.files = tuple(self._inspect(info) for info in self._list())
         if self.num_rows == 0:
             raise InputError(
-                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. Check "
-                "the path or write the data."
+                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. "
+                "Check the path or write the data."
             )
         self.order()  # checks num_streams and shuffle_rows
 
@@ -121,18 +111,15 @@ class FileDataset:
     def order(
         self, seed: int = 0, epoch: int = 0, shuffle: bool = True, ordered: bool = False
     ) -> SampleOrder:
-        """The order of one epoch's samples; `ordered` takes the rows as they lie in the files.
-
-        Raises:
-            ConfigError: ordered rows cannot be shuffled.
-        """
+        """The order of one epoch's samples; `ordered` takes the rows as they lie in the files."""
         if ordered and shuffle:
             raise ConfigError(
-                "ordered=True gives rows in file order, which contradicts "
-                "shuffle=True; say shuffle=False."
+                "ordered=True gives rows in file order, which contradicts shuffle=True; say "
+                "shuffle=False."
             )
+        chunk_rows = [rows for file in self.files for rows in file.chunk_rows]
         return SampleOrder(
-            chunk_rows=tuple(n for f in self.files for n in f.chunk_rows),
+            chunk_rows=tuple(chunk_rows),
             num_streams=1 if ordered else self.num_streams,
             shuffle_rows=self.shuffle_rows,
             seed=seed,
@@ -141,17 +128,13 @@ class FileDataset:
         )
 
     def local_files(self) -> list[tuple[str, int]]:
-        """Path and size in bytes of every file on a local disk; empty for data in an object store."""
+        """Path and size in bytes of every file on a local disk; none for an object store."""
         if not isinstance(self.filesystem, pafs.LocalFileSystem):
             return []
         return [(file.path, file.size) for file in self.files]
 
     def check_columns_exist(self, columns: Sequence[str]) -> None:
-        """Check that every file has some columns beside the schema's.
-
-        Raises:
-            InputError: names the first column and file without it.
-        """
+        """Check that every file has some columns beside the schema's, else raise InputError."""
         for file in self.files if columns else ():
             names = self.open(file).schema.names
             for column in columns:
@@ -159,17 +142,17 @@ class FileDataset:
                     raise InputError(missing(column, self.open(file).schema, f"file {file.path!r}"))
 
     def fingerprint(self) -> str:
-        """A short hash of what the order of samples depends on: file names below the path, sizes,
-        rows, num_streams, shuffle_rows.
+        """A short hash of all that the order of samples depends on.
+
+        It covers file names below the path, sizes, rows, num_streams and shuffle_rows.
 
         Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where
         the directory lies does not matter.
         """
-        base = (
-            self._root
-            if any(f.path != self._root for f in self.files)
-            else posixpath.dirname(self._root)
-        )
+        # of one file its name alone; of a directory the paths below it
+        base = self._root
+        if all(f.path == self._root for f in self.files):
+            base = posixpath.dirname(self._root)
         names = [posixpath.relpath(f.path, base or ".") for f in self.files]
         facts = [[n, f.size, list(f.chunk_rows)] for n, f in zip(names, self.files, strict=True)]
         text = json.dumps([self.KIND, self.num_streams, self.shuffle_rows, facts])
@@ -197,22 +180,18 @@ class FileDataset:
         """An iterator over one rank's parts of the global batches of one epoch.
 
         Args:
-            rank, num_ranks: which part; the global batches are the same sets of rows for every
-                `num_ranks`.
-            start_batch: the first global batch to yield; found directly.
+            rank, num_ranks: which part; a global batch has the same rows for every `num_ranks`.
+            start_batch: the first global batch to yield.
             prefetch: batches decoded ahead in a background thread.
             pin_memory: put batches in page-locked memory (needs CUDA).
-            ordered: global batch t holds the next rows in file order, and rank 0 the first of them;
-                needs shuffle=False.
-            with_rows: batches say which file and row each of their rows comes from
-                (`Batch.origin`).
+            ordered: batches hold rows in file order, rank 0 the first; needs shuffle=False.
+            with_rows: batches say which file and row each of their rows comes from.
             keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
             binary_labels: refuse labels other than 0 and 1.
             threaded: read in a thread; otherwise in that of the caller, when a batch is asked for,
                 as a caller wants who reads ahead itself.
         Raises:
-            ConfigError: a rank outside the world, or a size or cursor out of range, or options that
-                contradict each other.
+            ConfigError: a number out of range, or options that contradict each other.
             InputError: a file has no such column to keep.
         """
         if not 0 <= rank < num_ranks:
@@ -226,29 +205,15 @@ class FileDataset:
         if prefetch < 1:
             raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
         self.check_columns_exist(keep_columns)
-        return BatchLoader(
-            self,
-            self.order(seed, epoch, shuffle, ordered),
-            rank=rank,
-            num_ranks=num_ranks,
-            global_batch_size=global_batch_size,
-            batches=range(start_batch, batches),
-            prefetch=prefetch,
-            reading=Reading(
-                with_rows=with_rows or bool(keep_columns),
-                keep_columns=tuple(keep_columns),
-                binary_labels=binary_labels,
-                pin_memory=pin_memory,
-            ),
-            threaded=threaded,
-        )
+        order, numbers = self.order(seed, epoch, shuffle, ordered), range(start_batch, batches)
+        with_rows = with_rows or bool(keep_columns)
+        reading = Reading(with_rows, tuple(keep_columns), binary_labels, pin_memory)
+        share = (rank, num_ranks, global_batch_size)
+        made = read_batches(self, order, *share, numbers, reading)
+        return BatchLoader(made, numbers, prefetch, threaded)
 
     def open(self, file: DataFile) -> FileReader:
-        """Open one file.
-
-        Raises:
-            InputError: it is gone, truncated or not of this kind.
-        """
+        """Open one file; InputError when it is gone, truncated or not of this kind."""
         try:
             return self.READER(self.filesystem, file.path, self.threads)
         except (pa.ArrowException, OSError) as error:
@@ -258,8 +223,8 @@ class FileDataset:
         """The error for a file that cannot be read."""
         cause = str(error).strip().split("\n")[0]
         return InputError(
-            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or "
-            "of another format; write it again."
+            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or of another "
+            "format; write it again."
         )
 
     def _list(self) -> list[pafs.FileInfo]:
@@ -267,25 +232,23 @@ class FileDataset:
             root = self.filesystem.get_file_info(self._root)
             if root.type == pafs.FileType.File:
                 return [root]
-            found = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
+            entries = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
         except OSError as error:
             raise InputError(f"no data at {self.path!r}: {error}. Check the path.") from error
-        below = [
-            (i, i.path[len(self._root) :].strip("/")) for i in found if i.type == pafs.FileType.File
-        ]
-        hidden = [any(part.startswith((".", "_")) for part in name.split("/")) for _, name in below]
-        files = [
-            i
-            for (i, name), skip in zip(below, hidden, strict=True)
-            if not skip and name.endswith(self.SUFFIXES)
-        ]
+        below = [entry for entry in entries if entry.type == pafs.FileType.File]
+        files = [entry for entry in below if self._is_data(entry.path[len(self._root) :])]
         if not files:
             raise InputError(
                 f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} "
-                f"({', '.join(self.SUFFIXES)}). "
-                "Check the path, or use the data set class of its format."
+                f"({', '.join(self.SUFFIXES)}). Check the path, or use the data set class of its "
+                "format."
             )
         return sorted(files, key=lambda i: i.path)
+
+    def _is_data(self, name: str) -> bool:
+        """Whether a path below the root is a file of this kind and not hidden."""
+        hidden = any(part.startswith((".", "_")) for part in name.strip("/").split("/"))
+        return not hidden and name.endswith(self.SUFFIXES)
 
     def _inspect(self, info: pafs.FileInfo) -> DataFile:
         reader = self.open(DataFile(path=info.path, size=0, chunk_rows=()))

@@ -1,5 +1,4 @@
-"""MovieLens-100k as GroupLens publishes it: u.data, u.user and u.item, read into the columns that
-`movielens` converts.
+"""MovieLens-100k as GroupLens publishes it, read into the columns that `movielens` converts.
 
 u.data is tab separated, the others are separated by '|'; none has a header, and u.item is Latin-1.
 An item has a release date such as 01-Jan-1995, of which the year is kept, and one 0 or 1 per genre.
@@ -16,31 +15,11 @@ import pyarrow.csv as pacsv
 
 from rayrec.errors import InputError
 
-GENRES = (
-    *(
-        "unknown",
-        "Action",
-        "Adventure",
-        "Animation",
-        "Children's",
-        "Comedy",
-        "Crime",
-        "Documentary",
-        "Drama",
-    ),
-    *(
-        "Fantasy",
-        "Film-Noir",
-        "Horror",
-        "Musical",
-        "Mystery",
-        "Romance",
-        "Sci-Fi",
-        "Thriller",
-        "War",
-        "Western",
-    ),
+_NAMES = (
+    "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy "
+    "Film-Noir Horror Musical Mystery Romance Sci-Fi Thriller War Western"
 )
+GENRES = tuple(_NAMES.split())
 RATINGS = ("user_id", "item_id", "rating", "timestamp")
 USERS = ("user_id", "age", "gender", "occupation", "zip_code")
 ITEMS = ("item_id", "title", "release_date", "video_release_date", "url", *GENRES)
@@ -65,8 +44,7 @@ def read_users(path: Path) -> pa.Table:
 
 
 def read_items(path: Path) -> pa.Table:
-    """Text columns item_id, release_year and class (names of genres with a space between them) of
-    u.item.
+    """Text columns item_id, release_year and class (names of genres, with spaces) of u.item.
 
     Raises:
         InputError: the file cannot be read or has another layout.
@@ -82,28 +60,21 @@ def read_items(path: Path) -> pa.Table:
                 )
             if flag == "1":
                 words[row].append(genre)
-    return pa.table(
-        {
-            "item_id": table["item_id"],
-            "release_year": years,
-            "class": pa.array([" ".join(genres) for genres in words], pa.string()),
-        }
-    )
+    classes = pa.array([" ".join(genres) for genres in words], pa.string())
+    return pa.table({"item_id": table["item_id"], "release_year": years, "class": classes})
 
 
 def _read(path: Path, names: tuple[str, ...], delimiter: str) -> pa.Table:
+    types = dict.fromkeys(names, pa.string())
     try:
         return pacsv.read_csv(
             path,
             read_options=pacsv.ReadOptions(column_names=list(names), encoding="latin-1"),
             parse_options=pacsv.ParseOptions(delimiter=delimiter, quote_char=False),
-            convert_options=pacsv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-            ),
+            convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )
     except (OSError, pa.ArrowException) as error:
         raise InputError(
             f"cannot read {path} as GroupLens' {path.name} with {len(names)} columns: "
-            f"{str(error).splitlines()[0]}. "
-            "Point at the folder of the ml-100k files."
+            f"{str(error).splitlines()[0]}. Point at the folder of the ml-100k files."
         ) from error

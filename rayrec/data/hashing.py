@@ -1,5 +1,4 @@
-"""Stable 64-bit hashes of ids and strings, vectorised over Arrow's buffers: the same bytes give the
-same bucket on every machine.
+"""Stable 64-bit hashes of ids and strings: the same bytes give the same bucket everywhere.
 
 DEFINITION. mix(x) is the output function of splitmix64, modulo 2**64:
     x += 0x9E3779B97F4A7C15; x = (x ^ x>>30) * 0xBF58476D1CE4E5B9; x = (x ^ x>>27) *
@@ -47,9 +46,7 @@ def mix_int(*parts: int) -> int:
 
 
 def random_bits(key: int, start: int, stop: int) -> U64:
-    """Elements [start, stop) of the splitmix64 stream of `key`: any part equals that part of the
-    whole.
-    """
+    """Elements [start, stop) of the splitmix64 stream of `key`, equal to that part of the whole."""
     counter = np.arange(start, stop, dtype=np.uint64)
     counter *= np.uint64(_GOLDEN)
     counter += np.uint64(key & _MASK)
@@ -57,8 +54,9 @@ def random_bits(key: int, start: int, stop: int) -> U64:
 
 
 def permutation(key: int, n: int) -> NDArray[np.int64]:
-    """A permutation of range(n) that is a pure function of (key, n): the stable order of n random
-    64-bit numbers.
+    """A permutation of range(n), a pure function of (key, n).
+
+    It is the stable order of n random 64-bit numbers.
     """
     return np.argsort(random_bits(key, 0, n), kind="stable").astype(np.int64, copy=False)
 
@@ -88,6 +86,7 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
     if not lengths.size or not lengths.max():
         return h
     low, high = int(offsets[0]), int(offsets[-1])
+    # one 8-byte word of every string at a time; strings that have ended drop out of `rows`.
     # 8 more bytes: the last word of the last string may reach past its end
     padded = np.zeros(high - low + 8, np.uint8)
     padded[: high - low] = data[low:high]
@@ -101,12 +100,11 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
         left = (lengths if rows is None else lengths[rows]) - done
         word = words[at + done]
         short = left < 8
+        # bytes beyond a string's end belong to the next string and count as zeros
         if short.any():
-            word &= np.where(
-                short,
-                (np.uint64(1) << (left.clip(0, 7).view(np.uint64) * np.uint64(8))) - np.uint64(1),
-                np.uint64(_MASK),
-            )
+            bits = left.clip(0, 7).view(np.uint64) * np.uint64(8)
+            mask = (np.uint64(1) << bits) - np.uint64(1)
+            word &= np.where(short, mask, np.uint64(_MASK))
         if rows is None:
             h = mix(h ^ word)
         else:

@@ -1,4 +1,4 @@
-"""MovieLens-100k to Parquet and a schema: will this user rate this film 4 or 5?
+"""MovieLens-100k to Parquet and a schema; the label says whether a user rates a film 4 or 5.
 
 Two forms of it are read: the files of GroupLens (u.data, u.user, u.item; see `grouplens`), and
 tab-separated files with a header of name:type (ml-100k.inter, .user, .item). Users and items become
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +20,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from rayrec.checks import seed_number
-from rayrec.data.converted import new_data_set
+from rayrec.data.converted import Converted, converted, new_data_set, one_table_per_column
 from rayrec.data.grouplens import read_items, read_ratings, read_users
 from rayrec.data.hashing import mix_int, permutation
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import Converted, Feature, FeatureSchema
-from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
 # small initial values: a DLRM reaches AUC 0.786 on the held-out tenth, against 0.777 from the
 # tables' default bounds
@@ -49,9 +46,7 @@ def convert_movielens(
         source: the folder, with u.data, u.user and u.item, or with ml-100k.inter, ml-100k.user and
             ml-100k.item.
         out: gets train/, eval/ and schema.json.
-        dim: width of every table.
         seed: which ratings are held out, and the order of rows.
-        eval_fraction: share held out.
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file or column is missing, or a rating names an unknown user or item.
@@ -61,67 +56,56 @@ def convert_movielens(
     seed_number("seed", seed)
     if not 0 < eval_fraction < 1:
         raise ConfigError(f"eval_fraction={eval_fraction}; it must lie between 0 and 1.")
-    root = Path(source)
-    paths, (ratings, users, items) = _read_folder(root)
-    user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
-    item = _place(ratings["item_id"], items["item_id"], paths[0], "item_id")
-    ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", paths[1]), side="right")
-    genders, occupations = _Vocabulary.of(users["gender"]), _Vocabulary.of(users["occupation"])
-    zips, years = (
-        _Vocabulary.of(pc.utf8_slice_codeunits(users["zip_code"], 0, 2)),
-        _Vocabulary.of(items["release_year"]),
-    )
-    words = pc.split_pattern(items["class"].fill_null(""), " ").combine_chunks()
-    genres = _Vocabulary.of(words.flatten())
-    lists = pa.ListArray.from_arrays(words.offsets, pa.array(genres.ids))
-    table = pa.table(
-        {
-            "label": pa.array((_numbers(ratings, "rating", paths[0]) >= 4.0).astype(np.int8)),
-            "user": pa.array(user),
-            "item": pa.array(item),
-            "genres": lists.take(pa.array(item)),
-            "age": pa.array(ages[user]),
-            "gender": pa.array(genders.ids[user]),
-            "occupation": pa.array(occupations.ids[user]),
-            "zip": pa.array(zips.ids[user]),
-            "year": pa.array(years.ids[item]),
-        }
-    )
-    sizes = {
-        "user": len(users),
-        "item": len(items),
-        "genres": genres.size,
-        "age": len(_AGE_BUCKETS) + 1,
-        "gender": genders.size,
-    }
-    sizes |= {"occupation": occupations.size, "zip": zips.size, "year": years.size}
+    table, sizes, ratings = _join_columns(Path(source))
     rows = table.num_rows
     held_out = round(rows * eval_fraction)
     if not 0 < held_out < rows:
         raise ConfigError(
-            f"eval_fraction={eval_fraction} of {rows} ratings in {paths[0]} holds "
-            f"out {held_out}; choose another."
+            f"eval_fraction={eval_fraction} of {rows} ratings in {ratings} holds out {held_out}; "
+            "choose another."
         )
     order = permutation(mix_int(seed), rows)
     parts = {"eval": order[:held_out], "train": order[held_out:]}
+    schema = one_table_per_column(sizes, dim, means=("genres",), bound=_BOUND)
     with new_data_set(out, overwrite) as folder:
         for name, places in parts.items():
             (folder / name).mkdir()
-            pq.write_table(
-                table.take(pa.array(places)),
-                folder / name / "part-00000.parquet",
-                row_group_size=16_384,
-            )
-        movielens_schema(sizes, dim).save(folder / "schema.json")
-    target = Path(out)
-    return Converted(
-        target / "train", target / "eval", target / "schema.json", rows - held_out, held_out
-    )
+            path = folder / name / "part-00000.parquet"
+            pq.write_table(table.take(pa.array(places)), path, row_group_size=16_384)
+        schema.save(folder / "schema.json")
+    return converted(out, rows - held_out, held_out)
+
+
+def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
+    """One row per rating with all that is known of it, rows of each table, the ratings' file."""
+    paths, (ratings, users, items) = _read_folder(root)
+    user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
+    item = _place(ratings["item_id"], items["item_id"], paths[0], "item_id")
+    ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", paths[1]), side="right")
+    likes = _numbers(ratings, "rating", paths[0]) >= 4.0
+    words = pc.split_pattern(items["class"].fill_null(""), " ").combine_chunks()
+    genres, num_genres = _as_ids(words.flatten())
+    columns = {
+        "label": pa.array(likes.astype(np.int8)),
+        "user": pa.array(user),
+        "item": pa.array(item),
+        "genres": pa.ListArray.from_arrays(words.offsets, pa.array(genres)).take(pa.array(item)),
+        "age": pa.array(ages[user]),
+    }
+    sizes = {"user": len(users), "item": len(items), "genres": num_genres}
+    sizes["age"] = len(_AGE_BUCKETS) + 1
+    zips = pc.utf8_slice_codeunits(users["zip_code"], 0, 2)
+    of_users = {"gender": users["gender"], "occupation": users["occupation"], "zip": zips}
+    for name, column in of_users.items():
+        ids, sizes[name] = _as_ids(column)
+        columns[name] = pa.array(ids[user])
+    years, sizes["year"] = _as_ids(items["release_year"])
+    columns["year"] = pa.array(years[item])
+    return pa.table(columns), sizes, paths[0]
 
 
 def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Table, pa.Table]]:
-    """Paths of the ratings and the users, and text tables of ratings, users and items, in either
-    form.
+    """Paths of ratings and users, and text tables of ratings, users and items, in either form.
 
     Raises:
         InputError: the folder holds neither form, or a file cannot be read.
@@ -132,8 +116,8 @@ def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Tabl
     if not os.path.exists(root / "ml-100k.inter"):
         raise InputError(
             f"{root} holds neither u.data nor ml-100k.inter. Point at the folder of "
-            "MovieLens-100k: u.data, u.user and u.item as "
-            "GroupLens publishes them, or ml-100k.inter, ml-100k.user and ml-100k.item."
+            "MovieLens-100k: u.data, u.user and u.item as GroupLens publishes them, or "
+            "ml-100k.inter, ml-100k.user and ml-100k.item."
         )
     paths = root / "ml-100k.inter", root / "ml-100k.user", root / "ml-100k.item"
     ratings = _read(paths[0], ("user_id", "item_id", "rating"))
@@ -141,39 +125,11 @@ def _read_folder(root: Path) -> tuple[tuple[Path, Path], tuple[pa.Table, pa.Tabl
     return paths[:2], (ratings, users, _read(paths[2], ("item_id", "release_year", "class")))
 
 
-def movielens_schema(sizes: dict[str, int], dim: int) -> FeatureSchema:
-    """One table per feature; genres are a list, pooled by their mean."""
-    tables = [
-        EmbeddingBagConfig(
-            num_embeddings=size,
-            embedding_dim=dim,
-            name=f"t_{name}",
-            feature_names=[name],
-            pooling=PoolingType.MEAN if name == "genres" else PoolingType.SUM,
-            weight_init_min=-_BOUND,
-            weight_init_max=_BOUND,
-        )
-        for name, size in sizes.items()
-    ]
-    return FeatureSchema(
-        label="label",
-        features=tuple(Feature(name=n, column=n) for n in sizes),
-        tables=tuple(tables),
-    )
-
-
-class _Vocabulary(NamedTuple):
-    """Text as ids: places in the sorted distinct values."""
-
-    ids: np.ndarray
-    size: int
-
-    @classmethod
-    def of(cls, column: pa.Array | pa.ChunkedArray) -> _Vocabulary:
-        words, ids = np.unique(
-            column.fill_null("").to_numpy(zero_copy_only=False).astype(str), return_inverse=True
-        )
-        return cls(ids.astype(np.int64), len(words))
+def _as_ids(column: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, int]:
+    """Text as ids, which are places in the sorted distinct values, and the number of those."""
+    texts = column.fill_null("").to_numpy(zero_copy_only=False).astype(str)
+    words, ids = np.unique(texts, return_inverse=True)
+    return ids.astype(np.int64), len(words)
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> pa.Table:
@@ -189,8 +145,8 @@ def _read(path: Path, columns: tuple[str, ...]) -> pa.Table:
         )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(
-            f"cannot read {path}: {str(error).splitlines()[0]}. Point at the folder "
-            "of the ml-100k files."
+            f"cannot read {path}: {str(error).splitlines()[0]}. Point at the folder of the "
+            "ml-100k files."
         ) from error
     table = table.rename_columns([name.split(":")[0] for name in names])
     for name in columns:
@@ -205,8 +161,8 @@ def _numbers(table: pa.Table, column: str, path: Path) -> np.ndarray:
     if not plain.all():
         row = int(np.flatnonzero(~plain)[0])
         raise InputError(
-            f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row "
-            f"{row}, which is no number."
+            f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row {row}, which "
+            "is no number."
         )
     return table[column].cast(pa.float64()).to_numpy()
 
@@ -221,14 +177,14 @@ def _place(values: pa.ChunkedArray, keys: pa.ChunkedArray, path: Path, column: s
     twice = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twice):
         raise InputError(
-            f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, "
-            f"which {path} is joined with."
+            f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, which {path} "
+            "is joined with."
         )
     places = pc.index_in(values, value_set=keys.combine_chunks())
     if places.null_count:
         row = int(np.flatnonzero(places.is_null().to_numpy())[0])
         raise InputError(
-            f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not "
-            "in the list of them."
+            f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not in the list "
+            "of them."
         )
     return places.to_numpy().astype(np.int64)

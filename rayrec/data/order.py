@@ -1,5 +1,4 @@
-"""The order of samples: which rows form global batch t, and which of them belong to a rank, for any
-number of ranks.
+"""The order of samples: which rows form global batch t, and which of them a rank takes.
 
 DEFINITION. A data set is a list of chunks (Parquet row groups, Arrow record batches), permuted by
 (seed, epoch) when shuffling. Laid end to end they hold N rows, cut contiguously into S streams;
@@ -39,9 +38,7 @@ class StreamRange(NamedTuple):
 
 
 class ChunkRange(NamedTuple):
-    """Rows [start, stop) of chunk number `chunk` (its index in the data set, not in the shuffled
-    order).
-    """
+    """Rows [start, stop) of chunk number `chunk`, counted in the data set's own order."""
 
     chunk: int
     start: int
@@ -76,16 +73,12 @@ class SampleOrder:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least 1.")
         if self.epoch < 0:
             raise ConfigError(f"epoch={self.epoch}; epochs count from 0.")
-        n = len(self.chunk_rows)
-        order = (
-            permutation(mix_int(_CHUNKS, self.seed, self.epoch), n).tolist()
-            if self.shuffle
-            else list(range(n))
-        )
+        order = list(range(len(self.chunk_rows)))
+        if self.shuffle:
+            order = permutation(mix_int(_CHUNKS, self.seed, self.epoch), len(order)).tolist()
+        starts = accumulate([self.chunk_rows[c] for c in order], initial=0)
         object.__setattr__(self, "chunk_order", tuple(order))
-        object.__setattr__(
-            self, "_chunk_starts", tuple(accumulate((self.chunk_rows[c] for c in order), initial=0))
-        )
+        object.__setattr__(self, "_chunk_starts", tuple(starts))
 
     @property
     def num_rows(self) -> int:
@@ -110,14 +103,11 @@ class SampleOrder:
         return min(self.shuffle_rows, self.stream_rows(stream) - block * self.shuffle_rows)
 
     def block_permutation(self, stream: int, block: int) -> NDArray[np.int64] | None:
-        """(rows of the block,) which row of the block in file order comes i-th; None when not
-        shuffling.
-        """
+        """(rows of the block,) the row in file order that comes i-th; None when not shuffling."""
         if not self.shuffle:
             return None
-        return permutation(
-            mix_int(_BLOCK, self.seed, self.epoch, stream, block), self.block_rows(stream, block)
-        )
+        key = mix_int(_BLOCK, self.seed, self.epoch, stream, block)
+        return permutation(key, self.block_rows(stream, block))
 
     def block_chunks(self, stream: int, block: int) -> Iterator[ChunkRange]:
         """The parts of chunks that hold one block, in order."""
@@ -141,9 +131,11 @@ class SampleOrder:
     def rank_ranges(
         self, batch: int, global_batch_size: int, rank: int, num_ranks: int
     ) -> list[StreamRange]:
-        """The rows of a global batch that one rank takes, by stream; empty where the batch has
-        fewer rows than ranks.
+        """The rows of a global batch that one rank takes, by stream.
+
+        The list is empty where the batch has fewer rows than ranks.
         """
+        # sorted by (stream, index), positions [low, high) of the batch's n are this rank's
         first, n = batch * global_batch_size, self.batch_rows(batch, global_batch_size)
         low, high = rank * n // num_ranks, (rank + 1) * n // num_ranks
         out, seen = [], 0

@@ -47,7 +47,6 @@ def origin_of_block(
     """Return the origin of one block of rows.
 
     Args:
-        chunks: all chunks of the data set.
         file_numbers: path of a file -> its index in the data set.
         ranges: the parts of chunks that make up the block, in order.
         places: which row of the block in that order comes i-th; None for the order as it is.

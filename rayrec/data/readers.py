@@ -1,11 +1,10 @@
-"""Open files and their chunks: Parquet row groups and Arrow IPC record batches, only the columns
-asked for.
+"""Open files and their chunks: Parquet row groups and Arrow IPC record batches.
 
-A local IPC file is memory-mapped, so an uncompressed batch costs nothing until its rows are read. A
-Parquet row group is decoded whole, or in pieces when it has more than `STREAM_ROWS` rows: memory
-stays bounded, but seeking into it decodes what comes before. With `threads` the columns of a chunk
-are decoded by Arrow's threads. IPC *streams* are refused, because they have no index of their
-batches.
+Only the columns that are asked for are read. A local IPC file is memory-mapped, so an uncompressed
+batch costs nothing until its rows are read. A Parquet row group is decoded whole, or in pieces when
+it has more than `STREAM_ROWS` rows: memory stays bounded, but seeking into it decodes what comes
+before. With `threads` the columns of a chunk are decoded by Arrow's threads. IPC *streams* are
+refused, because they have no index of their batches.
 """
 
 from __future__ import annotations
@@ -63,8 +62,9 @@ class ParquetReader:
 
 
 class ArrowReader:
-    """An Arrow IPC (Feather v2) file; chunks are its record batches, views of the file where it is
-    local and uncompressed.
+    """An Arrow IPC (Feather v2) file, whose chunks are its record batches.
+
+    They are views of the file where it is local and uncompressed.
     """
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
@@ -100,22 +100,19 @@ class ArrowReader:
             return True
         self._source.seek(0)
         mapped = self._source.read_buffer()
-        buffers = [
-            buffer
-            for column in self._whole.get_batch(0).columns
-            for buffer in column.buffers()
-            if buffer is not None and buffer.size
-        ]
-        return all(
-            mapped.address <= buffer.address < mapped.address + mapped.size for buffer in buffers
-        )
+        addresses = range(mapped.address, mapped.address + mapped.size)
+        for column in self._whole.get_batch(0).columns:
+            for buffer in column.buffers():
+                if buffer is not None and buffer.size and buffer.address not in addresses:
+                    return False
+        return True
 
     def _count_rows(self) -> tuple[int, ...]:
-        """Rows of each record batch. The footer does not say, so one narrow column is read: nothing
-        when mapped.
+        """Rows of each record batch.
+
+        The footer does not say, so one narrow column is read, which costs nothing when mapped.
         """
         narrow = [i for i, field in enumerate(self.schema) if pa.types.is_primitive(field.type)]
-        return tuple(
-            self._read(i, (narrow or [0])[:1]).num_rows
-            for i in range(self._whole.num_record_batches)
-        )
+        column = (narrow or [0])[:1]
+        batches = range(self._whole.num_record_batches)
+        return tuple(self._read(i, column).num_rows for i in batches)

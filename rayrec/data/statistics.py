@@ -40,6 +40,7 @@ def check_statistics(data: FileDataset) -> None:
             looked_at += reader.metadata.num_columns
             if looked_at > MAX_COLUMNS:
                 return
+            # read as training would read it, which raises the error that names the row
             if any(_is_bad(column, data.schema) for column in _columns(reader, group)):
                 table = reader.read(group, list(data.schema.columns()))
                 to_batch(table, data.schema, repr(file.path), first_row, binary_labels=True)
@@ -59,10 +60,9 @@ def _is_bad(column: Any, schema: FeatureSchema) -> bool:
         return False
     name = column.path_in_schema.split(".")[0]  # a list's values lie below the column's name
     if name == schema.label:
-        missing = statistics.has_null_count and statistics.null_count > 0
-        return missing or (
-            statistics.has_min_max and not (0 <= statistics.min <= statistics.max <= 1)
-        )
+        if statistics.has_null_count and statistics.null_count > 0:
+            return True
+        return statistics.has_min_max and not 0 <= statistics.min <= statistics.max <= 1
     if any(name == dense.column for dense in schema.dense):
         if not statistics.has_min_max or not isinstance(statistics.min, int | float):
             return False

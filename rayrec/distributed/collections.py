@@ -1,5 +1,4 @@
-"""The sharded counterparts of `EmbeddingBagCollection` and `EmbeddingCollection`: same forward,
-same configs, same names.
+"""The sharded `EmbeddingBagCollection` and `EmbeddingCollection`: same forward, same names.
 
 They hold no rows: those are the engine's. Mean pooling divides here, by the lengths of the bags at
 home, because a row block sees only part of a bag. A variable batch is expanded here to the full
@@ -7,6 +6,9 @@ batch, by its inverse indices.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -23,31 +25,42 @@ from rayrec.modules import (
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
-def _layouts(engine: ShardedEmbeddings, configs: list[BaseEmbeddingConfig]) -> str:
-    plan = engine.plan
-    return "\n".join(
-        f"{c.name}: {c.num_embeddings} x {c.embedding_dim}, {plan.kind(c.name)}" for c in configs
-    )
+class _Sharded(nn.Module):
+    """What both kinds share: the engine, which of its collections this is, and the tables."""
+
+    def __init__(
+        self, engine: ShardedEmbeddings, index: int, configs: Sequence[BaseEmbeddingConfig]
+    ) -> None:
+        super().__init__()
+        self._engine, self._index, self._tables = engine, index, tuple(configs)
+
+    def _shards(self) -> nn.ModuleDict:
+        shards = [TableShards(self._engine, config) for config in self._tables]
+        return nn.ModuleDict({part.name: part for part in shards})
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's shards live."""
+        return self._engine.device
+
+    def extra_repr(self) -> str:
+        """The tables with their sharding kinds, for printing."""
+        lines = []
+        for table in self._tables:
+            kind = self._engine.plan.kind(table.name)
+            lines.append(f"{table.name}: {table.num_embeddings} x {table.embedding_dim}, {kind}")
+        return "\n".join(lines)
 
 
-class ShardedEmbeddingBagCollection(nn.Module):
-    """An `EmbeddingBagCollection` whose tables are spread over the ranks.
-
-    Args:
-        engine: the sharded embeddings of the model.
-        index: which of its collections this is.
-        unsharded: the module it replaces; its rows are not read here.
-    """
+class ShardedEmbeddingBagCollection(_Sharded):
+    """An `EmbeddingBagCollection` whose tables are spread over the ranks."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingBagCollection
     ) -> None:
-        super().__init__()
-        self._engine, self._index = engine, index
+        super().__init__(engine, index, unsharded.embedding_bag_configs())
         self._configs, self._weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
-        self._names = [
-            name for names in get_embedding_names_by_table(self._configs) for name in names
-        ]
+        self._names = list(chain.from_iterable(get_embedding_names_by_table(self._configs)))
         uses = [(config, feature) for config in self._configs for feature in config.feature_names]
         self._features = [feature for _, feature in uses]
         self._dims = [config.embedding_dim for config, _ in uses]
@@ -55,12 +68,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._mean = torch.tensor(mean, device=engine.device).unsqueeze(1) if any(mean) else None
         self._mean_uses = [i for i, is_mean in enumerate(mean) if is_mean]
         self._orders: dict[tuple[str, ...], Tensor] = {}
-        self._use_of_column = torch.tensor(
-            [i for i, d in enumerate(self._dims) for _ in range(d)], device=engine.device
-        )
-        self.embedding_bags = nn.ModuleDict(
-            {config.name: TableShards(engine, config) for config in self._configs}
-        )
+        # (sum D,) the use that each output column belongs to
+        use_of_column = [i for i, width in enumerate(self._dims) for _ in range(width)]
+        self._use_of_column = torch.tensor(use_of_column, device=engine.device)
+        self.embedding_bags = self._shards()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag.
@@ -84,14 +95,16 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return KeyedTensor(self._names, self._dims, pooled)
 
     def _mean_scale(self, features: KeyedJaggedTensor, mean_U: Tensor) -> Tensor:
+        """(B, sum D): one over the length of the bag where its use is a mean, else 1."""
         lengths_FB = features.lengths().view(len(features.keys()), features.stride())
         lengths_UB = lengths_FB.index_select(0, self._order(features))
         scale_UB = torch.where(mean_U, lengths_UB.clamp(min=1).float().reciprocal(), 1.0)
         return scale_UB.t().index_select(1, self._use_of_column)
 
     def _order(self, features: KeyedJaggedTensor) -> Tensor:
-        """(U,) the key that each use reads; kept, since an index from the host would have to wait
-        for a GPU in every step.
+        """(U,) the key that each use reads.
+
+        It is kept, since copying an index from the host would wait for a GPU in every step.
         """
         keys = tuple(features.keys())
         if keys not in self._orders:
@@ -101,9 +114,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def _expand(self, features: KeyedJaggedTensor, outputs: list[Tensor]) -> Tensor:
         for i in self._mean_uses:
-            outputs[i] = outputs[i] / features[self._features[i]].lengths().clamp(min=1).unsqueeze(
-                1
-            )
+            lengths = features[self._features[i]].lengths().clamp(min=1)
+            outputs[i] = outputs[i] / lengths.unsqueeze(1)
         return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -114,35 +126,17 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Whether bags carry a weight per id."""
         return self._weighted
 
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's shards live."""
-        return self._engine.device
 
-    def extra_repr(self) -> str:
-        """The tables with their sharding kinds, for printing."""
-        return _layouts(self._engine, list(self._configs))
-
-
-class ShardedEmbeddingCollection(nn.Module):
-    """An `EmbeddingCollection` whose tables are spread over the ranks.
-
-    Args:
-        engine: the sharded embeddings of the model.
-        index: which of its collections this is.
-        unsharded: the module it replaces; its rows are not read here.
-    """
+class ShardedEmbeddingCollection(_Sharded):
+    """An `EmbeddingCollection` whose tables are spread over the ranks."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, unsharded: EmbeddingCollection
     ) -> None:
-        super().__init__()
-        self._engine, self._index = engine, index
+        super().__init__(engine, index, unsharded.embedding_configs())
         self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
         self._names = get_embedding_names_by_table(self._configs)
-        self.embeddings = nn.ModuleDict(
-            {config.name: TableShards(engine, config) for config in self._configs}
-        )
+        self.embeddings = self._shards()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id.
@@ -163,11 +157,8 @@ class ShardedEmbeddingCollection(nn.Module):
         for config, names in zip(self._configs, self._names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 bags = features[feature]
-                outputs[name] = JaggedTensor(
-                    next(rows),
-                    bags.values() if self._need_indices else None,
-                    lengths=bags.lengths(),
-                )
+                ids = bags.values() if self._need_indices else None
+                outputs[name] = JaggedTensor(next(rows), ids, lengths=bags.lengths())
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -185,12 +176,3 @@ class ShardedEmbeddingCollection(nn.Module):
     def need_indices(self) -> bool:
         """Whether the outputs carry the ids as their weights."""
         return self._need_indices
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's shards live."""
-        return self._engine.device
-
-    def extra_repr(self) -> str:
-        """The tables with their sharding kinds, for printing."""
-        return _layouts(self._engine, list(self._configs))

@@ -26,17 +26,10 @@ from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.comm.unused import Hook, reach_all, with_unused
 from rayrec.errors import ConfigError
 
-_OWN = {
-    "self",
-    "module",
-    "device_ids",
-    "output_device",
-    "dim",
-    "process_group",
-    "device_mesh",
-    "check_reduction",
-}
-_DDP = frozenset(inspect.signature(DistributedDataParallel.__init__).parameters.keys() - _OWN)
+# arguments of DDP that are not the user's to give
+_OWN = "self module device_ids output_device dim process_group device_mesh check_reduction"
+_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters.keys()
+_DDP = frozenset(_ARGUMENTS - set(_OWN.split()))
 _EXTRA = ("comm_hook", "params_to_ignore")
 
 
@@ -46,7 +39,6 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
     Args:
         options: keyword arguments of DistributedDataParallel; or "comm_hook", a pair (state, hook)
             as for register_comm_hook, or "params_to_ignore", names of what is not averaged.
-        module: whose dense part they are for.
     Raises:
         ConfigError: names the option or the parameter.
     """
@@ -58,8 +50,8 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
     lost = [name for name in options.get("params_to_ignore", ()) if name not in names]
     if lost:
         raise ConfigError(
-            f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no "
-            "such dense parameter."
+            f"ddp_options['params_to_ignore'] names {lost[0]!r}; the model has no such dense "
+            "parameter."
         )
     hook = options.get("comm_hook")
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
@@ -70,9 +62,6 @@ class DenseReplicas:
     """A module whose dense parameters stay the same on all ranks: their gradients are averaged.
 
     Args:
-        module: sharded, on its device.
-        device: where its dense parameters lie.
-        process_group: all ranks.
         transport: whether gradients may go through shared memory.
         watch: wraps an exchange so that its waits are counted.
         options: see `check_ddp_options`; what they leave out is DDP's default, but that buffers are
@@ -126,9 +115,8 @@ class DenseReplicas:
         if device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
             exchange = exchange_for(process_group, device, transport, own=True)
             if isinstance(exchange, SharedMemoryExchange):
-                return partial(
-                    watch, exchange
-                ), AverageStatic().hook if static else average_gradients
+                hook: Hook = AverageStatic().hook if static else average_gradients
+                return partial(watch, exchange), hook
         return process_group, allreduce_hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,3 +127,30 @@ class DenseReplicas:
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, gradients are not averaged but kept for a later step."""
         return self._ddp.no_sync()
+
+
+def materialize(module: nn.Module, device: torch.device, seed: int) -> None:
+    """Give dense modules on the meta device real, initial parameters, the same on every rank.
+
+    Raises:
+        ConfigError: such a module has no reset_parameters().
+    """
+    owners = []
+    for owner in module.modules():
+        own = (*owner.parameters(recurse=False), *owner.buffers(recurse=False))
+        if any(tensor.is_meta for tensor in own):
+            owners.append(owner)
+    if not owners:
+        return
+    # the caller's random numbers go on as if nothing had been drawn here
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for owner in owners:
+            reset = getattr(owner, "reset_parameters", None)
+            if reset is None:
+                raise ConfigError(
+                    f"{type(owner).__name__} lies on the meta device and has no "
+                    "reset_parameters(); build it on a real device."
+                )
+            owner.to_empty(device=device, recurse=False)
+            reset()

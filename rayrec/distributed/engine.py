@@ -152,7 +152,7 @@ class ShardedEmbeddings:
         moving = []
         for table in (table for spec in self.collections for table in spec.tables):
             optimizer = self.optimizers[table.name]
-            moving.append(Moving.of(table.name, old.plan, plan, optimizer))
+            moving.append(Moving.between(table.name, old.plan, plan, optimizer))
         states = old.shard_states(), new.shard_states()
         sent = move_tables(moving, *states, self.exchange, self.device)
         for lookup in new.lookups.values():

@@ -18,9 +18,6 @@ class FusedCollection(nn.Module):
 
     Args:
         tables: module by table, under which the table's rows are in the state_dict.
-        attribute: the name under which `tables` is registered.
-        optimizer_type, optimizer_kwargs: as the user gave them.
-        optimizer: what they mean.
     """
 
     def __init__(
@@ -33,11 +30,8 @@ class FusedCollection(nn.Module):
     ) -> None:
         super().__init__()
         self.add_module(attribute, tables)
-        self._attribute, self._type, self._kwargs = (
-            attribute,
-            optimizer_type,
-            dict(optimizer_kwargs),
-        )
+        self._attribute = attribute
+        self._type, self._kwargs = optimizer_type, dict(optimizer_kwargs)
         self.sparse_optimizer = optimizer
         self._engine: ShardedEmbeddings | None = None
         self._inner: list[nn.Module] = []  # in a list, so that nn.Module does not register it
@@ -50,8 +44,7 @@ class FusedCollection(nn.Module):
         if probe.device != self.device:
             raise ConfigError(
                 f"the rows of a {type(self).__name__} on {self.device} cannot move to "
-                f"{probe.device}; "
-                f"make it there: device={probe.device.type!r}."
+                f"{probe.device}; make it there: device={probe.device.type!r}."
             )
         return super()._apply(fn, recurse)
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed.fused_collection import FusedCollection
-from rayrec.distributed.sharding import shard_embeddings
+from rayrec.distributed.sharding import replace_modules, shard_embeddings
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -43,7 +43,6 @@ class FusedEmbeddingBagCollection(FusedCollection):
     Args:
         tables: what to look up; names are unique.
         optimizer_type: a class of rayrec.optim.SPARSE_OPTIMIZERS, or of torch with a counterpart.
-        optimizer_kwargs: its arguments.
         is_weighted: whether each id counts times its weight in the batch.
         device: where the rows lie, by default the CPU; "meta" makes a description to be sharded.
         location: in which memory of that device, see `Storage`.
@@ -101,7 +100,6 @@ class FusedEmbeddingCollection(FusedCollection):
 
     Args:
         need_indices: whether the outputs carry the looked-up ids as their weights.
-        others: as of `FusedEmbeddingBagCollection`.
     """
 
     def __init__(
@@ -177,7 +175,6 @@ def fuse_embedding_optimizer(
 
     Args:
         model: a module that holds collections, or a collection.
-        others: as of `FusedEmbeddingBagCollection`.
     Returns:
         The module; the fused collection when `model` is a collection.
     Raises:
@@ -198,11 +195,5 @@ def fuse_embedding_optimizer(
             )
         return None
 
-    replaced = {child: new for child in model.modules() if (new := fused(child)) is not None}
-    if model in replaced:
-        return replaced[model]
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in replaced:
-                setattr(parent, name, replaced[child])
-    return model
+    new = {child: collection for child in model.modules() if (collection := fused(child))}
+    return replace_modules(model, new)

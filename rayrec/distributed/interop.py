@@ -1,5 +1,4 @@
-"""Rows in and out of a sharded model: pretrained tables from tensors and Arrow files, and a plain
-torch state_dict of the whole.
+"""Rows in and out of a sharded model: pretrained tables, and a state_dict of the whole.
 
 Every rank calls these; each reads or gives only its own rectangles. A whole table exists in memory
 only where the user asks for one: in the tensor passed in, or on rank 0 for the export, table by
@@ -28,11 +27,9 @@ from rayrec.errors import InputError, ShapeError
 def load_table(
     model: DistributedModelParallel, name: str, source: Tensor | str | os.PathLike[str]
 ) -> int:
-    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays as it
-    is.
+    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays.
 
     Args:
-        name: the table.
         source: a (num_embeddings, embedding_dim) tensor, or a Parquet, Arrow IPC or Feather file
             with a column `weight` of embedding_dim values per row (fixed-size list or list of
             floats) and, if it does not hold all rows in order, a column `row`.
@@ -69,8 +66,8 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
     for batch in _batches(path):
         if "weight" not in batch.schema.names:
             raise InputError(
-                f"{path} has columns {batch.schema.names}; the rows of table {name!r} "
-                "are read from a column 'weight'."
+                f"{path} has columns {batch.schema.names}; the rows of table {name!r} are read "
+                "from a column 'weight'."
             )
         column = batch.column("weight")
         values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
@@ -80,12 +77,10 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
                 f"table {name!r} has {width} columns."
             )
         matrix = values.view(len(batch), width)
+        index = torch.arange(first, first + len(batch))
         if "row" in batch.schema.names:
-            index = torch.from_numpy(
-                batch.column("row").to_numpy(zero_copy_only=False).astype("int64")
-            )
-        else:
-            index = torch.arange(first, first + len(batch))
+            numbers = batch.column("row").to_numpy(zero_copy_only=False)
+            index = torch.from_numpy(numbers.astype("int64"))
         first += len(batch)
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < rows:
             bad = index[(index < 0) | (index >= rows)][0]
@@ -93,9 +88,8 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
         for state in states:
             shard = state.shard
             inside = (index >= shard.rows.start) & (index < shard.rows.stop)
-            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(
-                state.weight.device, state.weight.dtype
-            )
+            # of the rows of this batch, those of this rank's rectangle
+            part = matrix[inside][:, shard.cols.start : shard.cols.stop].to(state.weight)
             state.weight[index[inside].to(state.weight.device) - shard.rows.start] = part
             written += int(inside.sum())
     return written
@@ -114,8 +108,9 @@ def _batches(path: str) -> list[pa.RecordBatch]:
 
 
 def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | None:
-    """The state_dict of the unsharded module with whole tensors on the CPU: on rank 0; None
-    elsewhere. Every rank must call it.
+    """The unsharded module's state_dict with whole tensors on the CPU, on rank 0; else None.
+
+    Every rank must call it.
 
     `torch.save` of the result loads into the unsharded module, and
     `DistributedModelParallel.load_state_dict` takes it back.
@@ -124,16 +119,14 @@ def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | No
         CommError: a peer is gone.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    tables = {
-        prefix + ".weight": child
-        for prefix, child in model.module.named_modules()
-        if isinstance(child, TableShards)
-    }
+    named = model.module.named_modules()
+    tables = {f"{path}.weight": child for path, child in named if isinstance(child, TableShards)}
     result: dict[str, Any] = {}
     for key, value in model.state_dict().items():
         if key not in tables:
             result[key] = value.detach().cpu() if isinstance(value, Tensor) else value
             continue
+        # one table at a time, so that rank 0 holds no more than the result
         local = [ShardState(s.shard, s.weight.detach().cpu()) for s in tables[key].local()]
         gathered: list[Any] = [None] * world if rank == 0 else []
         if world > 1:

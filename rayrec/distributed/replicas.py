@@ -1,5 +1,4 @@
-"""2D parallelism: tables are sharded inside groups of ranks, and the groups are replicas of each
-other.
+"""2D parallelism: groups of ranks each shard all tables, and are replicas of each other.
 
 With W ranks and groups of S, ranks 0 .. S - 1 are the first group; the same plan for S ranks holds
 in every group, and the ids of a rank never leave its group. With k = 1 replicas exchange ids and
@@ -43,19 +42,18 @@ class Replicas:
         if group_size < 1 or world % group_size or world == group_size:
             raise ConfigError(
                 f"sharding_group_size={group_size} does not part {world} ranks into two or more "
-                "equal groups; "
-                f"choose a proper divisor of {world}, or leave it out."
+                f"equal groups; choose a proper divisor of {world}, or leave it out."
             )
         if sync_every < 1:
             raise ConfigError(
                 f"sync_every={sync_every}; tables must be averaged every 1 or more steps."
             )
         self.sync_every, self.num_replicas, self._steps = sync_every, world // group_size, 0
-        groups = [list(range(first, first + group_size)) for first in range(0, world, group_size)]
-        made = [new_group(ranks) for ranks in groups]
-        self.group = made[rank // group_size]
-        peers = [new_group([ranks[i] for ranks in groups]) for i in range(group_size)]
-        self._peers = peers[rank % group_size]
+        # every rank makes every group, in one order; peers are group_size apart
+        firsts = range(0, world, group_size)
+        groups = [new_group(list(range(first, first + group_size))) for first in firsts]
+        peers = [new_group(list(range(i, world, group_size))) for i in range(group_size)]
+        self.group, self._peers = groups[rank // group_size], peers[rank % group_size]
 
     def peers(self, device: torch.device, transport: Transport) -> Exchange | None:
         """An exchange of the ranks with the same shards, when replicas are to be exactly equal."""
@@ -74,6 +72,7 @@ class Replicas:
         for state in states:
             for tensor in state.tensors().values():
                 for part in tensor.split(max(1, _CHUNK // max(1, tensor[:1].numel()))):
+                    # the sum is float32 whatever the type of the rows
                     total = part.float().contiguous()
                     dist.all_reduce(total, group=self._peers)
                     part.copy_(total.div_(self.num_replicas))

@@ -1,10 +1,9 @@
-"""Moving tables to another plan between two steps: only rectangles whose owner changes cross the
-wire, optimizer state with them.
+"""Moves tables to another plan between two steps; only what changes its owner travels.
 
 Old and new layouts are two sets of rectangles; what stays on its rank is copied in place, the rest
 goes by one all_to_all per table, so the extra memory is the new shards and one table's moving rows.
 A replicated table needs no wire: every rank has it. Row-wise state follows the rules of
-`checkpoint.place`.
+`rayrec.shards.overlap`.
 """
 
 # rows and state travel as float32, which holds float16 and bfloat16 exactly
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint import Placer, ShardState
+from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.comm.exchange import Exchange
 from rayrec.layout import Layout, Replicated, Shard, ShardingPlan
 from rayrec.optim import SparseOptimizer
@@ -71,11 +70,12 @@ class Moving:
     columns: Mapping[str, bool]
 
     @staticmethod
-    def of(table: str, old: ShardingPlan, new: ShardingPlan, optimizer: SparseOptimizer) -> Moving:
+    def between(
+        table: str, old: ShardingPlan, new: ShardingPlan, optimizer: SparseOptimizer
+    ) -> Moving:
         """A table with its optimizer's state, from one plan to another."""
-        columns = {WEIGHT: False} | {
-            name: per == "row" for name, per in optimizer.state_widths.items()
-        }
+        columns = {WEIGHT: False}
+        columns |= {name: per == "row" for name, per in optimizer.state_widths.items()}
         return Moving(table, old.tables[table].layout, new.tables[table].layout, columns)
 
 
@@ -98,8 +98,11 @@ def move_tables(
     """
     sent = 0
     for moving in tables:
-        have, want = ([s for s in states if s.shard.table == moving.table] for states in (old, new))
-        fresh = [w for w in want if all(w.weight.data_ptr() != h.weight.data_ptr() for h in have)]
+        have = [state for state in old if state.shard.table == moving.table]
+        want = [state for state in new if state.shard.table == moving.table]
+        # a shard that stays where it was has nothing to receive
+        kept = {state.weight.data_ptr() for state in have}
+        fresh = [state for state in want if state.weight.data_ptr() not in kept]
         sent += _move(moving, have, fresh, exchange, device)
     return sent
 
@@ -113,41 +116,33 @@ def _move(
     device: torch.device,
 ) -> int:
     columns = moving.columns
-    placer, rank = Placer(), exchange.rank
+    writer, rank = OverlapWriter(), exchange.rank
     for target in want:
         for source in have:
-            placer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
+            writer.put(source.shard.rows, source.shard.cols, source.tensors(), target)
+    # messages lie in rank order, and each in the order of `moves`, which all ranks share
     plan = list(moves(moving.table, moving.old, moving.new))
-    out = [
-        [m for m in plan if m.source.rank == rank and m.target.rank == r]
-        for r in range(exchange.world_size)
-    ]
-    inn = [
-        [m for m in plan if m.target.rank == rank and m.source.rank == r]
-        for r in range(exchange.world_size)
-    ]
+    leaving = sorted([m for m in plan if m.source.rank == rank], key=lambda m: m.target.rank)
+    coming = sorted([m for m in plan if m.target.rank == rank], key=lambda m: m.source.rank)
+    send_splits, recv_splits = [0] * exchange.world_size, [0] * exchange.world_size
     sources = {state.shard: state for state in have}
-    parts = [
-        value
-        for moved in out
-        for m in moved
-        for value in _values(sources[m.source], m.rows, m.cols)
-    ]
+    parts: list[Tensor] = []
+    for m in leaving:
+        parts += _values(sources[m.source], m.rows, m.cols)
+        send_splits[m.target.rank] += _size(m, columns)
+    for m in coming:
+        recv_splits[m.source.rank] += _size(m, columns)
     send = torch.cat(parts) if parts else torch.empty(0, device=device)
-    received = exchange.all_to_all(
-        send,
-        [sum(_size(m, columns) for m in moved) for moved in out],
-        [sum(_size(m, columns) for m in moved) for moved in inn],
-    ).wait()
+    received = exchange.all_to_all(send, send_splits, recv_splits).wait()
     targets = {state.shard: state for state in want}
     at = 0
-    for m in (m for moved in inn for m in moved):
+    for m in coming:
         data = {}
         for name, one in columns.items():
             count = len(m.rows) * (1 if one else len(m.cols))
             part = received[at : at + count]
             data[name] = part if one else part.view(len(m.rows), len(m.cols))
             at += count
-        placer.put(m.rows, m.cols, data, targets[m.target])
-    placer.finish(want)
+        writer.put(m.rows, m.cols, data, targets[m.target])
+    writer.finish(want)
     return send.numel()

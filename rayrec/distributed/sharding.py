@@ -31,21 +31,20 @@ Collection = EmbeddingBagCollection | EmbeddingCollection | FusedCollection
 
 def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
     """The tables of a collection of either kind, in order."""
-    configs: Any = collection
-    return tuple(
-        configs.embedding_configs() if _is_sequence(collection) else configs.embedding_bag_configs()
-    )
+    either: Any = collection
+    if _is_sequence(collection):
+        return tuple(either.embedding_configs())
+    return tuple(either.embedding_bag_configs())
 
 
 def weight_of(collection: Collection, table: str) -> Tensor:
     """The unsharded rows of one table."""
     if isinstance(collection, FusedCollection):
         return collection.rows_of(table)
-    module = (
-        collection.embedding_bags[table]
-        if isinstance(collection, EmbeddingBagCollection)
-        else collection.embeddings[table]
-    )
+    if isinstance(collection, EmbeddingBagCollection):
+        module = collection.embedding_bags[table]
+    else:
+        module = collection.embeddings[table]
     assert isinstance(module.weight, Tensor)
     return module.weight
 
@@ -56,14 +55,15 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
     Raises:
         ConfigError: there is none, or two share a table name.
     """
-    found = {path: child for path, child in module.named_modules() if isinstance(child, Collection)}
-    if not found:
+    named = module.named_modules()
+    collections = {path: child for path, child in named if isinstance(child, Collection)}
+    if not collections:
         raise ConfigError(
-            f"{type(module).__name__} holds no embedding collection, so there is "
-            "nothing to shard; use plain DDP."
+            f"{type(module).__name__} holds no embedding collection, so there is nothing to "
+            "shard; use plain DDP."
         )
-    check_tables([table for child in found.values() for table in tables_of(child)])
-    return found
+    check_tables([table for child in collections.values() for table in tables_of(child)])
+    return collections
 
 
 def table_configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
@@ -85,12 +85,9 @@ def shard_embeddings(
     """Replace every collection of `module`, in place.
 
     Args:
-        module: its tables may lie on the meta device.
-        plan: covers every table.
         exchange: connects the ranks; nobody else uses it.
         optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table
             name; applied in the backward pass.
-        device: where this rank's shards live.
         seed: of initial values; the same on every rank.
         options, prefetch_exchange, peers: see `ShardedEmbeddings`.
     Returns:
@@ -99,52 +96,62 @@ def shard_embeddings(
         ConfigError: see `find_collections`; or a table has no optimizer.
         PlanError: the plan does not fit the tables or the number of ranks.
     """
-    found = find_collections(module)
-    configs = {table.name: (table, child) for child in found.values() for table in tables_of(child)}
+    collections = find_collections(module)
+    configs: dict[str, tuple[BaseEmbeddingConfig, Collection]] = {}
+    for child in collections.values():
+        configs |= {table.name: (table, child) for table in tables_of(child)}
     optimizers = _optimizers(configs, optimizer)
     specs = [
         CollectionSpec(path, tables_of(child), _is_weighted(child), _is_sequence(child))
-        for path, child in found.items()
+        for path, child in collections.items()
     ]
     engine = ShardedEmbeddings(
         specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers
     )
+    # only this rank's rectangles are made or copied; no rank holds a whole table
     for state in engine.shard_states():
         table, child = configs[state.shard.table]
         _fill(state, table, weight_of(child, table.name), seed)
-    sharded: dict[nn.Module, nn.Module] = {
-        child: _sharded(engine, i, child) for i, child in enumerate(found.values())
-    }
-    if module in sharded:
-        return sharded[module], engine
+    sharded: dict[nn.Module, nn.Module] = {}
+    for i, child in enumerate(collections.values()):
+        sharded[child] = _sharded(engine, i, child)
+    return replace_modules(module, sharded), engine
+
+
+def replace_modules(module: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put new modules in the place of old ones, everywhere below `module`, in place.
+
+    Returns:
+        The module, or the new one when `module` itself is replaced.
+    """
+    if module in new:
+        return new[module]
     for parent in list(module.modules()):
         for name, part in list(parent.named_children()):
-            if part in sharded:
-                setattr(parent, name, sharded[part])
-    return module, engine
+            if part in new:
+                setattr(parent, name, new[part])
+    return module
 
 
 def _optimizers(
     configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]],
     given: SparseOptimizer | Mapping[str, SparseOptimizer],
 ) -> dict[str, SparseOptimizer]:
-    """Of every table: by name, else as marked by `apply_optimizer_in_backward`, else the one for
-    all.
-    """
+    """Every table's optimizer: by name, else as marked on the table, else the one for all."""
     chosen = {}
     for name, (_, child) in configs.items():
-        mark = (
-            child.sparse_optimizer
-            if isinstance(child, FusedCollection)
-            else optimizer_of(weight_of(child, name))
-        )
-        found = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
-        if found is None:
+        mark = None
+        if isinstance(child, FusedCollection):
+            mark = child.sparse_optimizer
+        else:
+            mark = optimizer_of(weight_of(child, name))
+        one = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
+        if one is None:
             raise ConfigError(
-                f"table {name!r} has no sparse optimizer; name one for every table, "
-                "mark it, or give one for all."
+                f"table {name!r} has no sparse optimizer; name one for every table, mark it, or "
+                "give one for all."
             )
-        chosen[name] = found
+        chosen[name] = one
     return chosen
 
 

@@ -1,5 +1,4 @@
-"""The state_dict of sharded tables: TorchRec's and the unsharded module's names, values as torch
-`ShardedTensor`s.
+"""The state_dict of sharded tables, with the unsharded module's names and TorchRec's values.
 
 Every rank has every key; its value holds this rank's rectangles as live views. Loading takes a
 whole tensor (each rank copies its rectangles out of it) or a ShardedTensor of the same layout. A
@@ -23,7 +22,7 @@ from torch.distributed._shard.sharded_tensor import (
     TensorProperties,
 )
 
-from rayrec.checkpoint import Placer, ShardState
+from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.errors import CommError, ShapeError
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
@@ -31,9 +30,7 @@ from rayrec.modules import torch_dtype
 
 
 class TableShards(nn.Module):
-    """Stands where the unsharded module keeps one table, and answers for its key `weight` in
-    state_dicts.
-    """
+    """Stands where the unsharded module keeps one table, and answers for its key `weight`."""
 
     def __init__(self, engine: ShardedEmbeddings, config: BaseEmbeddingConfig) -> None:
         super().__init__()
@@ -46,9 +43,7 @@ class TableShards(nn.Module):
 
     def local(self) -> list[ShardState]:
         """This rank's rectangles of the table."""
-        return [
-            state for state in self._engine.shard_states() if state.shard.table == self._config.name
-        ]
+        return [s for s in self._engine.shard_states() if s.shard.table == self.name]
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -56,8 +51,9 @@ class TableShards(nn.Module):
         destination[prefix + "weight"] = self.as_tensor()
 
     def as_tensor(self) -> Tensor | ShardedTensor:
-        """The table as one tensor: the live rows when this rank has them in one piece, a copy when
-        in several, else a ShardedTensor.
+        """The table as one tensor, or as a ShardedTensor when it is spread over ranks.
+
+        It is the live rows when this rank has them in one piece, and a copy when in several.
 
         Raises:
             CommError: the table is spread over ranks and there is no process group (a simulated
@@ -71,29 +67,24 @@ class TableShards(nn.Module):
             return whole_table(self._config.name, shape, local)
         if not dist.is_initialized():
             raise CommError(
-                f"the state_dict of sharded table {self._config.name!r} needs a "
-                "process group; read shard_states() instead."
+                f"the state_dict of sharded table {self._config.name!r} needs a process group; "
+                "read shard_states() instead."
             )
-        shards = layout.shards(self._config.name)
-        placement = {s: f"rank:{s.rank}/{self._device_of(s)}" for s in shards}
-        metadata = {
-            s: ShardMetadata([s.rows.start, s.cols.start], list(s.shape), placement[s])
-            for s in shards
-        }
-        dtype = torch_dtype(self._config)
-        whole = ShardedTensorMetadata(
-            list(metadata.values()), torch.Size(shape), TensorProperties(dtype=dtype)
-        )
+        # every rank knows where all rectangles lie, since it knows the plan: no collective
+        metadata = {}
+        for shard in layout.shards(self._config.name):
+            start, place = [shard.rows.start, shard.cols.start], self._place_of(shard)
+            metadata[shard] = ShardMetadata(start, list(shard.shape), place)
+        properties = TensorProperties(dtype=torch_dtype(self._config))
+        whole = ShardedTensorMetadata(list(metadata.values()), torch.Size(shape), properties)
         mine = [TorchShard(state.weight.detach(), metadata[state.shard]) for state in local]
         return ShardedTensor._init_from_local_shards_and_global_metadata(mine, whole)
 
-    def _device_of(self, shard: Shard) -> str:
+    def _place_of(self, shard: Shard) -> str:
         device = self._engine.device.type
-        return (
-            device
-            if device == "cpu"
-            else f"{device}:{shard.rank % max(1, torch.cuda.device_count())}"
-        )
+        if device != "cpu":
+            device += f":{shard.rank % max(1, torch.cuda.device_count())}"
+        return f"rank:{shard.rank}/{device}"
 
     def _load_from_state_dict(
         self,
@@ -105,51 +96,47 @@ class TableShards(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        name = prefix + "weight"
         if strict:
-            unexpected_keys += [
-                key for key in state_dict if key.startswith(prefix) and key != prefix + "weight"
-            ]
-        value = state_dict.get(prefix + "weight")
+            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k != name]
+        value = state_dict.get(name)
         if value is None:
-            missing_keys.append(prefix + "weight")
+            missing_keys.append(name)
             return
+        # the kernels' live rows are written, so nothing is assigned
         for state in self.local():
             try:
                 state.weight.detach().copy_(_rectangle(value, state.shard))
             except ShapeError as error:
-                error_msgs.append(f"{prefix}weight: {error}")
+                error_msgs.append(f"{name}: {error}")
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
-    """(rows, columns) of a table from rectangles that cover it; the rectangle itself when there is
-    one.
-    """
+    """(rows, columns) of a table from rectangles that cover it; a single one is itself."""
     if len(parts) == 1:
         return parts[0].weight
     first = parts[0].weight
     whole = ShardState(Shard(name, range(shape[0]), range(shape[1]), 0), first.new_empty(shape))
-    placer = Placer()
+    writer = OverlapWriter()
     for part in parts:
-        placer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
+        writer.put(part.shard.rows, part.shard.cols, part.tensors(), whole)
     return whole.weight
 
 
 def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
     if isinstance(value, ShardedTensor):
+        start = [shard.rows.start, shard.cols.start]
         for part in value.local_shards():
-            if (
-                part.metadata.shard_offsets == [shard.rows.start, shard.cols.start]
-                and part.tensor.shape == shard.shape
-            ):
+            if part.metadata.shard_offsets == start and part.tensor.shape == shard.shape:
                 return part.tensor
         raise ShapeError(
             f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, "
-            f"{shard.cols.start}) on this rank; it was saved "
-            "under another plan. Restore from a rayrec checkpoint, or load a whole tensor."
+            f"{shard.cols.start}) on this rank; it was saved under another plan. Restore from a "
+            "rayrec checkpoint, or load a whole tensor."
         )
     if value.dim() != 2 or value.shape[0] < shard.rows.stop or value.shape[1] < shard.cols.stop:
         raise ShapeError(
-            f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} "
-            f"and columns {shard.cols}."
+            f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} and columns "
+            f"{shard.cols}."
         )
     return value[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]

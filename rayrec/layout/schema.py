@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.jsonfields import parse_object
@@ -87,45 +87,45 @@ class FeatureSchema:
         for table in self.tables:
             if not table.name:
                 raise ConfigError(
-                    f"a table of {table.num_embeddings} x {table.embedding_dim} has "
-                    "no name; give it a 'name'."
+                    f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give "
+                    "it a 'name'."
                 )
             if not table.feature_names:
                 raise ConfigError(
-                    f"table {table.name!r} has no features; name at least one "
-                    "feature that looks it up."
+                    f"table {table.name!r} has no features; name at least one feature that looks "
+                    "it up."
                 )
             for name in table.feature_names:
                 if name not in by_name:
                     raise ConfigError(
-                        f"table {table.name!r} names the unknown feature {name!r}; "
-                        f"the features are {sorted(by_name)}."
+                        f"table {table.name!r} names the unknown feature {name!r}; the features "
+                        f"are {sorted(by_name)}."
                     )
                 buckets = by_name[name].hash_buckets
                 if buckets is not None and buckets > table.num_embeddings:
                     raise ConfigError(
                         f"feature {name!r} hashes into {buckets} buckets but table {table.name!r} "
-                        "has num_embeddings="
-                        f"{table.num_embeddings}. Lower hash_buckets or raise num_embeddings."
+                        f"has num_embeddings={table.num_embeddings}. Lower hash_buckets or raise "
+                        "num_embeddings."
                     )
             used.update(table.feature_names)
         for feature in self.features:
             if feature.name not in used:
                 raise ConfigError(
-                    f"feature {feature.name!r} is in no table; add it to a table's "
-                    "'features' or remove it."
+                    f"feature {feature.name!r} is in no table; add it to a table's 'features' or "
+                    "remove it."
                 )
             if not feature.column:
                 raise ConfigError(f"feature {feature.name!r} has no column; give it 'column'.")
             if feature.hash_buckets is not None and feature.hash_buckets < 1:
                 raise ConfigError(
-                    f"feature {feature.name!r} has "
-                    f"hash_buckets={feature.hash_buckets}; it needs at least 1."
+                    f"feature {feature.name!r} has hash_buckets={feature.hash_buckets}; it needs "
+                    "at least 1."
                 )
             if self.label in (feature.column, feature.weights):
                 raise ConfigError(
-                    f"feature {feature.name!r} reads the label column "
-                    f"{self.label!r}: the label would leak into the model."
+                    f"feature {feature.name!r} reads the label column {self.label!r}: the label "
+                    "would leak into the model."
                 )
         if self.label in {c.column for c in self.dense}:
             raise ConfigError(
@@ -134,9 +134,7 @@ class FeatureSchema:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether any feature has weights; then every bag of a batch carries weights, 1 where a
-        feature has none.
-        """
+        """Whether any feature has weights; features without them then weigh 1."""
         return any(f.weights is not None for f in self.features)
 
     def feature_names(self) -> tuple[str, ...]:
@@ -187,8 +185,8 @@ class FeatureSchema:
         for t in self.tables:
             if t.init_fn is not None:
                 raise ConfigError(
-                    f"table {t.name!r} has an init_fn, which a schema cannot hold; "
-                    "set it on the configs of the model."
+                    f"table {t.name!r} has an init_fn, which a schema cannot hold; set it on the "
+                    "configs of the model."
                 )
             entry: dict[str, Any] = {
                 "name": t.name,
@@ -288,16 +286,6 @@ class FeatureSchema:
         return cls.from_json(text, source=str(path))
 
 
-class Converted(NamedTuple):
-    """What a conversion wrote: data that fits the schema beside it, and its rows."""
-
-    train: Path
-    eval: Path
-    schema: Path
-    rows_train: int
-    rows_eval: int
-
-
 def _table(entry: object, where: str) -> EmbeddingBagConfig:
     required = {"name": str, "num_embeddings": int, "embedding_dim": int, "features": list}
     number = (int, float)
@@ -349,9 +337,7 @@ _WORDS: dict[Any, str] = {
 def _take(
     entry: object, where: str, *, required: Mapping[str, Any], optional: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of a JSON object, after checking that all required ones and no unknown ones are
-    there, with the right types.
-    """
+    """The fields of a JSON object, checked: all required ones, no unknown ones, the right types."""
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where} must be a JSON object, not {type(entry).__name__}.")
     known = {**required, **optional}

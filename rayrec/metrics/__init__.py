@@ -2,15 +2,15 @@
 
 from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics, BinaryScores
 from rayrec.metrics.ranking import RankingMetrics, RankingScores
-from rayrec.metrics.truth import Regret, Truth, regret
+from rayrec.metrics.truth import PlantedScores, Regret, regret
 
 __all__ = [
     "STATE_SIZE",
     "BinaryMetrics",
     "BinaryScores",
+    "PlantedScores",
     "RankingMetrics",
     "RankingScores",
     "Regret",
-    "Truth",
     "regret",
 ]

@@ -1,5 +1,4 @@
-"""`BinaryMetrics`: AUC, normalized entropy, log loss, calibration and accuracy of click
-predictions, streamed and merged exactly.
+"""`BinaryMetrics`: AUC, normalized entropy and more of click predictions, merged exactly.
 
 The state is one vector of int64 counts, so states of ranks, batches or days merge by adding them,
 in any order, to the same result bit for bit. AUC comes from two histograms of the logits, one per
@@ -26,8 +25,7 @@ _LOW, _OCTAVES, _FINE = -24, 32, 11
 _SIDE = _OCTAVES << _FINE  # bins of one sign
 _BINS = 2 * _SIDE + 1
 _UNIT = float(1 << 24)
-_ROWS, _CLICKS, _LOSS, _PREDICTED, _RIGHT, _BAD_LOGITS, _BAD_LABELS = range(7)
-_SUMS = 7
+_SUMS = 7  # rows, clicks, losses, predicted, right, bad logits, bad labels
 STATE_SIZE = _SUMS + 2 * _BINS
 
 
@@ -36,7 +34,6 @@ class BinaryScores:
     """What the predictions are worth; nan where a score is undefined (no rows, or one class only).
 
     Attributes:
-        rows: rows seen.
         auc: probability that a click's logit is above a non-click's; ties count half.
         auc_error: bound on |auc - exact auc| from binning.
         logloss: mean binary cross entropy, nats.
@@ -92,8 +89,8 @@ class BinaryMetrics:
         """
         if logits.dim() != 1 or logits.shape != labels.shape:
             raise ShapeError(
-                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be vectors of "
-                "the same length; squeeze them."
+                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be vectors "
+                "of the same length; squeeze them."
             )
         state = self._state
         logits, labels = logits.detach().to(state.device), labels.detach().to(state.device)
@@ -102,19 +99,12 @@ class BinaryMetrics:
         x = torch.where(bad, torch.zeros_like(logits), logits).double().clamp(-256.0, 256.0)
         y = clicks.double()
         loss = torch.nn.functional.softplus(-x) * y + torch.nn.functional.softplus(x) * (1 - y)
-        right = (x > 0) == clicks
-        sums = [
-            torch.ones_like(clicks),
-            clicks,
-            (loss * _UNIT).round(),
-            (x.sigmoid() * _UNIT).round(),
-            right,
-            bad,
-            ~clicks & (labels != 0),
-        ]
+        right, bad_labels = (x > 0) == clicks, ~clicks & (labels != 0)
+        # whole numbers, in units of 2**-24 where they are none: they add up the same in any order
+        losses, predicted = (loss * _UNIT).round(), (x.sigmoid() * _UNIT).round()
+        sums = [torch.ones_like(clicks), clicks, losses, predicted, right, bad, bad_labels]
         state[:_SUMS] += torch.stack([s.long().sum() for s in sums])
         index = _SUMS + _bin(x.float()) + _BINS * clicks.long()
-        # integers: the same in any order, on every device
         state.scatter_add_(0, index, torch.ones_like(index))
 
     def state(self) -> Tensor:
@@ -129,8 +119,8 @@ class BinaryMetrics:
         """
         if state.shape != self._state.shape or state.dtype != torch.int64:
             raise ShapeError(
-                f"a state is ({STATE_SIZE},) int64, not {tuple(state.shape)} "
-                f"{state.dtype}; pass the result of state()."
+                f"a state is ({STATE_SIZE},) int64, not {tuple(state.shape)} {state.dtype}; pass "
+                "the result of state()."
             )
         self._state += state.to(self._state.device)
 
@@ -155,18 +145,19 @@ class BinaryMetrics:
         rows, clicks, loss, predicted, right, bad_logits, bad_labels = state[:_SUMS].tolist()
         if bad_logits:
             raise InputError(
-                f"{bad_logits} of {rows} logits are NaN: the model has diverged. "
-                "Lower the learning rate or check its inputs."
+                f"{bad_logits} of {rows} logits are NaN: the model has diverged. Lower the "
+                "learning rate or check its inputs."
             )
         if bad_labels:
             raise InputError(
-                f"{bad_labels} of {rows} labels are neither 0 nor 1; click metrics "
-                "need binary labels."
+                f"{bad_labels} of {rows} labels are neither 0 nor 1; click metrics need binary "
+                "labels."
             )
         others = rows - clicks
         counts = state[_SUMS:].view(2, _BINS)
         negative, positive = counts[:, counts.any(0)].tolist()
-        below = wins = ties = 0  # Python integers: pairs of a billion rows pass 2**63
+        # Python integers, since pairs of a billion rows pass 2**63
+        below = wins = ties = 0
         for n, p in zip(negative, positive, strict=True):
             wins += p * below
             ties += p * n
@@ -189,9 +180,8 @@ class BinaryMetrics:
 
 
 def _bin(x: Tensor) -> Tensor:
-    """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the order of the numbers; _SIDE
-    holds zero.
-    """
+    """(B,) float32 without NaN -> (B,) int64 in [0, _BINS), in the same order; zero is _SIDE."""
+    # exponent and the first _FINE bits of the mantissa number the bins of one sign
     bits = x.contiguous().view(torch.int32)
     magnitude = ((bits & 0x7FFFFFFF) >> (23 - _FINE)).long() - ((127 + _LOW) << _FINE) + 1
     magnitude.clamp_(0, _SIDE)

@@ -29,7 +29,6 @@ class RankingScores:
     """Means over queries that have relevant items; nan when there are none.
 
     Attributes:
-        queries: how many those are.
         recall: k -> share of a query's relevant items among its first k places.
         ndcg: k -> discounted gain of the first k places over that of the best possible list.
         mrr: one over the place of the first relevant item, 0 when it is not among the first
@@ -47,7 +46,6 @@ class RankingMetrics:
 
     Args:
         ks: cut-offs, each at least 1.
-        device: where the sums are.
     Raises:
         ConfigError: no cut-off, or one below 1, or one twice.
     """
@@ -55,8 +53,8 @@ class RankingMetrics:
     def __init__(self, ks: Sequence[int], device: torch.device | str = "cpu") -> None:
         if not ks or min(ks) < 1 or len(set(ks)) != len(ks):
             raise ConfigError(
-                f"ks={list(ks)}; ranking metrics need different cut-offs of at least "
-                "1, such as [10, 50]."
+                f"ks={list(ks)}; ranking metrics need different cut-offs of at least 1, such as "
+                "[10, 50]."
             )
         self.ks = tuple(sorted(ks))
         self._state = torch.zeros(2 + 2 * len(self.ks), dtype=torch.int64, device=device)
@@ -73,14 +71,13 @@ class RankingMetrics:
         """
         if scores.dim() != 2 or scores.shape != relevant.shape:
             raise ShapeError(
-                f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} "
-                "must both be (queries, items)."
+                f"scores {tuple(scores.shape)} and relevant {tuple(relevant.shape)} must both be "
+                "(queries, items)."
             )
         relevant = relevant.bool()
         top = scores.topk(min(self.ks[-1], scores.shape[1]), dim=1)
-        self.update_hits(
-            relevant.gather(1, top.indices) & (top.values > -math.inf), relevant.sum(1)
-        )
+        hits = relevant.gather(1, top.indices) & (top.values > -math.inf)
+        self.update_hits(hits, relevant.sum(1))
 
     @torch.no_grad()
     def update_hits(self, hits: Tensor, num_relevant: Tensor) -> None:
@@ -95,13 +92,14 @@ class RankingMetrics:
         """
         if hits.dim() != 2 or num_relevant.shape != hits.shape[:1]:
             raise ShapeError(
-                f"hits {tuple(hits.shape)} and num_relevant "
-                f"{tuple(num_relevant.shape)} must be (Q, K) and (Q,)."
+                f"hits {tuple(hits.shape)} and num_relevant {tuple(num_relevant.shape)} must be "
+                "(Q, K) and (Q,)."
             )
         device = self._state.device
         depth = min(self.ks[-1], hits.shape[1])
         hits_QK, wanted_Q = hits[:, :depth].to(device).double(), num_relevant.to(device).double()
         counted = wanted_Q > 0
+        # best[n]: the discounted gain of n relevant items in the first n places
         gain_K = 1.0 / torch.arange(2, self.ks[-1] + 2, device=device, dtype=torch.float64).log2()
         best = torch.cat([gain_K.new_zeros(1), gain_K.cumsum(0)])
         sums: list[Tensor] = []
@@ -125,8 +123,8 @@ class RankingMetrics:
         """
         if state.shape != self._state.shape or state.dtype != torch.int64:
             raise ShapeError(
-                f"a state for ks={list(self.ks)} is {tuple(self._state.shape)} int64, "
-                f"not {tuple(state.shape)} {state.dtype}."
+                f"a state for ks={list(self.ks)} is {tuple(self._state.shape)} int64, not "
+                f"{tuple(state.shape)} {state.dtype}."
             )
         self._state += state.to(self._state.device)
 
@@ -147,13 +145,11 @@ class RankingMetrics:
         """
         queries, *sums = self._state.tolist()
         means = [value / _UNIT / queries if queries else math.nan for value in sums]
-        recall, ndcg = (
-            dict(zip(self.ks, means[0:-1:2], strict=True)),
-            dict(zip(self.ks, means[1:-1:2], strict=True)),
-        )
+        recall = dict(zip(self.ks, means[0:-1:2], strict=True))
+        ndcg = dict(zip(self.ks, means[1:-1:2], strict=True))
         if any(value > 1 + 1e-6 for value in recall.values()):
             raise InputError(
-                f"recall is {recall}: queries have more hits than num_relevant. Count "
-                "each relevant item of a query once."
+                f"recall is {recall}: queries have more hits than num_relevant. Count each "
+                "relevant item of a query once."
             )
         return RankingScores(queries=queries, recall=recall, ndcg=ndcg, mrr=means[-1])

@@ -1,5 +1,4 @@
-"""What the best possible model scores on data whose click probabilities are known, and how far a
-model is from it.
+"""What the best possible model scores on planted data, and how far a model is from it.
 
 Synthetic data states the scores of its own true probabilities on the very rows of its evaluation
 set (`truth.json`). Regret is the distance of a model from that: 0 is perfect, and no model trained
@@ -17,7 +16,7 @@ from rayrec.metrics.binary import BinaryScores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Truth:
+class PlantedScores:
     """Scores of the true probabilities on the evaluation rows.
 
     Attributes:
@@ -34,7 +33,7 @@ class Truth:
     shuffled_labels: bool = False
 
     @classmethod
-    def load(cls, path: str | Path) -> Truth:
+    def load(cls, path: str | Path) -> PlantedScores:
         """Read a truth.json.
 
         Raises:
@@ -42,21 +41,21 @@ class Truth:
         """
         try:
             raw = json.loads(Path(path).read_text())
-            found = {name: raw[name] for name in cls.__slots__}
+            fields = {name: raw[name] for name in cls.__slots__}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
-                f"cannot read {path} as the truth of a data set: {error!r}. Write "
-                "the data set again."
+                f"cannot read {path} as the truth of a data set: {error!r}. Write the data set "
+                "again."
             ) from error
-        for name, value in found.items():
+        for name, value in fields.items():
             kinds = {"rows": (int,), "shuffled_labels": (bool,)}.get(name, (int, float))
             if type(value) not in kinds:
                 words = " or ".join(kind.__name__ for kind in kinds)
                 raise ConfigError(
-                    f"{path} has {name}={value!r}; it must be of type {words}. Write "
-                    "the data set again."
+                    f"{path} has {name}={value!r}; it must be of type {words}. Write the data set "
+                    "again."
                 )
-        return cls(**found)
+        return cls(**fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +66,7 @@ class Regret:
     ne: float
 
 
-def regret(scores: BinaryScores, truth: Truth) -> Regret:
+def regret(scores: BinaryScores, truth: PlantedScores) -> Regret:
     """How far scores on the evaluation rows are from those of the true probabilities.
 
     Raises:
@@ -75,7 +74,7 @@ def regret(scores: BinaryScores, truth: Truth) -> Regret:
     """
     if scores.rows != truth.rows:
         raise ConfigError(
-            f"the scores are of {scores.rows} rows, the truth of {truth.rows}; "
-            "evaluate all rows of the evaluation set once."
+            f"the scores are of {scores.rows} rows, the truth of {truth.rows}; evaluate all rows "
+            "of the evaluation set once."
         )
     return Regret(auc=truth.bayes_auc - scores.auc, ne=scores.ne - truth.bayes_ne)

@@ -1,6 +1,4 @@
-"""Whole models, unaware of sharding: DLRM with its DCN v2 and projection variants, DeepFM, two
-towers; wrappers have their losses.
-"""
+"""Whole models that know nothing of sharding: DLRM and its variants, DeepFM, two towers."""
 
 from rayrec.models.deepfm import (
     DeepFM,
@@ -9,12 +7,9 @@ from rayrec.models.deepfm import (
     FMInteractionArch,
     SimpleDeepFMNN,
 )
-from rayrec.models.dlrm import (
-    DLRM,
-    DLRM_DCN,
+from rayrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
+from rayrec.models.dlrm_parts import (
     DenseArch,
-    DLRM_Projection,
-    DLRMTrain,
     InteractionArch,
     InteractionDCNArch,
     InteractionProjectionArch,

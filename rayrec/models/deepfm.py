@@ -1,5 +1,4 @@
-"""DeepFM: a linear layer over all rows beside a factorization machine over the same rows, and one
-layer to a logit.
+"""DeepFM: a deep layer and a factorization machine over the same rows, and one logit.
 
 The model knows nothing of sharding: it holds any embedding bag collection and hands it the batch's
 KeyedJaggedTensor. Class and parameter names are TorchRec's. Differences: `SimpleDeepFMNN` returns
@@ -18,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
-from rayrec.models.dlrm import ClickBatch, DLRMTrain, SparseArch
+from rayrec.models.dlrm import DLRMTrain
+from rayrec.models.dlrm_parts import ClickBatch, Device, SparseArch
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
-
-Device = torch.device | str | None
 
 
 class DeepFM(nn.Module):
@@ -42,8 +40,9 @@ class DeepFM(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    """Second order interactions without parameters: (sum of x)^2 - sum of x^2, halved, in time
-    linear in the inputs.
+    """Second order interactions without parameters: half of (sum of x)^2 - sum of x^2.
+
+    The time is linear in the inputs.
 
     Args:
         per_column: False, as in TorchRec: x are all columns of all rows, so every pair of columns
@@ -71,27 +70,20 @@ class FactorizationMachine(nn.Module):
                 f"a factorization machine per column needs rows of one width, got {sorted(widths)}."
             )
         (width,) = widths
-        rows_BFD = torch.cat(
-            [
-                row.reshape(row.shape[0], row.shape[1:].numel() // width, width)
-                for row in embeddings
-            ],
-            dim=1,
-        )
+        parts = [row.reshape(len(row), row.shape[1:].numel() // width, width) for row in embeddings]
+        rows_BFD = torch.cat(parts, dim=1)
         return 0.5 * (rows_BFD.sum(1).square() - rows_BFD.square().sum(1)).sum(1, keepdim=True)
 
 
 class FMInteractionArch(nn.Module):
-    """The dense row, the deep part and the factorization machine side by side: (B, D), (B, F, D) ->
-    (B, D + deep_fm_dimension + 1).
+    """The dense row, the deep part and the factorization machine side by side.
+
+    (B, D) and (B, F, D) become (B, D + deep_fm_dimension + 1).
 
     Without a dense row: (B, deep_fm_dimension + 1).
 
     Args:
         fm_in_features: columns of all rows, dense one included.
-        sparse_feature_names: of the F rows.
-        deep_fm_dimension: columns of the deep part.
-        per_column: see `FactorizationMachine`.
     """
 
     def __init__(
@@ -113,9 +105,9 @@ class FMInteractionArch(nn.Module):
         """Rows -> interactions. B may be 0."""
         rows = [sparse_features] if dense_features is None else [dense_features, sparse_features]
         interactions = [self.deep_fm(rows), self.fm(rows)]
-        return torch.cat(
-            interactions if dense_features is None else [dense_features, *interactions], dim=1
-        )
+        if dense_features is not None:
+            interactions.insert(0, dense_features)
+        return torch.cat(interactions, dim=1)
 
 
 class DeepFMDenseArch(nn.Module):
@@ -154,11 +146,6 @@ class SimpleDeepFMNN(nn.Module):
 
     Args:
         num_dense_features: I; 0 for none, hidden_layer_size is then not read.
-        embedding_bag_collection: tables of one width D.
-        hidden_layer_size: of the dense arch.
-        deep_fm_dimension: columns of the deep part.
-        dense_device: of the dense parameters.
-        per_column: see `FactorizationMachine`.
     Raises:
         ConfigError: there are no tables, or they differ in width.
     """
@@ -174,23 +161,16 @@ class SimpleDeepFMNN(nn.Module):
     ) -> None:
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
-        width = self.sparse_arch.D
-        self.dense_arch = (
-            DeepFMDenseArch(num_dense_features, hidden_layer_size, width, dense_device)
-            if num_dense_features
-            else None
-        )
-        rows = self.sparse_arch.F + (self.dense_arch is not None)
+        width, has_dense = self.sparse_arch.D, bool(num_dense_features)
+        self.dense_arch: DeepFMDenseArch | None = None
+        if has_dense:
+            sizes = (num_dense_features, hidden_layer_size, width)
+            self.dense_arch = DeepFMDenseArch(*sizes, dense_device)
+        rows, names = self.sparse_arch.F + has_dense, self.sparse_arch.sparse_feature_names
         self.inter_arch = FMInteractionArch(
-            rows * width,
-            self.sparse_arch.sparse_feature_names,
-            deep_fm_dimension,
-            dense_device,
-            per_column,
+            rows * width, names, deep_fm_dimension, dense_device, per_column
         )
-        self.over_arch = DeepFMOverArch(
-            (width if self.dense_arch is not None else 0) + deep_fm_dimension + 1, dense_device
-        )
+        self.over_arch = DeepFMOverArch(has_dense * width + deep_fm_dimension + 1, dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """(B, I) and B rows of ids -> (B, 1) logits. B may be 0."""

@@ -1,5 +1,4 @@
-"""DLRM and DLRM-DCNv2: dense columns through an MLP, ids through tables, interactions, an MLP to
-one logit.
+"""DLRM and DLRM-DCNv2: an MLP of dense columns, tables of ids, interactions, an MLP to a logit.
 
 The models know nothing of sharding: they hold any embedding bag collection and hand it the batch's
 KeyedJaggedTensor. Module names are TorchRec's, so its checkpoints of dense parameters load. A model
@@ -12,203 +11,32 @@ themselves beside their dot products to the over arch, DLRM_DCN crosses the rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError
-from rayrec.modules import (
-    MLP,
-    EmbeddingBagCollection,
-    LowRankCrossNet,
-    get_embedding_names_by_table,
-    pairwise_dots,
+from rayrec.models.dlrm_parts import (
+    ClickBatch,
+    DenseArch,
+    Device,
+    InteractionArch,
+    InteractionDCNArch,
+    InteractionProjectionArch,
+    OverArch,
+    SparseArch,
 )
-from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
-
-Device = torch.device | str | None
-
-
-class ClickBatch(Protocol):
-    """What DLRMTrain reads of a batch: dense_features (B, I), sparse_features of B rows, labels
-    (B,).
-    """
-
-    @property
-    def dense_features(self) -> Tensor: ...
-
-    @property
-    def sparse_features(self) -> KeyedJaggedTensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
-
-
-class SparseArch(nn.Module):
-    """A batch of ids -> (B, F, D) rows.
-
-    Args:
-        embedding_bag_collection: tables of one width.
-    Raises:
-        ConfigError: there are no tables, or they differ in width.
-    """
-
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
-        super().__init__()
-        tables = embedding_bag_collection.embedding_bag_configs()
-        widths = {table.name: table.embedding_dim for table in tables}
-        if len(set(widths.values())) != 1:
-            raise ConfigError(
-                f"the tables of a DLRM need one embedding_dim, found {widths or 'no tables'}."
-            )
-        self.embedding_bag_collection = embedding_bag_collection
-        self.D = tables[0].embedding_dim
-        self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
-        self.F = len(self._names)
-
-    @property
-    def sparse_feature_names(self) -> list[str]:
-        """Names of the F rows, in order."""
-        return self._names
-
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """-> (B, F, D)."""
-        (rows,) = KeyedTensor.regroup([self.embedding_bag_collection(features)], [self._names])
-        return rows.reshape(rows.shape[0], self.F, self.D)
-
-
-class DenseArch(nn.Module):
-    """Dense columns (B, I) -> (B, D)."""
-
-    def __init__(self, in_features: int, layer_sizes: Sequence[int], device: Device = None) -> None:
-        super().__init__()
-        self.model = MLP(in_features, layer_sizes, bias=True, activation="relu", device=device)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, I) -> (B, D)."""
-        return self.model(features)
-
-
-class InteractionArch(nn.Module):
-    """The dense row and the dot products of all pairs of rows: (B, D), (B, F, D) -> (B, D + F + F
-    (F - 1) / 2).
-
-    Without a dense row: the F rows themselves and their dot products, (B, F D + F (F - 1) / 2).
-    """
-
-    def __init__(self, num_sparse_features: int) -> None:
-        super().__init__()
-        self.F = num_sparse_features
-
-    def out_features(self, width: int, has_dense: bool) -> int:
-        """Columns of the output for rows of `width` columns."""
-        return (
-            width + (self.F + 1) * self.F // 2
-            if has_dense
-            else self.F * width + self.F * (self.F - 1) // 2
-        )
-
-    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
-        """Rows -> interactions."""
-        if dense_features is None:
-            return torch.cat((sparse_features.flatten(1), pairwise_dots(sparse_features)), dim=1)
-        return torch.cat(
-            (
-                dense_features,
-                pairwise_dots(torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)),
-            ),
-            dim=1,
-        )
-
-
-class InteractionDCNArch(nn.Module):
-    """All rows side by side through a cross network: (B, D), (B, F, D) -> (B, (F + 1) D), or (B, F
-    D) without a dense row.
-    """
-
-    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
-        super().__init__()
-        self.F = num_sparse_features
-        self.crossnet = crossnet
-
-    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
-        """Rows -> crossed rows."""
-        rows = sparse_features.flatten(1)
-        return self.crossnet(
-            rows if dense_features is None else torch.cat((dense_features, rows), dim=1)
-        )
-
-
-class InteractionProjectionArch(nn.Module):
-    """The dense row, and the product of two matrices that MLPs make of all rows: (B, D), (B, F, D)
-    -> (B, D + F1 F2).
-
-    Branch 1 gives F1 rows of D, branch 2 gives D rows of F2. Without a dense row: (B, F1 F2).
-
-    Args:
-        num_sparse_features: F.
-        interaction_branch1: ((F + 1) D columns) -> (F1 D columns); of F D columns without a dense
-            row.
-        interaction_branch2: the same -> (D F2 columns).
-    """
-
-    def __init__(
-        self,
-        num_sparse_features: int,
-        interaction_branch1: nn.Module,
-        interaction_branch2: nn.Module,
-    ) -> None:
-        super().__init__()
-        self.F = num_sparse_features
-        self.interaction_branch1, self.interaction_branch2 = (
-            interaction_branch1,
-            interaction_branch2,
-        )
-
-    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
-        """Rows -> interactions."""
-        batch, width = sparse_features.shape[0], sparse_features.shape[2]
-        rows = sparse_features.flatten(1)
-        if dense_features is not None:
-            rows = torch.cat((dense_features, rows), dim=1)
-        left, right = self.interaction_branch1(rows), self.interaction_branch2(rows)
-        left = left.view(batch, left.shape[1] // width, width)
-        products = torch.bmm(left, right.view(batch, width, right.shape[1] // width)).flatten(1)
-        return products if dense_features is None else torch.cat((dense_features, products), dim=1)
-
-
-class OverArch(nn.Module):
-    """Interactions -> logits: an MLP and a last linear layer."""
-
-    def __init__(self, in_features: int, layer_sizes: Sequence[int], device: Device = None) -> None:
-        super().__init__()
-        if not layer_sizes:
-            raise ConfigError(
-                "over_arch_layer_sizes is empty; it needs at least the last layer, "
-                "whose size is 1 for one logit."
-            )
-        hidden = list(layer_sizes[:-1])
-        self.model = nn.Sequential(
-            MLP(in_features, hidden, bias=True, activation="relu", device=device),
-            nn.Linear([in_features, *hidden][-1], layer_sizes[-1], bias=True, device=device),
-        )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, in_features) -> (B, layer_sizes[-1])."""
-        return self.model(features)
+from rayrec.modules import EmbeddingBagCollection, LowRankCrossNet
+from rayrec.sparse import KeyedJaggedTensor
 
 
 class DLRM(nn.Module):
     """Deep Learning Recommendation Model: (B, I), ids -> logits (B, over_arch_layer_sizes[-1]).
 
     Args:
-        embedding_bag_collection: tables of one width D.
         dense_in_features: I; 0 for none, dense_arch_layer_sizes is then not read.
         dense_arch_layer_sizes: layers of the dense MLP; the last is D.
         over_arch_layer_sizes: layers of the over MLP; the last is 1 for one logit.
-        dense_device: of the dense parameters.
     Raises:
         ConfigError: widths do not fit.
     Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
@@ -245,8 +73,8 @@ class DLRM(nn.Module):
             if not layer_sizes or layer_sizes[-1] != self.sparse_arch.D:
                 raise ConfigError(
                     f"dense_arch_layer_sizes={list(layer_sizes)} must end in the tables' "
-                    f"embedding_dim, {self.sparse_arch.D}: "
-                    f"the dense row interacts with the looked-up rows."
+                    f"embedding_dim, {self.sparse_arch.D}: the dense row interacts with the "
+                    "looked-up rows."
                 )
             self.dense_arch = DenseArch(dense_in_features, layer_sizes, device)
 
@@ -257,13 +85,8 @@ class DLRM(nn.Module):
 
 
 class DLRM_DCN(DLRM):
-    """DLRM with a low-rank cross network in place of the dot products (DCN v2), as in the MLPerf
-    benchmark.
+    """DLRM with a low-rank cross network (DCN v2) in place of the dot products, as in MLPerf.
 
-    Args:
-        dcn_num_layers: crossings.
-        dcn_low_rank_dim: rank of the cross kernels.
-        others: as for DLRM.
     Source: Wang et al., DCN V2, arXiv 2008.13535.
     """
 
@@ -295,7 +118,6 @@ class DLRM_Projection(DLRM):
     Args:
         interaction_branch1_layer_sizes: layers of the first MLP; the last is a multiple F1 of D.
         interaction_branch2_layer_sizes: layers of the second MLP; the last is a multiple F2 of D.
-        others: as for DLRM.
     Raises:
         ConfigError: widths do not fit.
     """

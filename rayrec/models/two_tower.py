@@ -1,5 +1,4 @@
-"""Two-tower retrieval: ids of a query and ids of a candidate become vectors of one width whose dot
-product is the score.
+"""Two-tower retrieval: a query and a candidate become vectors whose dot product is the score.
 
 Trained by softmax over the batch: each row's own candidate against the candidates of all rows.
 Under data parallelism those are the rows of the local batch, so N ranks see N times fewer negatives
@@ -83,14 +82,14 @@ class TwoTower(nn.Module):
         query_features, candidate_features: names of the looked-up rows that a tower reads; by
             default all rows of its own collection.
         normalize: whether vectors have length 1, so that scores are cosines.
-        dense_device: of the dense parameters.
     Raises:
         ConfigError: a tower has no features, or an unknown one; or the layers are empty.
 
     Example:
-        model = TwoTower(EmbeddingBagCollection(user_tables), [64, 32],
-        EmbeddingBagCollection(item_tables)) query, candidate = model(kjt) scores =
-        model.query(users) @ model.candidate(items).T
+        users, items = EmbeddingBagCollection(user_tables), EmbeddingBagCollection(item_tables)
+        model = TwoTower(users, [64, 32], items)
+        query, candidate = model(kjt)
+        scores = model.query(some_users) @ model.candidate(some_items).T
     """
 
     def __init__(
@@ -115,26 +114,21 @@ class TwoTower(nn.Module):
                 "candidate_features."
             )
         self.ebc, self.candidate_ebc = embedding_bag_collection, candidate_collection
-        candidates = (
-            embedding_bag_collection if candidate_collection is None else candidate_collection
-        )
-        self.query_proj = _tower(
-            "query", embedding_bag_collection, query_features, layer_sizes, normalize, dense_device
-        )
-        self.candidate_proj = _tower(
-            "candidate", candidates, candidate_features, layer_sizes, normalize, dense_device
-        )
+        options = (layer_sizes, normalize, dense_device)
+        self.query_proj = _tower("query", self.ebc, query_features, *options)
+        candidates = self.ebc if candidate_collection is None else candidate_collection
+        self.candidate_proj = _tower("candidate", candidates, candidate_features, *options)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """B pairs of ids -> query (B, D), candidate (B, D). B may be 0."""
         rows = self.ebc(features)
-        return self.query_proj(rows), self.candidate_proj(
-            rows if self.candidate_ebc is None else self.candidate_ebc(features)
-        )
+        candidates = rows if self.candidate_ebc is None else self.candidate_ebc(features)
+        return self.query_proj(rows), self.candidate_proj(candidates)
 
     def query(self, features: KeyedJaggedTensor) -> Tensor:
-        """Ids of B queries -> (B, D). Of a sharded model every rank calls it together, each with
-        its own B.
+        """Ids of B queries -> (B, D).
+
+        All ranks of a sharded model call it together, each with its own B.
         """
         return self.query_proj(self.ebc(_complete(features, self.ebc)))
 
@@ -153,7 +147,6 @@ class TwoTowerTrain(nn.Module):
     probability of picking it.
 
     Args:
-        two_tower: the model.
         temperature: scores are divided by it; for cosines below 1, such as 0.05.
         candidate_id: the feature, with one id per row, by which candidates are the same; without it
             nothing is masked or corrected.
@@ -201,6 +194,7 @@ class TwoTowerTrain(nn.Module):
         if not rows:  # in the graph, with gradients of zero
             loss = (query_BD.sum() + candidate_BD.sum()) * 0
             return loss, (loss.detach(), labels.new_zeros(0), batch.labels.detach())
+        # row b: scores of query b with the candidates of all rows; its own is on the diagonal
         scores_BB = query_BD @ candidate_BD.t() / self.temperature
         own = torch.eye(rows, dtype=torch.bool, device=scores_BB.device)
         if self.candidate_id is not None:
@@ -241,34 +235,23 @@ def _tower(
     chosen = list(widths) if features is None else list(features)
     unknown = [name for name in chosen if name not in widths]
     if unknown or not chosen:
-        what = (
-            f"reads {unknown[0]!r}, which its collection does not give"
-            if unknown
-            else "has no features"
-        )
+        what = "has no features"
+        if unknown:
+            what = f"reads {unknown[0]!r}, which its collection does not give"
         raise ConfigError(f"the {side} tower {what}; the collection gives {list(widths)}.")
     return Tower(chosen, sum(widths[name] for name in chosen), layers, normalize, device)
 
 
 def _complete(features: KeyedJaggedTensor, collection: EmbeddingBagCollection) -> KeyedJaggedTensor:
-    """The batch with empty bags for features of the collection that it lacks, which the other tower
-    would read.
-    """
-    missing = [
-        f
-        for table in collection.embedding_bag_configs()
-        for f in table.feature_names
-        if f not in features.keys()
-    ]
+    """The batch with empty bags for those features of the collection that it lacks."""
+    keys = set(features.keys())
+    wanted = [f for table in collection.embedding_bag_configs() for f in table.feature_names]
+    missing = [feature for feature in wanted if feature not in keys]
     if not missing:
         return features
     lengths = features.lengths().new_zeros(len(missing) * features.stride())
     weights = features.weights_or_none()
-    none = KeyedJaggedTensor(
-        missing,
-        features.values()[:0],
-        None if weights is None else weights[:0],
-        lengths,
-        stride=features.stride(),
-    )
+    weights = None if weights is None else weights[:0]
+    ids = features.values()[:0]
+    none = KeyedJaggedTensor(missing, ids, weights, lengths, stride=features.stride())
     return KeyedJaggedTensor.concat([features, none])

@@ -1,6 +1,4 @@
-"""Unsharded modules: embedding collections (the reference of every test), initial values, feature
-processors, MLP, interactions.
-"""
+"""Unsharded modules: collections (the reference of every test), initial values, dense layers."""
 
 from rayrec.layout.tables import (
     BaseEmbeddingConfig,

@@ -13,7 +13,6 @@ class SwishLayerNorm(nn.Module):
 
     Args:
         input_dims: sizes of the last dimensions, over which is normalized; one number for the last.
-        device: of the parameters.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ Names of classes and parameters are TorchRec's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -21,32 +21,27 @@ def _kernels(count: int, *shape: int, device: torch.device | str | None) -> nn.P
     return nn.ParameterList(torch.empty(*shape, device=device) for _ in range(count))
 
 
-class CrossNet(nn.Module):
-    """x[l+1] = x[0] * (W[l] x[l] + b[l]) + x[l], with full square W: (B, N) -> (B, N).
+def _reset(kernels: Iterable[Tensor], biases: Iterable[Tensor]) -> None:
+    for kernel in kernels:
+        nn.init.xavier_normal_(kernel)
+    for bias in biases:
+        nn.init.zeros_(bias)
 
-    Args:
-        in_features: N.
-        num_layers: crossings.
-        device: of the parameters.
-    """
+
+class CrossNet(nn.Module):
+    """x[l+1] = x[0] * (W[l] x[l] + b[l]) + x[l], with full square W: (B, N) -> (B, N)."""
 
     def __init__(
         self, in_features: int, num_layers: int, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        self.kernels = nn.ParameterList(
-            torch.empty(in_features, in_features, device=device) for _ in range(num_layers)
-        )
-        self.bias = nn.ParameterList(
-            torch.empty(in_features, 1, device=device) for _ in range(num_layers)
-        )
+        self.kernels = _kernels(num_layers, in_features, in_features, device=device)
+        self.bias = _kernels(num_layers, in_features, 1, device=device)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases."""
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            nn.init.xavier_normal_(kernel)
-            nn.init.zeros_(bias)
+        _reset(self.kernels, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, N) -> (B, N)."""
@@ -60,10 +55,7 @@ class LowRankCrossNet(nn.Module):
     """x[l+1] = x[0] * (W[l] V[l] x[l] + b[l]) + x[l], with W (N, r) and V (r, N): (B, N) -> (B, N).
 
     Args:
-        in_features: N.
-        num_layers: crossings.
         low_rank: r; N / 4 about keeps the quality of the full matrix.
-        device: of the parameters.
     Raises:
         ConfigError: low_rank is below 1.
     """
@@ -78,23 +70,14 @@ class LowRankCrossNet(nn.Module):
         super().__init__()
         if low_rank < 1:
             raise ConfigError(f"low_rank={low_rank} must be at least 1.")
-        self.W_kernels = nn.ParameterList(
-            torch.empty(in_features, low_rank, device=device) for _ in range(num_layers)
-        )
-        self.V_kernels = nn.ParameterList(
-            torch.empty(low_rank, in_features, device=device) for _ in range(num_layers)
-        )
-        self.bias = nn.ParameterList(
-            torch.empty(in_features, device=device) for _ in range(num_layers)
-        )
+        self.W_kernels = _kernels(num_layers, in_features, low_rank, device=device)
+        self.V_kernels = _kernels(num_layers, low_rank, in_features, device=device)
+        self.bias = _kernels(num_layers, in_features, device=device)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases."""
-        for kernel in (*self.W_kernels, *self.V_kernels):
-            nn.init.xavier_normal_(kernel)
-        for bias in self.bias:
-            nn.init.zeros_(bias)
+        _reset((*self.W_kernels, *self.V_kernels), self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, N) -> (B, N)."""
@@ -105,13 +88,10 @@ class LowRankCrossNet(nn.Module):
 
 
 class VectorCrossNet(nn.Module):
-    """x[l+1] = x[0] (w[l] . x[l]) + b[l] + x[l], with one vector w (N, 1) a layer: (B, N) -> (B,
-    N).
+    """x[l+1] = x[0] (w[l] . x[l]) + b[l] + x[l], with one vector w (N, 1) per layer.
 
-    Args:
-        in_features: N.
-        num_layers: crossings.
-        device: of the parameters.
+    (B, N) -> (B, N).
+
     Source: Wang et al. 2017, arXiv 1708.05123 (DCN).
     """
 
@@ -125,9 +105,7 @@ class VectorCrossNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases."""
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            nn.init.xavier_normal_(kernel)
-            nn.init.zeros_(bias)
+        _reset(self.kernels, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, N) -> (B, N)."""
@@ -145,12 +123,7 @@ class LowRankMixtureCrossNet(nn.Module):
     The gates G[k] are shared by the layers. With one expert there are no gates, and g is 1.
 
     Args:
-        in_features: N.
-        num_layers: crossings.
-        num_experts: K.
         low_rank: r; V is (K, r, N), C (K, r, r), U (K, N, r).
-        activation: f, a function or a module.
-        device: of the parameters.
     Raises:
         ConfigError: num_experts or low_rank is below 1.
     Source: Wang et al. 2020, arXiv 2008.13535 (DCN v2).
@@ -184,10 +157,7 @@ class LowRankMixtureCrossNet(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier normal kernels, zero biases, torch's own initial values of the gates."""
-        for kernel in (*self.U_kernels, *self.V_kernels, *self.C_kernels):
-            nn.init.xavier_normal_(kernel)
-        for bias in self.bias:
-            nn.init.zeros_(bias)
+        _reset((*self.U_kernels, *self.V_kernels, *self.C_kernels), self.bias)
         for gate in self.gates or ():
             assert isinstance(gate, nn.Linear)
             gate.reset_parameters()
@@ -199,9 +169,8 @@ class LowRankMixtureCrossNet(nn.Module):
         for narrow_KrN, inner_Krr, wide_KNr, bias in layers:
             hidden_KBr = f(torch.matmul(crossed, narrow_KrN.transpose(1, 2)))
             hidden_KBr = f(torch.bmm(hidden_KBr, inner_Krr.transpose(1, 2)))
-            experts_KBN = input * (
-                torch.bmm(hidden_KBr, wide_KNr.transpose(1, 2)) + bias.squeeze(1)
-            )
+            wide_KBN = torch.bmm(hidden_KBr, wide_KNr.transpose(1, 2))
+            experts_KBN = input * (wide_KBN + bias.squeeze(1))
             crossed = crossed + self._mix(experts_KBN, crossed)
         return crossed
 

@@ -1,5 +1,4 @@
-"""`EmbeddingCollection`: unpooled lookups (sequences) of a KeyedJaggedTensor in whole tables, in
-plain torch.
+"""`EmbeddingCollection`: unpooled lookups of a KeyedJaggedTensor in whole tables, in torch.
 
 Each id becomes one row; the bags keep their lengths. The reference of the sharded sequence
 collections, and usable alone. Rows are returned in float32 whatever the storage. Cost: one gather
@@ -47,26 +46,22 @@ class EmbeddingCollection(nn.Module):
         for table in tables:
             if table.embedding_dim != tables[0].embedding_dim:
                 raise ConfigError(
-                    f"table {table.name!r} has embedding_dim={table.embedding_dim}, table {tables[0].name!r} {tables[0].embedding_dim}; "
-                    f"all tables of an EmbeddingCollection have one width. Make one collection per width."
+                    f"table {table.name!r} has embedding_dim={table.embedding_dim}, table "
+                    f"{tables[0].name!r} {tables[0].embedding_dim}; all tables of an "
+                    "EmbeddingCollection have one width. Make one collection per width."
                 )
         self._tables, self._need_indices = list(tables), need_indices
         self._names = get_embedding_names_by_table(tables)
         self._device = torch.empty(0, device=device).device
         self.embeddings = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(
-                table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device
-            )
-            self.embeddings[table.name] = nn.Embedding(
-                table.num_embeddings, table.embedding_dim, _weight=weight
-            )
+            shape = (table.num_embeddings, table.embedding_dim)
+            weight = torch.empty(shape, dtype=torch_dtype(table), device=device)
+            self.embeddings[table.name] = nn.Embedding(*shape, _weight=weight)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta
-        device do nothing.
-        """
+        """Fill all tables with initial values of seed `torch.initial_seed()`, but not on meta."""
         for table in self._tables:
             weight = self.embeddings[table.name].weight
             assert isinstance(weight, Tensor)
@@ -92,16 +87,13 @@ class EmbeddingCollection(nn.Module):
                 bags = features[feature]
                 try:
                     rows = functional.embedding(bags.values(), weight).float()
+                # torch's own error says neither key nor row
                 except (IndexError, RuntimeError):
-                    check_ids(
-                        features,
-                        {feature: table.num_embeddings},
-                        f"the lookup of table {table.name!r}",
-                    )
+                    limits = {feature: table.num_embeddings}
+                    check_ids(features, limits, f"the lookup of table {table.name!r}")
                     raise
-                outputs[name] = JaggedTensor(
-                    rows, bags.values() if self._need_indices else None, lengths=bags.lengths()
-                )
+                ids = bags.values() if self._need_indices else None
+                outputs[name] = JaggedTensor(rows, ids, lengths=bags.lengths())
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -126,4 +118,5 @@ class EmbeddingCollection(nn.Module):
         return self._device
 
     def extra_repr(self) -> str:
-        return f"tables={len(self._tables)}, features={sum(map(len, self._names))}, need_indices={self._need_indices}"
+        sizes = f"tables={len(self._tables)}, features={sum(map(len, self._names))}"
+        return f"{sizes}, need_indices={self._need_indices}"

@@ -33,8 +33,6 @@ def pool_bags(
 
     Args:
         weight: (rows, D) float32, float16 or bfloat16.
-        bags: B bags of ids.
-        pooling: sum or mean.
         per_id: (N,) weight of each id, or None.
     Returns:
         (B, D) float32.
@@ -44,15 +42,14 @@ def pool_bags(
         ids = ids.long()
     # widen the rows first: torch would sum a float16 table in float16
     if weight.dtype != torch.float32:
-        ids, weight = (
-            torch.arange(ids.numel(), device=ids.device),
-            functional.embedding(ids, weight).float(),
-        )
+        weight = functional.embedding(ids, weight).float()
+        ids = torch.arange(ids.numel(), device=ids.device)
     # keeps the result in the graph, with zero gradients
     if not offsets.numel() - 1 or not ids.numel():
         nothing = weight[:0].sum() if per_id is None else weight[:0].sum() + per_id[:0].sum()
         return nothing + weight.new_zeros(offsets.numel() - 1, weight.shape[1])
     per_id = None if per_id is None else per_id.float()
+    # always a sum; the mean of a weighted bag divides by its ids, which torch does not
     pooled = functional.embedding_bag(
         ids,
         weight,
@@ -73,7 +70,6 @@ def expand_inverse(
 
     Args:
         pooled: one (bags of the feature, D) per entry of `features`.
-        features: the feature of each output.
         kjt: the batch; returned unchanged when it has no inverse indices.
     Raises:
         InputError: the keys have different numbers of bags and there are no inverse indices, or
@@ -84,7 +80,8 @@ def expand_inverse(
         strides = {tensor.shape[0] for tensor in pooled}
         if len(strides) > 1:
             raise InputError(
-                f"features have {sorted(strides)} bags; a variable batch per key needs inverse_indices to make one batch of it."
+                f"features have {sorted(strides)} bags; a variable batch per key needs "
+                "inverse_indices to make one batch of it."
             )
         return list(pooled)
     row_of = {name: row for row, name in enumerate(inverse[0])}
@@ -132,23 +129,14 @@ class EmbeddingBagCollection(nn.Module):
         self._device = torch.empty(0, device=device).device
         self.embedding_bags = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(
-                table.num_embeddings, table.embedding_dim, dtype=torch_dtype(table), device=device
-            )
-            bag = nn.EmbeddingBag(
-                table.num_embeddings,
-                table.embedding_dim,
-                mode="sum",
-                _weight=weight,
-                include_last_offset=True,
-            )
+            shape = (table.num_embeddings, table.embedding_dim)
+            weight = torch.empty(shape, dtype=torch_dtype(table), device=device)
+            bag = nn.EmbeddingBag(*shape, mode="sum", _weight=weight, include_last_offset=True)
             self.embedding_bags[table.name] = bag
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all tables with their initial values of seed `torch.initial_seed()`; on the meta
-        device do nothing.
-        """
+        """Fill all tables with initial values of seed `torch.initial_seed()`, but not on meta."""
         for table in self._tables:
             weight = self.embedding_bags[table.name].weight
             assert isinstance(weight, Tensor)
@@ -173,29 +161,18 @@ class EmbeddingBagCollection(nn.Module):
             assert isinstance(weight, Tensor)
             for feature in table.feature_names:
                 bags = features[feature]
+                per_id = bags.weights() if self._is_weighted else None
                 try:
-                    pooled.append(
-                        pool_bags(
-                            weight,
-                            bags,
-                            table.pooling,
-                            bags.weights() if self._is_weighted else None,
-                        )
-                    )
+                    pooled.append(pool_bags(weight, bags, table.pooling, per_id))
+                # torch's own error says neither key nor row
                 except (IndexError, RuntimeError):
-                    check_ids(
-                        features,
-                        {feature: table.num_embeddings},
-                        f"the lookup of table {table.name!r}",
-                    )
+                    limits = {feature: table.num_embeddings}
+                    check_ids(features, limits, f"the lookup of table {table.name!r}")
                     raise
         if not pooled:
             return KeyedTensor([], [], torch.empty(features.stride(), 0, device=features.device()))
-        return KeyedTensor(
-            self._names,
-            self._widths,
-            torch.cat(expand_inverse(pooled, self._features, features), dim=1),
-        )
+        whole = torch.cat(expand_inverse(pooled, self._features, features), dim=1)
+        return KeyedTensor(self._names, self._widths, whole)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -211,4 +188,5 @@ class EmbeddingBagCollection(nn.Module):
         return self._device
 
     def extra_repr(self) -> str:
-        return f"tables={len(self._tables)}, features={len(self._features)}, is_weighted={self._is_weighted}"
+        sizes = f"tables={len(self._tables)}, features={len(self._features)}"
+        return f"{sizes}, is_weighted={self._is_weighted}"

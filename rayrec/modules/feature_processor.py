@@ -1,5 +1,4 @@
-"""Feature processors: learnable weights of ids before they are pooled, by the place of an id in its
-bag.
+"""Feature processors: learnable weights of ids, by the place of an id in its bag.
 
 A processor takes a batch of ids and gives the same ids with weights;
 `FeatureProcessedEmbeddingBagCollection` puts one before a weighted collection. The weights are
@@ -43,12 +42,10 @@ def places_in_bags(offsets: Tensor, num_ids: int) -> Tensor:
 
 
 class PositionWeightedModule(nn.Module):
-    """One weight per place in a bag of one feature, parameter `position_weight` (L,), 1 at the
-    start.
+    """One weight, at first 1, per place in a bag: parameter `position_weight` (L,).
 
     Args:
         max_feature_length: L, the longest bag.
-        device: of the parameter.
     Raises:
         ConfigError: max_feature_length is below 1.
     """
@@ -80,12 +77,12 @@ class PositionWeightedModule(nn.Module):
 
 
 class PositionWeightedModuleCollection(nn.Module):
-    """One weight per place in the bags of several features, parameters `position_weights.<feature>`
-    (L,), 1 at the start.
+    """One weight, at first 1, per place in the bags of several features.
+
+    The parameters are `position_weights.<feature>` (L,).
 
     Args:
         max_feature_lengths: feature -> L, its longest bag.
-        device: of the parameters.
     Raises:
         ConfigError: a length is below 1, or a feature's name cannot name a parameter.
     """
@@ -128,8 +125,8 @@ class PositionWeightedModuleCollection(nn.Module):
             # every parameter must take part in every step, or DDP would wait for its gradient; so
             # an absent feature is a mistake
             raise InputError(
-                f"the batch has no feature {missing[0]!r}, whose places have weights; "
-                f"it has {keys}."
+                f"the batch has no feature {missing[0]!r}, whose places have weights; it has "
+                f"{keys}."
             )
         for key, part in zip(keys, lengths.split(bags), strict=True):
             if key in self.max_feature_lengths:
@@ -140,6 +137,8 @@ class PositionWeightedModuleCollection(nn.Module):
         firsts = dict(zip(self.max_feature_lengths, starts, strict=True))
         shift = to_device([firsts.get(key, one) for key in keys], ids.device)
         has = to_device([int(key in firsts) for key in keys], ids.device)
+        # (2, F) -> (2, bags) -> (2, N): where the key's places begin, and whether it has any;
+        # the sizes are known on the host, so no step waits for the device
         per_key = torch.stack([shift, has])
         times = to_device(bags, ids.device)
         per_bag = torch.repeat_interleave(per_key, times, dim=1, output_size=sum(bags))
@@ -149,7 +148,7 @@ class PositionWeightedModuleCollection(nn.Module):
         given = features.weights_or_none()
         if given is not None:
             weights = torch.where(per_id[1].bool(), weights, given.to(weights.dtype))
-        return _with_weights(features, weights)
+        return features._like(weights=weights)
 
 
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
@@ -166,8 +165,8 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
 
     Example:
         tables = EmbeddingBagCollection(configs, is_weighted=True)
-        pooled = FeatureProcessedEmbeddingBagCollection(tables,
-        PositionWeightedModuleCollection({"clicks": 50}))
+        places = PositionWeightedModuleCollection({"clicks": 50})
+        pooled = FeatureProcessedEmbeddingBagCollection(tables, places)
     """
 
     def __init__(
@@ -178,27 +177,22 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         super().__init__()
         if not embedding_bag_collection.is_weighted():
             raise ConfigError(
-                "feature processors give weights to ids; make the "
-                "EmbeddingBagCollection with is_weighted=True."
+                "feature processors give weights to ids; make the EmbeddingBagCollection with "
+                "is_weighted=True."
             )
-        known = {
-            feature
-            for table in embedding_bag_collection.embedding_bag_configs()
-            for feature in table.feature_names
-        }
+        tables = embedding_bag_collection.embedding_bag_configs()
+        known = {feature for table in tables for feature in table.feature_names}
         self._embedding_bag_collection = embedding_bag_collection
         self._feature_processors: nn.Module
-        if isinstance(feature_processors, nn.Module) and not isinstance(
-            feature_processors, nn.ModuleDict
-        ):
-            self._feature_processors, self._processed = feature_processors, None
-            named = set(getattr(feature_processors, "max_feature_lengths", ()))
-        else:
+        if isinstance(feature_processors, Mapping | nn.ModuleDict):
             for feature in feature_processors:
                 _check_name(feature, nn.ModuleDict())
             self._feature_processors = nn.ModuleDict(dict(feature_processors.items()))
             named = set(self._feature_processors.keys())
-            self._processed = frozenset(named)
+            self._processed: frozenset[str] | None = frozenset(named)
+        else:
+            self._feature_processors, self._processed = feature_processors, None
+            named = set(getattr(feature_processors, "max_feature_lengths", ()))
         if named - known:
             raise ConfigError(
                 f"a processor is for feature {sorted(named - known)[0]!r}, which no table looks up."
@@ -219,22 +213,18 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         missing = sorted(self._processed - set(features.keys()))
         if missing:
             raise InputError(
-                f"the batch has no feature {missing[0]!r}, which has a processor; it "
-                f"has {features.keys()}."
+                f"the batch has no feature {missing[0]!r}, which has a processor; it has "
+                f"{features.keys()}."
             )
         parts = []
         for key, bags in features.to_dict().items():
-            weights = (
-                self._feature_processors[key](bags).weights()
-                if key in self._processed
-                else bags.weights_or_none()
-            )
-            parts.append(
-                torch.ones(bags.values().numel(), device=features.device())
-                if weights is None
-                else weights
-            )
-        return _with_weights(features, torch.cat(parts))
+            weights = bags.weights_or_none()
+            if key in self._processed:
+                weights = self._feature_processors[key](bags).weights()
+            elif weights is None:
+                weights = torch.ones(bags.values().numel(), device=features.device())
+            parts.append(weights)
+        return features._like(weights=torch.cat(parts))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -245,15 +235,11 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         return True
 
 
-def _with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:
-    return features._like(weights=weights)
-
-
 def _check_name(feature: str, home: nn.Module) -> None:
     if not feature or "." in feature or hasattr(home, feature):
         raise ConfigError(
-            f"feature {feature!r} cannot name a part of a torch module: no dots, and "
-            "not an attribute of one. Rename it."
+            f"feature {feature!r} cannot name a part of a torch module: no dots, and not an "
+            "attribute of one. Rename it."
         )
 
 
@@ -265,8 +251,7 @@ def _check_longest(lengths: Tensor, places: int, what: str) -> None:
         if longest > places:
             raise InputError(
                 f"{what} has a bag of {longest} ids, more than the {places} places that have "
-                "weights. "
-                f"Cut the bags, or raise its max_feature_length."
+                "weights. Cut the bags, or raise its max_feature_length."
             )
     else:
         torch._assert_async((lengths <= places).all())  # no host sync

@@ -27,20 +27,26 @@ _COLUMNS = 8  # 32-bit numbers per counter step of Philox 4x64
 _CHUNK_ROWS = 1 << 15  # 1 MiB of random bits at a time: stays in cache
 
 
+def _chunks(rows: range) -> Iterator[range]:
+    for start in range(rows.start, rows.stop, _CHUNK_ROWS):
+        yield range(start, min(start + _CHUNK_ROWS, rows.stop))
+
+
 def _key(seed: int, name: str) -> int:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:16], "little")
 
 
 def _lanes(key: int, start: int, stop: int, cols: range) -> Iterator[tuple[slice, np.ndarray]]:
-    """32 random bits of every element of some rows, by block of columns: which columns of the
-    result, and (rows, columns) uint32.
+    """32 random bits of every element of some rows, by block of columns.
+
+    Gives which columns of the result they are, and the bits as (rows, columns) uint32.
     """
     for block in range(cols.start // _COLUMNS, -(-cols.stop // _COLUMNS)):
         first = block * _COLUMNS
-        bits = np.random.Philox(key=key, counter=start + (block << 64)).random_raw(
-            (stop - start) * _COLUMNS // 2
-        )
+        # the counter of (row, block) is row + (block << 64): rows of a block follow each other
+        generator = np.random.Philox(key=key, counter=start + (block << 64))
+        bits = generator.random_raw((stop - start) * _COLUMNS // 2)
         left, right = max(cols.start, first), min(cols.stop, first + _COLUMNS)
         lanes = bits.view("<u4").reshape(stop - start, _COLUMNS)[:, left - first : right - first]
         yield slice(left - cols.start, right - cols.start), lanes
@@ -60,25 +66,22 @@ def table_values(seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
         InputError: the rectangle is not within the table.
         ConfigError: the `init_fn` does what cannot be done for a part of a table.
     """
-    for what, span, size in (
-        ("rows", rows, table.num_embeddings),
-        ("cols", cols, table.embedding_dim),
-    ):
+    spans = (("rows", rows, table.num_embeddings), ("cols", cols, table.embedding_dim))
+    for what, span, size in spans:
         if span.step != 1 or not 0 <= span.start <= span.stop <= size:
             raise InputError(
-                f"{what}={span} of table {table.name!r} are not a range of step 1 "
-                f"within [0, {size})."
+                f"{what}={span} of table {table.name!r} are not a range of step 1 within [0, "
+                f"{size})."
             )
     if table.init_fn is not None:
-        return _play(InitProgram.of(table), seed, table, rows, cols)
+        return _play(InitProgram.record(table), seed, table, rows, cols)
     low, high = table.init_bounds()
     values = np.empty((len(rows), len(cols)), dtype=np.float32)
     key = _key(seed, table.name)
     scale, shift = np.float32((high - low) * 2.0**-24), np.float32(low)
-    for start in range(rows.start, rows.stop, _CHUNK_ROWS):
-        stop = min(start + _CHUNK_ROWS, rows.stop)
-        out = values[start - rows.start : stop - rows.start]
-        for columns, lanes in _lanes(key, start, stop, cols):
+    for chunk in _chunks(rows):
+        out = values[chunk.start - rows.start : chunk.stop - rows.start]
+        for columns, lanes in _lanes(key, chunk.start, chunk.stop, cols):
             part = out[:, columns]
             part[...] = lanes >> np.uint32(8)  # 24 bits fill a float32's mantissa
             part *= scale
@@ -93,18 +96,14 @@ def _play(
     """The rectangle of a table with an `init_fn`."""
 
     def lanes(draw: int, rows: range, cols: range) -> np.ndarray:
-        found = np.empty((len(rows), len(cols)), dtype=np.uint32)
-        for columns, part in _lanes(
-            _key(seed, f"{table.name}/{draw}"), rows.start, rows.stop, cols
-        ):
-            found[:, columns] = part
-        return found
+        bits = np.empty((len(rows), len(cols)), dtype=np.uint32)
+        # every draw of a table has a stream of its own
+        key = _key(seed, f"{table.name}/{draw}")
+        for columns, part in _lanes(key, rows.start, rows.stop, cols):
+            bits[:, columns] = part
+        return bits
 
-    chunks = (
-        range(start, min(start + _CHUNK_ROWS, rows.stop))
-        for start in range(rows.start, rows.stop, _CHUNK_ROWS)
-    )
-    parts = [program.play(lanes, chunk, cols) for chunk in chunks]
+    parts = [program.play(lanes, chunk, cols) for chunk in _chunks(rows)]
     return torch.cat(parts) if parts else torch.empty(0, len(cols))
 
 
@@ -115,7 +114,7 @@ def check_init_fn(table: BaseEmbeddingConfig) -> None:
         ConfigError: the `init_fn` does what cannot be done for a part of a table.
     """
     if table.init_fn is not None:
-        InitProgram.of(table)
+        InitProgram.record(table)
 
 
 def fill(
@@ -125,8 +124,9 @@ def fill(
     rows: range | None = None,
     cols: range | None = None,
 ) -> None:
-    """Write initial values into `weight` in place, converted to its dtype and device, a chunk of
-    rows at a time.
+    """Write initial values into `weight` in place, a chunk of rows at a time.
+
+    They are converted to its dtype and device.
 
     Args:
         weight: (len(rows), len(cols)); the whole table when `rows` and `cols` are None. A meta
@@ -137,14 +137,12 @@ def fill(
     cols = range(table.embedding_dim) if cols is None else cols
     if tuple(weight.shape) != (len(rows), len(cols)):
         raise InputError(
-            f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and "
-            f"columns {cols} of table {table.name!r}."
+            f"a weight of shape {tuple(weight.shape)} cannot hold rows {rows} and columns {cols} "
+            f"of table {table.name!r}."
         )
     if weight.is_meta:
         return
     with torch.no_grad():
-        for start in range(rows.start, rows.stop, _CHUNK_ROWS):
-            stop = min(start + _CHUNK_ROWS, rows.stop)
-            weight[start - rows.start : stop - rows.start].copy_(
-                table_values(seed, table, range(start, stop), cols)
-            )
+        for chunk in _chunks(rows):
+            part = weight[chunk.start - rows.start : chunk.stop - rows.start]
+            part.copy_(table_values(seed, table, chunk, cols))

@@ -38,26 +38,12 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 Lanes = Callable[[int, range, range], np.ndarray]
 
 _aten = torch.ops.aten
-_RANDOM = {
-    _aten.uniform_.default,
-    _aten.normal_.default,
-    _aten.rand_like.default,
-    _aten.randn_like.default,
-}
-_WHOLE = {  # treat each element alike, and are not tagged as such
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.copy_.default,
-    _aten.detach.default,
-    _aten.empty_like.default,
-    _aten.fill_.Scalar,
-    _aten.fill_.Tensor,
-    _aten.full_like.default,
-    _aten.ones_like.default,
-    _aten.zero_.default,
-    _aten.zeros_like.default,
-    _aten._to_copy.default,
-}
+_DRAWS = "uniform_ normal_ rand_like randn_like"
+_RANDOM = {getattr(_aten, name).default for name in _DRAWS.split()}
+# these treat each element alike, and are not tagged as such
+_ALIKE = "alias clone copy_ detach empty_like full_like ones_like zero_ zeros_like _to_copy"
+_WHOLE = {getattr(_aten, name).default for name in _ALIKE.split()}
+_WHOLE |= {_aten.fill_.Scalar, _aten.fill_.Tensor}
 
 
 @dataclass(frozen=True)
@@ -124,14 +110,8 @@ class _Recorder(TorchDispatchMode):
         self.kept.append(result)
         self.numbers[id(result)] = number
         options = {name: value for name, value in kwargs.items() if name != "device"}
-        self.steps.append(
-            _Step(
-                function,
-                pytree.tree_map(self._slot, args),
-                pytree.tree_map(self._slot, options),
-                number,
-            )
-        )
+        args, options = pytree.tree_map(self._slot, (args, options))
+        self.steps.append(_Step(function, args, options, number))
         return result
 
     def _slot(self, leaf: Any) -> Any:
@@ -139,8 +119,8 @@ class _Recorder(TorchDispatchMode):
 
     def refused(self, function: Any, why: str) -> ConfigError:
         return ConfigError(
-            f"{self.where} applies {function}: {why}. Or fill the table after it is "
-            "made (load_table)."
+            f"{self.where} applies {function}: {why}. Or fill the table after it is made "
+            "(load_table)."
         )
 
 
@@ -152,7 +132,7 @@ class InitProgram:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, table: BaseEmbeddingConfig) -> InitProgram:
+    def record(cls, table: BaseEmbeddingConfig) -> InitProgram:
         """Record the `init_fn` of a table.
 
         Raises:
@@ -218,24 +198,21 @@ class InitProgram:
 def _draw(function: Any, args: Any, kwargs: Mapping[str, Any], lanes_RC: np.ndarray) -> Tensor:
     """Random numbers of one operator, from 32 random bits each."""
     if function in (_aten.uniform_.default, _aten.rand_like.default):
-        share = torch.from_numpy(
-            (lanes_RC >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
-        )
+        # 24 bits fill a float32's mantissa
+        bits = (lanes_RC >> np.uint32(8)).astype(np.float32)
+        share = torch.from_numpy(bits * np.float32(2.0**-24))
         if function is _aten.rand_like.default:
             return share
-        low, high = (
-            _argument(args, kwargs, i, name, at)
-            for i, name, at in ((1, "from", 0.0), (2, "to", 1.0))
-        )
+        low = _argument(args, kwargs, 1, "from", 0.0)
+        high = _argument(args, kwargs, 2, "to", 1.0)
         return share.mul_(high - low).add_(low).clamp_(low, high)
-    standard = torch.special.ndtri(
-        torch.from_numpy((lanes_RC.astype(np.float64) + 0.5) * 2.0**-32)
-    ).float()
+    # the middle of each of 2**32 steps, so that neither 0 nor 1 becomes an infinite value
+    middles = torch.from_numpy((lanes_RC.astype(np.float64) + 0.5) * 2.0**-32)
+    standard = torch.special.ndtri(middles).float()
     if function is _aten.randn_like.default:
         return standard
-    mean, std = (
-        _argument(args, kwargs, i, name, at) for i, name, at in ((1, "mean", 0.0), (2, "std", 1.0))
-    )
+    mean = _argument(args, kwargs, 1, "mean", 0.0)
+    std = _argument(args, kwargs, 2, "std", 1.0)
     return standard.mul_(std).add_(mean)
 
 
@@ -260,6 +237,5 @@ def trunc_normal_(
         )
     low, high = (math.erf((bound - mean) / std / math.sqrt(2.0)) for bound in (a, b))
     with torch.no_grad():
-        return (
-            tensor.uniform_(low, high).erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)
-        )
+        standard = tensor.uniform_(low, high).erfinv_()
+        return standard.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)

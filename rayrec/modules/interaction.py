@@ -19,8 +19,9 @@ from torch.nn import functional
 
 @cache
 def _pairs(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Flat positions of the pairs i < j in a (count, count) matrix, and for each cell of that
-    matrix its pair (the diagonal: one past).
+    """Flat positions of the pairs i < j in a (count, count) matrix, and the pair of each cell.
+
+    The diagonal's pair is one past the last.
     """
     rows, cols = torch.triu_indices(count, count, offset=1)
     pair_of = torch.full((count, count), len(rows))
@@ -33,11 +34,8 @@ class _PairwiseDots(torch.autograd.Function):
     def forward(ctx: Any, features_BFD: Tensor) -> Tensor:
         ctx.save_for_backward(features_BFD)
         positions, _ = _pairs(features_BFD.shape[1], features_BFD.device)
-        return (
-            torch.bmm(features_BFD, features_BFD.transpose(1, 2))
-            .flatten(1)
-            .index_select(1, positions)
-        )
+        dots_BFF = torch.bmm(features_BFD, features_BFD.transpose(1, 2))
+        return dots_BFF.flatten(1).index_select(1, positions)
 
     @staticmethod
     def backward(ctx: Any, grad_BP: Tensor) -> Tensor:
@@ -53,15 +51,7 @@ class _PairwiseDots(torch.autograd.Function):
 def pairwise_dots(features: Tensor) -> Tensor:
     """Dot products of all pairs of features.
 
-    Args:
-        features: (B, F, D).
     Returns:
         (B, F (F - 1) / 2), pairs (0, 1), (0, 2), ... (1, 2), ...; differentiable twice.
     """
     return _PairwiseDots.apply(features)
-
-
-def pairwise_dots_reference(features: Tensor) -> Tensor:
-    """`pairwise_dots` with autograd's backward."""
-    rows, cols = torch.triu_indices(features.shape[1], features.shape[1], offset=1)
-    return torch.bmm(features, features.transpose(1, 2))[:, rows, cols]

@@ -1,5 +1,4 @@
-"""`linear`: x W^T + b by the faster of the two matrix libraries that torch carries, and
-`FastLinear`, an nn.Linear that calls it.
+"""`linear`: x W^T + b by the faster of torch's two matrix libraries.
 
 torch multiplies float32 matrices with MKL on CPU. On AMD processors oneDNN, which torch carries
 too, is as fast or up to twice as fast for the same float32 maths, forward and both gradients. Which
@@ -34,8 +33,9 @@ def _is_amd() -> bool:
 
 
 def uses_onednn(input: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` of (B, I) and (O, I) runs in oneDNN: the same answer in every process on
-    this processor.
+    """Whether `linear` of (B, I) and (O, I) runs in oneDNN.
+
+    Every process on this processor gets the same answer.
     """
     return (
         input.dtype == weight.dtype == torch.float32
@@ -96,20 +96,15 @@ class _Linear(torch.autograd.Function):
         of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
         if out_BO is not None:
             grad_BO = torch.ops.aten.threshold_backward(grad_BO, out_BO, 0)
-        if torch.is_grad_enabled():  # somebody will differentiate this gradient
-            return (
-                grad_BO @ weight_OI if of_input else None,
-                grad_BO.t() @ input_BI if of_weight else None,
-                grad_BO.sum(0) if of_bias else None,
-                None,
-            )
+        # somebody will differentiate this gradient, which oneDNN's operators cannot do
+        if torch.is_grad_enabled():
+            grad_input = grad_BO @ weight_OI if of_input else None
+            grad_weight = grad_BO.t() @ input_BI if of_weight else None
+            return grad_input, grad_weight, grad_BO.sum(0) if of_bias else None, None
         grad_BO = grad_BO.contiguous()
-        return (
-            _product(grad_BO, weight_OI.t()) if of_input else None,
-            _grad_of_weight(grad_BO, input_BI) if of_weight else None,
-            grad_BO.sum(0) if of_bias else None,
-            None,
-        )
+        grad_input = _product(grad_BO, weight_OI.t()) if of_input else None
+        grad_weight = _grad_of_weight(grad_BO, input_BI) if of_weight else None
+        return grad_input, grad_weight, grad_BO.sum(0) if of_bias else None, None
 
 
 def _grad_of_weight(grad_BO: Tensor, input_BI: Tensor) -> Tensor:
@@ -128,11 +123,7 @@ class FastLinear(nn.Linear):
 
     def forward_relu(self, input: Tensor) -> Tensor:
         """`relu(self(input))` in one pass, unless hooks want to see what comes before the relu."""
-        if (
-            self._forward_hooks
-            or self._forward_pre_hooks
-            or self._backward_hooks
-            or self._backward_pre_hooks
-        ):
+        forward = self._forward_hooks or self._forward_pre_hooks
+        if forward or self._backward_hooks or self._backward_pre_hooks:
             return self(input).relu()
         return linear(input, self.weight, self.bias, relu=True)

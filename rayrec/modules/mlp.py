@@ -1,13 +1,13 @@
-"""`Perceptron` and `MLP`: linear layers, each followed by an activation. Parameter names are
-TorchRec's (`_mlp.0._linear.weight`).
+"""`Perceptron` and `MLP`: linear layers, each followed by an activation.
 
-The layers are `FastLinear`: nn.Linear with the faster of torch's two matrix libraries
-(`rayrec.modules.linear`).
+Parameter names are TorchRec's (`_mlp.0._linear.weight`). The layers are `FastLinear`: nn.Linear
+with the faster of torch's two matrix libraries (`rayrec.modules.linear`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -50,12 +50,9 @@ class MLP(nn.Module):
     """A stack of perceptrons: (B, in_size) -> (B, layer_sizes[-1]).
 
     Args:
-        in_size: columns of the input.
         layer_sizes: columns after each layer; [] gives the identity.
-        bias: whether the layers have biases.
         activation: "relu", "sigmoid", a function or module (shared by the layers), or a module
             class (made once per layer).
-        device, dtype: of the parameters.
         activation_on_last: whether the last layer has its activation.
     Raises:
         ConfigError: the activation's name is unknown.
@@ -73,20 +70,10 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers = []
-        for index, (wide_in, wide_out) in enumerate(
-            zip([in_size, *layer_sizes], layer_sizes, strict=False)
-        ):
+        for index, sizes in enumerate(pairwise([in_size, *layer_sizes])):
             active = activation_on_last or index < len(layer_sizes) - 1
-            layers.append(
-                Perceptron(
-                    wide_in,
-                    wide_out,
-                    bias,
-                    _resolve(activation) if active else nn.Identity(),
-                    device,
-                    dtype,
-                )
-            )
+            function = _resolve(activation) if active else nn.Identity()
+            layers.append(Perceptron(*sizes, bias, function, device, dtype))
         self._mlp = nn.Sequential(*layers)
 
     def reset_parameters(self) -> None:
@@ -104,8 +91,8 @@ def _resolve(activation: str | Activation | type[nn.Module]) -> Activation:
     if isinstance(activation, str):
         if activation not in _BY_NAME:
             raise ConfigError(
-                f"activation {activation!r} is unknown; use one of "
-                f"{sorted(_BY_NAME)}, a function or a module."
+                f"activation {activation!r} is unknown; use one of {sorted(_BY_NAME)}, a function "
+                "or a module."
             )
         return _BY_NAME[activation]
     return activation() if isinstance(activation, type) else activation

@@ -1,5 +1,4 @@
-"""How the outputs of an embedding collection are named, and what its tables must satisfy; shared by
-all collections.
+"""How outputs of an embedding collection are named, and what its tables must satisfy.
 
 A feature looked up in one table gives an output of its own name; a feature of several tables gives
 one output per table, `feature@table`. Outputs come in the order of tables, and within a table in
@@ -23,13 +22,12 @@ DTYPES = {kind: getattr(torch, kind.torch_name) for kind in DataType}
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
     """Output names of each table's features, in the table's feature order."""
     uses = Counter(feature for table in tables for feature in table.feature_names)
-    return [
-        [
-            f"{feature}@{table.name}" if uses[feature] > 1 else feature
-            for feature in table.feature_names
-        ]
-        for table in tables
-    ]
+    names = []
+    for table in tables:
+        long = [f"{feature}@{table.name}" for feature in table.feature_names]
+        pairs = zip(table.feature_names, long, strict=True)
+        names.append([name if uses[feature] > 1 else feature for feature, name in pairs])
+    return names
 
 
 def torch_dtype(table: BaseEmbeddingConfig) -> torch.dtype:

@@ -20,7 +20,6 @@ class KTRegroupAsDict(nn.Module):
 
     Args:
         groups: keys of each group; a key may serve several groups.
-        keys: a name per group.
         emb_dtype: the type of the results; that of the inputs when None.
     Raises:
         ShapeError: the numbers of groups and names differ.
@@ -35,8 +34,8 @@ class KTRegroupAsDict(nn.Module):
         super().__init__()
         if len(groups) != len(keys):
             raise ShapeError(
-                f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it "
-                "needs one key per group."
+                f"KTRegroupAsDict got {len(groups)} groups and {len(keys)} keys; it needs one key "
+                "per group."
             )
         self._groups, self._keys = [list(group) for group in groups], list(keys)
         self._dtype = None if emb_dtype is None else DTYPES[emb_dtype]
@@ -48,9 +47,7 @@ class KTRegroupAsDict(nn.Module):
             UnknownKeyError: no tensor has a key of a group.
             InputError: there are no tensors.
         """
-        found = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
-        return (
-            found
-            if self._dtype is None
-            else {name: tensor.to(self._dtype) for name, tensor in found.items()}
-        )
+        groups = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
+        if self._dtype is None:
+            return groups
+        return {name: tensor.to(self._dtype) for name, tensor in groups.items()}

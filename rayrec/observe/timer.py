@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.profiler import record_function
 
-from rayrec.comm.exchange import Exchange, FlatExchange, Headed, Pending, SplitsOf
+from rayrec.comm.exchange import Exchange, Headed, Headers, Pending, Splits, SplitsOf, Views
 from rayrec.observe.times import STEP_PARTS, PartTimes
 
 # stands before the name of a part in a trace
@@ -150,37 +150,31 @@ def span(timer: StepTimer | None, part: str, ahead: bool = False) -> AbstractCon
     return nullcontext() if timer is None else timer.span(part, ahead)
 
 
-class _Watched(FlatExchange):
+class _Watched(Exchange):
     def __init__(self, inner: Exchange, timer: StepTimer) -> None:
         self.rank, self.world_size, self.keeps_own = inner.rank, inner.world_size, inner.keeps_own
         self._inner, self._timer = inner, timer
-        self.buffer, self.split, self.share = inner.buffer, inner.split, inner.share  # type: ignore[method-assign]
+        self.buffer, self.share = inner.buffer, inner.share  # type: ignore[method-assign]
 
     def _counted(self, pending: Pending[T]) -> Pending[T]:
         return Pending(lambda: self._timer.wait(pending.wait))
 
-    def all_to_all(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[Tensor]:
+    def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         return self._counted(self._inner.all_to_all(send, send_splits, recv_splits))
 
-    def views(
-        self, send: Tensor, send_splits: Sequence[int], recv_splits: Sequence[int]
-    ) -> Pending[list[Tensor]]:
+    def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
         return self._counted(self._inner.views(send, send_splits, recv_splits))
 
     def headed(
-        self,
-        headers: Sequence[Sequence[int]],
-        send: Tensor,
-        send_splits: Sequence[int],
-        head: int,
-        splits_of: SplitsOf,
+        self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
         return self._counted(self._inner.headed(headers, send, send_splits, head, splits_of))
 
     def meet(self) -> None:
         self._timer.wait(self._inner.meet)
 
-    def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
+    def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
+        return self._inner.split(groups)
+
+    def all_gather(self, send: Tensor, sizes: Splits) -> Views:
         return self._counted(self._inner.all_gather(send, sizes))

@@ -1,5 +1,4 @@
-"""What a checkpoint sees of a model: rectangles of tables with their optimizer state, as live
-tensors.
+"""What a checkpoint sees of a model: rectangles of tables, with optimizer state, as tensors.
 
 A `ShardState` is a view, not a copy: saving reads it in bounded chunks, restoring writes into it.
 Row-wise optimizers keep one value per row of a shard, (rows,); element-wise ones one per element,
@@ -23,7 +22,7 @@ WEIGHT = "weight"  # the name of the weight's column; no optimizer state may hav
 
 
 class Gather(Protocol):
-    """All ranks' values in rank order, on every rank; `lambda value: [value]` for a world of one."""
+    """All ranks' values in rank order, on every rank; of one rank, `lambda value: [value]`."""
 
     def __call__(self, value: T, /) -> list[T]: ...
 
@@ -56,13 +55,12 @@ class ShardState:
             if tuple(state.shape) not in ((rows,), (rows, cols)):
                 raise ShapeError(
                     f"optimizer state {name!r} of {where} has shape {tuple(state.shape)}; it must "
-                    f"be ({rows},), one value per row, "
-                    f"or ({rows}, {cols}), one per element."
+                    f"be ({rows},), one value per row, or ({rows}, {cols}), one per element."
                 )
             if name == WEIGHT:
                 raise ShapeError(
-                    f"optimizer state of {where} is called {WEIGHT!r}, the name of "
-                    "the rows themselves; rename it."
+                    f"optimizer state of {where} is called {WEIGHT!r}, the name of the rows "
+                    "themselves; rename it."
                 )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,5 +1,4 @@
-"""Jagged containers: `JaggedTensor`, `KeyedJaggedTensor` and `KeyedTensor`, with TorchRec's names
-and meaning, on torch and FBGEMM.
+"""Jagged containers with TorchRec's names and meaning, on torch and FBGEMM.
 
 Importing this package checks that torch and fbgemm-gpu fit each other and loads FBGEMM's operators.
 """
@@ -8,6 +7,7 @@ from rayrec._compat import require_fbgemm
 
 require_fbgemm()
 
+from rayrec.sparse import pytrees  # noqa: E402, F401
 from rayrec.sparse.jagged import JaggedTensor  # noqa: E402
 from rayrec.sparse.key_index import UnknownKeyError  # noqa: E402
 from rayrec.sparse.keyed_tensor import KeyedTensor  # noqa: E402

@@ -1,23 +1,21 @@
-"""`JaggedTensor`: a list of B bags of different lengths as one tensor of values and their lengths
-or offsets.
+"""`JaggedTensor`: B bags of different lengths as one tensor of values and their offsets.
 
-Lengths and offsets derive from each other, lazily and once. A tensor is never copied here: bags are
-slices of the values. Names, argument order and meaning are TorchRec's, so that its users feel at
-home; torch.jit scripting is left out. One difference: a jagged tensor of no bags has offsets [0],
-never an empty tensor, so every consumer may read offsets[-1].
+Lengths and offsets derive from each other, lazily and once; bags are slices of the values. Names,
+argument order and meaning are TorchRec's; torch.jit scripting is left out. Offsets of no bags are
+[0], never an empty tensor, so every consumer may read offsets[-1].
 
     # B bags, N values in all, D optional width of a value
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError
 from rayrec.sparse import ops
@@ -26,8 +24,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
-    """Lengths or offsets as they are; those of no bags as integers, since torch makes floats of an
-    empty list.
+    """Lengths or offsets as integers; torch makes floats of an empty list.
 
     Raises:
         InputError: they are of no integer type.
@@ -36,7 +33,8 @@ def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
         return sizes
     if sizes.numel():
         raise InputError(
-            f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or {name}.long()."
+            f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or "
+            f"{name}.long()."
         )
     return sizes.long()
 
@@ -53,19 +51,67 @@ def bags_of(values: Tensor, offsets: Tensor) -> list[Tensor]:
 
 def describe(tensor: Tensor | None) -> str:
     """Shape and dtype in one word, for repr."""
-    return (
-        "None"
-        if tensor is None
-        else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-    )
+    if tensor is None:
+        return "None"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-class JaggedTensor:
+class TensorBundle(ABC):
+    """What jagged containers share: values, weights, lengths and offsets that move together."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
+
+    def values(self) -> Tensor:
+        """(N,) or (N, D) for all bags, one after another."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """(N,) or None."""
+        return self._weights
+
+    def lengths_or_none(self) -> Tensor | None:
+        """One per bag, when given or computed before."""
+        return self._lengths
+
+    def offsets_or_none(self) -> Tensor | None:
+        """One more than bags, when given or computed before."""
+        return self._offsets
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def size_in_bytes(self) -> int:
+        """Bytes of all tensors held."""
+        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
+
+    def pin_memory(self) -> Self:
+        """All tensors in page-locked memory."""
+        return self._map(lambda t: t.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the CUDA allocator that `stream` uses these tensors."""
+        for tensor in self._tensors():
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+    @abstractmethod
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors, in the order of the constructor."""
+
+    @abstractmethod
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same bags with every tensor changed by `change`, which keeps shapes."""
+
+
+class JaggedTensor(TensorBundle):
     """B bags over one tensor of values.
 
     Args:
         values: (N,) or (N, D).
-        weights: one per value, (N,), or None.
         lengths: (B,) integers; needed when `offsets` is None.
         offsets: (B + 1,) integers from 0; needed when `lengths` is None.
     Raises:
@@ -102,17 +148,14 @@ class JaggedTensor:
 
     @staticmethod
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
-        """No bags, dtypes and device of `jt`; with `device`, uninitialised tensors of its shapes
-        there, for a later copy.
+        """No bags, with the dtypes and device of `jt`.
+
+        With `device`: uninitialised tensors of its shapes there, for a later copy.
         """
         if device is not None:
             return jt._map(lambda t: torch.empty_like(t, device=device))
-        weights = jt.weights_or_none()
-        return JaggedTensor(
-            values=jt.values().new_empty(0),
-            weights=None if weights is None else weights.new_empty(0),
-            lengths=jt.lengths().new_empty(0),
-        )
+        weights = None if jt._weights is None else jt._weights.new_empty(0)
+        return JaggedTensor(jt.values().new_empty(0), weights, jt.lengths().new_empty(0))
 
     @staticmethod
     def from_dense(
@@ -128,13 +171,10 @@ class JaggedTensor:
                 "from_dense needs at least one tensor; use JaggedTensor.empty() for no bags."
             )
         flat = torch.cat(list(values))
-        return JaggedTensor(
-            values=flat,
-            weights=None if weights is None else torch.cat(list(weights)),
-            lengths=torch.tensor(
-                [len(bag) for bag in values], dtype=torch.int32, device=flat.device
-            ),
-        )
+        flat_weights = None if weights is None else torch.cat(list(weights))
+        lengths = [len(bag) for bag in values]
+        on_device = torch.tensor(lengths, dtype=torch.int32, device=flat.device)
+        return JaggedTensor(flat, flat_weights, on_device)
 
     @staticmethod
     def from_dense_lengths(
@@ -147,27 +187,17 @@ class JaggedTensor:
             lengths: (B,) integers in [0, L].
             weights: (B, L) or None.
         """
-        mask = torch.arange(values.size(1), device=values.device).expand(
-            values.size(0), -1
-        ) < lengths.unsqueeze(-1)
-        return JaggedTensor(
-            values=values[mask], weights=None if weights is None else weights[mask], lengths=lengths
-        )
-
-    def values(self) -> Tensor:
-        """(N,) or (N, D)."""
-        return self._values
+        # (B, L): whether a place lies within its bag
+        mask = torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(-1)
+        return JaggedTensor(values[mask], None if weights is None else weights[mask], lengths)
 
     def weights(self) -> Tensor:
         """(N,); InputError when there are none."""
         if self._weights is None:
             raise InputError(
-                "this JaggedTensor has no weights; ask weights_or_none() or construct it with weights."
+                "this JaggedTensor has no weights; ask weights_or_none() or construct it with "
+                "weights."
             )
-        return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """(N,) or None."""
         return self._weights
 
     def lengths(self) -> Tensor:
@@ -177,28 +207,12 @@ class JaggedTensor:
             self._lengths = torch.diff(self._offsets)
         return self._lengths
 
-    def lengths_or_none(self) -> Tensor | None:
-        """(B,) when given or computed before."""
-        return self._lengths
-
     def offsets(self) -> Tensor:
         """(B + 1,), computed from the lengths when not given."""
         if self._offsets is None:
             assert self._lengths is not None
             self._offsets = ops.complete_cumsum(self._lengths)
         return self._offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """(B + 1,) when given or computed before."""
-        return self._offsets
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
-
-    def size_in_bytes(self) -> int:
-        """Bytes of all tensors held."""
-        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
 
     def to_dense(self) -> list[Tensor]:
         """B views of the values."""
@@ -211,8 +225,9 @@ class JaggedTensor:
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """(B, L) or (B, L, D): bags cut or padded to L = `desired_length`, by default the longest
-        bag (one host sync).
+        """(B, L) or (B, L, D): bags cut or padded to L = `desired_length`.
+
+        By default L is the longest bag, which takes one host sync.
         """
         return ops.jagged_to_padded_dense(
             self._values, self.offsets(), self._width(desired_length), padding_value
@@ -232,26 +247,18 @@ class JaggedTensor:
         """All tensors on `device`."""
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> JaggedTensor:
-        """All tensors in page-locked memory."""
-        return self._map(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the CUDA allocator that `stream` uses these tensors."""
-        for tensor in self._tensors():
-            if tensor is not None:
-                tensor.record_stream(stream)
-
     def __str__(self) -> str:
         bags = [bag.tolist() for bag in self.to_dense()]
         weights = self.to_dense_weights()
         if weights is None:
             return f"JaggedTensor({{\n    {bags}\n}})\n"
-        return f'JaggedTensor({{\n    "values": {bags},\n    "weights": {[bag.tolist() for bag in weights]}\n}})\n'
+        parts = [bag.tolist() for bag in weights]
+        return f'JaggedTensor({{\n    "values": {bags},\n    "weights": {parts}\n}})\n'
 
     def __repr__(self) -> str:
         bags = self._lengths.numel() if self._lengths is not None else self.offsets().numel() - 1
-        return f"JaggedTensor(bags={bags}, values={describe(self._values)}, weights={describe(self._weights)}, device='{self.device()}')"
+        tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
+        return f"JaggedTensor(bags={bags}, {tensors}, device='{self.device()}')"
 
     def _width(self, desired_length: int | None) -> int:
         if desired_length is not None:
@@ -261,20 +268,5 @@ class JaggedTensor:
     def _tensors(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         return self._values, self._weights, self._lengths, self._offsets
 
-    def _map(self, change: Any) -> JaggedTensor:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor(*(None if t is None else change(t) for t in self._tensors()))  # type: ignore[arg-type]
-
-
-def _flatten(jt: JaggedTensor) -> tuple[list[Any], tuple[bool, ...]]:
-    tensors = jt._tensors()
-    return [t for t in tensors if t is not None], tuple(t is not None for t in tensors)
-
-
-def _unflatten(leaves: Any, present: Any) -> JaggedTensor:
-    leaf = iter(leaves)
-    return JaggedTensor(*(next(leaf) if has else None for has in present))  # type: ignore[arg-type]
-
-
-register_pytree_node(
-    JaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.JaggedTensor"
-)

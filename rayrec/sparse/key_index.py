@@ -1,5 +1,4 @@
-"""Where the bags of each key lie: lengths, offsets, strides, and what the host knows of them,
-derived lazily and cached.
+"""Where the bags of each key lie: lengths, offsets and strides, derived lazily and cached.
 
 `KeyIndex` is the part of a KeyedJaggedTensor that does not depend on its values' content. Lengths
 and offsets derive from each other on the device; strides are host integers from shapes; the lengths
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import ops
+from rayrec.sparse.jagged import TensorBundle
 
 InverseIndices = tuple[list[str], Tensor]
 
@@ -29,13 +29,10 @@ class UnknownKeyError(InputError, KeyError):
     __str__ = Exception.__str__  # KeyError would print the message quoted
 
 
-class KeyIndex:
+class KeyIndex(TensorBundle):
     """Keys, lengths, offsets and strides; `KeyedJaggedTensor` fills the fields."""
 
     _keys: list[str]
-    _values: Tensor
-    _lengths: Tensor | None
-    _offsets: Tensor | None
     _stride: int | None
     _stride_per_key_per_rank: list[list[int]] | None
     _stride_per_key: list[int] | None
@@ -70,23 +67,16 @@ class KeyIndex:
             self._lengths = torch.diff(self._offsets)
         return self._lengths
 
-    def lengths_or_none(self) -> Tensor | None:
-        """(F * B,) when given or computed before."""
-        return self._lengths
-
     def offsets(self) -> Tensor:
         """(F * B + 1,), computed from the lengths when not given."""
         if self._offsets is None:
             self._offsets = ops.complete_cumsum(self.lengths().reshape(-1))
         return self._offsets
 
-    def offsets_or_none(self) -> Tensor | None:
-        """(F * B + 1,) when given or computed before."""
-        return self._offsets
-
     def stride(self) -> int:
-        """B; for a VBE batch the columns of the inverse indices, or without them the most bags of
-        any key.
+        """B, the bags of a key.
+
+        Of a VBE batch it is the columns of the inverse indices, or else the most bags of any key.
 
         Raises:
             ShapeError: the number of lengths is no multiple of the number of keys.
@@ -98,10 +88,10 @@ class KeyIndex:
     def stride_per_key(self) -> list[int]:
         """Bags of each key."""
         if self._stride_per_key is None:
-            ranks = self._stride_per_key_per_rank
-            self._stride_per_key = (
-                [self.stride()] * len(self._keys) if ranks is None else [sum(row) for row in ranks]
-            )
+            if self._stride_per_key_per_rank is None:
+                self._stride_per_key = [self.stride()] * len(self._keys)
+            else:
+                self._stride_per_key = [sum(ranks) for ranks in self._stride_per_key_per_rank]
         return self._stride_per_key
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
@@ -116,8 +106,8 @@ class KeyIndex:
         """(keys, (F, B)); InputError when there are none."""
         if self._inverse_indices is None:
             raise InputError(
-                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse "
-                "indices; ask inverse_indices_or_none()."
+                f"the KeyedJaggedTensor of keys {self._keys[:5]} has no inverse indices; ask "
+                "inverse_indices_or_none()."
             )
         return self._inverse_indices
 
@@ -175,17 +165,20 @@ class KeyIndex:
     def _find_length_per_key(self) -> list[int]:
         if not self._keys:
             return []
-        if self._values.is_meta:  # shapes only: any cut will do, as in TorchRec
+        # a meta tensor has shapes only: any cut will do, as in TorchRec
+        if self._values.is_meta:
             each, rest = divmod(self._values.numel(), len(self._keys))
             return [each + rest, *[each] * (len(self._keys) - 1)]
         cuts, offsets = self.lengths_offset_per_key(), self.offsets()
         if cuts[-1] != offsets.numel() - 1:
             raise ShapeError(
-                f"{offsets.numel() - 1} lengths, but the bags of keys "
-                f"{self._keys[:5]} number {self.stride_per_key()[:5]}."
+                f"{offsets.numel() - 1} lengths, but the bags of keys {self._keys[:5]} number "
+                f"{self.stride_per_key()[:5]}."
             )
+        # (F + 1,) offsets at the keys' cuts; equal strides make them a slice, which copies no index
         if self.variable_stride_per_key() or not self.stride():
             offsets = offsets[torch.tensor(cuts, device=offsets.device)]
         else:
             offsets = offsets[:: self.stride()]
+        # the one host sync
         return [stop - start for start, stop in pairwise(offsets.tolist())]

@@ -1,5 +1,4 @@
-"""`KeyedTensor`: dense tensors of different widths side by side in one tensor, each found by its
-key.
+"""`KeyedTensor`: dense tensors of different widths side by side, each found by its key.
 
 What an EmbeddingBagCollection returns: (B, sum of widths). Views and regrouping cost nothing or one
 copy; a group whose keys lie side by side in one tensor is a view. Names, argument order and meaning
@@ -9,12 +8,10 @@ are TorchRec's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import ops
@@ -29,7 +26,6 @@ class KeyedTensor:
         keys: F names.
         length_per_key: F widths along `key_dim`.
         values: (B, sum of widths) when key_dim is 1.
-        key_dim: the dimension along which keys lie.
         offset_per_key, index_per_key: caches that a caller already has.
     """
 
@@ -57,14 +53,11 @@ class KeyedTensor:
         """
         if len(keys) != len(tensors) or not tensors:
             raise ShapeError(
-                f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one tensor per key, at least one."
+                f"from_tensor_list got {len(keys)} keys and {len(tensors)} tensors; it needs one "
+                "tensor per key, at least one."
             )
-        return KeyedTensor(
-            keys,
-            [tensor.shape[key_dim] for tensor in tensors],
-            torch.cat(list(tensors), dim=cat_dim),
-            key_dim,
-        )
+        widths = [tensor.shape[key_dim] for tensor in tensors]
+        return KeyedTensor(keys, widths, torch.cat(list(tensors), dim=cat_dim), key_dim)
 
     def keys(self) -> list[str]:
         """F names."""
@@ -111,17 +104,13 @@ class KeyedTensor:
         if key not in self.index_per_key():
             raise UnknownKeyError(f"no key {key!r} in this KeyedTensor; it has {self._keys}.")
         index = self.index_per_key()[key]
-        return self._values.narrow(
-            self._key_dim, self.offset_per_key()[index], self._length_per_key[index]
-        )
+        start, width = self.offset_per_key()[index], self._length_per_key[index]
+        return self._values.narrow(self._key_dim, start, width)
 
     def to_dict(self) -> dict[str, Tensor]:
         """The tensor of every key, as views."""
-        return dict(
-            zip(
-                self._keys, self._values.split(self._length_per_key, dim=self._key_dim), strict=True
-            )
-        )
+        parts = self._values.split(self._length_per_key, dim=self._key_dim)
+        return dict(zip(self._keys, parts, strict=True))
 
     @staticmethod
     def regroup(
@@ -142,16 +131,17 @@ class KeyedTensor:
         if not keyed_tensors:
             raise InputError("regroup got no KeyedTensor, so there is nothing to take keys from.")
         home = {key: (kt, index) for kt in keyed_tensors for index, key in enumerate(kt.keys())}
-        spans = [_spans(home, group) for group in groups]
-        pieces: dict[int, dict[range, Tensor]] = {}
-        for kt in {id(kt): kt for found in spans for kt, _ in found}.values():
-            pieces[id(kt)] = _cut(kt, {span for found in spans for k, span in found if k is kt})
-        return [
-            _join([(kt, pieces[id(kt)][span]) for kt, span in found])
-            if found
-            else _nothing(keyed_tensors[0])
-            for found in spans
-        ]
+        groups_spans = [_spans(home, group) for group in groups]
+        # every tensor is cut once for all groups, so that its backward is one operator
+        wanted: dict[int, tuple[KeyedTensor, set[range]]] = {}
+        for kt, span in chain.from_iterable(groups_spans):
+            wanted.setdefault(id(kt), (kt, set()))[1].add(span)
+        pieces = {number: _cut(kt, spans) for number, (kt, spans) in wanted.items()}
+        joined = []
+        for spans in groups_spans:
+            parts = [(kt, pieces[id(kt)][span]) for kt, span in spans]
+            joined.append(_join(parts) if parts else _nothing(keyed_tensors[0]))
+        return joined
 
     @staticmethod
     def regroup_as_dict(
@@ -164,21 +154,16 @@ class KeyedTensor:
         """
         if len(groups) != len(keys):
             raise ShapeError(
-                f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key per group."
+                f"regroup_as_dict got {len(groups)} groups and {len(keys)} keys; it needs one key "
+                "per group."
             )
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """The values on `device`."""
         moved = self._values.to(device, non_blocking=non_blocking)
-        return KeyedTensor(
-            self._keys,
-            self._length_per_key,
-            moved,
-            self._key_dim,
-            self._offset_per_key,
-            self._index_per_key,
-        )
+        caches = self._offset_per_key, self._index_per_key
+        return KeyedTensor(self._keys, self._length_per_key, moved, self._key_dim, *caches)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the CUDA allocator that `stream` uses the values."""
@@ -187,15 +172,13 @@ class KeyedTensor:
     def __str__(self) -> str:
         if not self._keys:
             return "KeyedTensor()\n"
-        return (
-            "KeyedTensor({\n"
-            + ",\n".join(f'    "{key}": {self[key].tolist()}' for key in self._keys)
-            + "\n})\n"
-        )
+        lines = [f'    "{key}": {self[key].tolist()}' for key in self._keys]
+        return "KeyedTensor({\n" + ",\n".join(lines) + "\n})\n"
 
     def __repr__(self) -> str:
         widths = dict(zip(self._keys, self._length_per_key, strict=True))
-        return f"KeyedTensor({widths}, values={describe(self._values)}, key_dim={self._key_dim}, device='{self.device()}')"
+        where = f"key_dim={self._key_dim}, device='{self.device()}'"
+        return f"KeyedTensor({widths}, values={describe(self._values)}, {where})"
 
 
 def _spans(
@@ -226,43 +209,22 @@ def _cut(kt: KeyedTensor, spans: set[range]) -> dict[range, Tensor]:
     # a view of everything would still cost its backward a copy
     if spans == {range(len(kt.keys()))}:
         return dict.fromkeys(spans, kt.values())
-    cuts, bounds = (
-        kt.offset_per_key(),
-        sorted({0, len(kt.keys()), *(edge for span in spans for edge in (span.start, span.stop))}),
-    )
-    between = [range(*pair) for pair in pairwise(bounds)]
-    if not spans <= set(between):  # groups share some keys, but not the same neighbours
-        return {
-            span: kt.values().narrow(
-                kt.key_dim(), cuts[span.start], cuts[span.stop] - cuts[span.start]
-            )
-            for span in spans
-        }
+    cuts, dim = kt.offset_per_key(), kt.key_dim()
+    bounds = {0, len(kt.keys())}
+    for span in spans:
+        bounds |= {span.start, span.stop}
+    between = [range(*pair) for pair in pairwise(sorted(bounds))]
+    # groups may share some keys, but not the same neighbours
+    if not spans <= set(between):
+        width = {span: cuts[span.stop] - cuts[span.start] for span in spans}
+        return {span: kt.values().narrow(dim, cuts[span.start], width[span]) for span in spans}
     # one split, whose backward is one cat: every narrow would fill a gradient of the whole with
     # zeros
-    parts = kt.values().split(
-        [cuts[span.stop] - cuts[span.start] for span in between], dim=kt.key_dim()
-    )
+    parts = kt.values().split([cuts[span.stop] - cuts[span.start] for span in between], dim=dim)
     return dict(zip(between, parts, strict=True))
 
 
 def _join(parts: Sequence[tuple[KeyedTensor, Tensor]]) -> Tensor:
-    return (
-        parts[0][1]
-        if len(parts) == 1
-        else torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())
-    )
-
-
-def _flatten(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:
-    return [kt._values], (kt._keys, kt._length_per_key, kt._key_dim)
-
-
-def _unflatten(leaves: Any, context: Any) -> KeyedTensor:
-    (values,) = leaves
-    return KeyedTensor(context[0], context[1], values, context[2])
-
-
-register_pytree_node(
-    KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor"
-)
+    if len(parts) == 1:
+        return parts[0][1]
+    return torch.cat([part for _, part in parts], dim=parts[0][0].key_dim())

@@ -1,26 +1,25 @@
 """`KeyedJaggedTensor`: for each key a list of bags of ids, key-major in one tensor of values.
 
-Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; everything
-beyond (values, weights, lengths or offsets) is derived lazily and cached, so an unused view costs
-nothing. With a variable batch per key (VBE) every key has its own number of bags, per rank they
-came from, and `inverse_indices` maps the B rows of the full batch to a key's bags.
+Bag b of key f lies at offsets[f * B + b] .. offsets[f * B + b + 1]. A KJT is immutable; what can be
+derived is derived lazily and cached. With a variable batch per key (VBE) every key has its own
+number of bags, and `inverse_indices` maps the B rows of the full batch to a key's bags.
 
-Names, argument order and meaning are TorchRec's. Differences, all towards keeping what is known:
-`split` and `permute` carry inverse indices along, pytrees keep the stride, offsets of no bags are
-[0]. Left out: torch.jit scripting and the dist_* methods, whose work `rayrec.distributed` does.
+Names, argument order and meaning are TorchRec's. `split` and `permute` carry inverse indices along,
+pytrees keep the stride, offsets of no bags are [0]. Left out: torch.jit scripting and the dist_*
+methods, whose work `rayrec.distributed` does.
 
     # F keys, B bags per key (the stride), N ids in all, R ranks
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from rayrec.errors import InputError
 from rayrec.sparse import rearrange
@@ -38,8 +37,7 @@ class KeyedJaggedTensor(KeyIndex):
         lengths: (F * B,) integers, or (F, B); needed when `offsets` is None.
         offsets: (F * B + 1,) integers from 0; needed when `lengths` is None.
         stride: B; by default the number of lengths over F.
-        stride_per_key_per_rank: (F, R) host integers, bags of each key by the rank they came from;
-            makes it a VBE batch.
+        stride_per_key_per_rank: (F, R) host integers, bags by key and rank; makes it a VBE batch.
         stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key,
         jt_dict: caches that a caller already has.
         inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of
@@ -68,18 +66,13 @@ class KeyedJaggedTensor(KeyIndex):
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
         self._keys = list(keys)
-        self._values, self._weights, self._lengths = (
-            values,
-            weights,
-            integer_sizes("lengths", lengths),
-        )
+        self._values, self._weights = values, weights
+        self._lengths = integer_sizes("lengths", lengths)
         self._offsets = whole_offsets(integer_sizes("offsets", offsets))
         self._stride = stride
-        self._stride_per_key_per_rank = (
-            None
-            if stride_per_key_per_rank is None
-            else [list(row) for row in stride_per_key_per_rank]
-        )
+        self._stride_per_key_per_rank = None
+        if stride_per_key_per_rank is not None:
+            self._stride_per_key_per_rank = [list(row) for row in stride_per_key_per_rank]
         self._stride_per_key = stride_per_key
         self._length_per_key = length_per_key
         self._lengths_offset_per_key = lengths_offset_per_key
@@ -113,16 +106,8 @@ class KeyedJaggedTensor(KeyIndex):
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
         """From (F * B + 1,) offsets, with the per-key lengths brought to the host at once."""
-        return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            None,
-            offsets,
-            stride,
-            stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        ).sync()
+        parts = (keys, values, weights, None, offsets, stride, stride_per_key_per_rank)
+        return KeyedJaggedTensor(*parts, inverse_indices=inverse_indices).sync()
 
     @staticmethod
     def from_lengths_sync(
@@ -135,16 +120,8 @@ class KeyedJaggedTensor(KeyIndex):
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
         """From (F * B,) lengths, with the per-key lengths brought to the host at once."""
-        return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            lengths,
-            None,
-            stride,
-            stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        ).sync()
+        parts = (keys, values, weights, lengths, None, stride, stride_per_key_per_rank)
+        return KeyedJaggedTensor(*parts, inverse_indices=inverse_indices).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
@@ -160,8 +137,7 @@ class KeyedJaggedTensor(KeyIndex):
         """Put the keys of several batches of equal stride one after another.
 
         Raises:
-            InputError: the list is empty, or only some parts have weights, a variable stride, or
-                inverse indices.
+            InputError: the list is empty, or only some parts have weights or inverse indices.
             ShapeError: the strides differ.
         """
         return rearrange.concat(KeyedJaggedTensor, kjt_list)
@@ -182,16 +158,13 @@ class KeyedJaggedTensor(KeyIndex):
     def empty_like(
         kjt: KeyedJaggedTensor, device: torch.device | str | None = None
     ) -> KeyedJaggedTensor:
-        """No keys, the stride, dtypes and device of `kjt`; with `device`, uninitialised tensors of
-        its shapes there, for a later copy.
+        """No keys, with the stride, dtypes and device of `kjt`.
+
+        With `device`: uninitialised tensors of its shapes there, for a later copy.
         """
         if device is not None:
             return kjt._map(lambda t: torch.empty_like(t, device=device))
         return rearrange.split(kjt, [0])[0]
-
-    def values(self) -> Tensor:
-        """(N,) ids, key-major."""
-        return self._values
 
     def weights(self) -> Tensor:
         """(N,); InputError when there are none."""
@@ -202,30 +175,14 @@ class KeyedJaggedTensor(KeyIndex):
             )
         return self._weights
 
-    def weights_or_none(self) -> Tensor | None:
-        """(N,) or None."""
-        return self._weights
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
-
-    def size_in_bytes(self) -> int:
-        """Bytes of all tensors held."""
-        return sum(t.numel() * t.element_size() for t in self._tensors() if t is not None)
-
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Cut the keys into groups of `segments` sizes; tensors are views. A group of all keys is
-        `self`.
-        """
+        """Cut the keys into groups of `segments` sizes, as views; a group of all keys is `self`."""
         return rearrange.split(self, segments)
 
     def permute(
         self, indices: Sequence[int], indices_tensor: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        """Take keys by position, in order, repeats allowed; `indices_tensor` is the same on the
-        device, int32, for CUDA.
-        """
+        """Take keys by position, repeats allowed; `indices_tensor`: the same for CUDA, int32."""
         return rearrange.permute(self, indices, indices_tensor)
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
@@ -240,28 +197,28 @@ class KeyedJaggedTensor(KeyIndex):
         """
         if key not in self.index_per_key():
             raise UnknownKeyError(f"no key {key!r} in this KeyedJaggedTensor; it has {self._keys}.")
+
         if self._jt_dict is not None:
             return self._jt_dict[key]
+        # views: the key's ids, and one length for each of its bags
         index = self.index_per_key()[key]
-        ids, bags = (
-            slice(*self.offset_per_key()[index : index + 2]),
-            slice(*self.lengths_offset_per_key()[index : index + 2]),
-        )
+        ids = slice(*self.offset_per_key()[index : index + 2])
+        bags = slice(*self.lengths_offset_per_key()[index : index + 2])
         weights = None if self._weights is None else self._weights[ids]
         return JaggedTensor(self._values[ids], weights, lengths=self.lengths().reshape(-1)[bags])
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """Bags of every key, as views, cached. `compute_offsets` is TorchRec's; here offsets are
-        computed when asked for.
+        """Bags of every key, as views, cached.
+
+        `compute_offsets` is TorchRec's; here offsets are computed when they are asked for.
         """
         if self._jt_dict is None:
             sizes = self.length_per_key()
             lengths = self.lengths().reshape(-1).split(self.stride_per_key())
             weights = [None] * len(sizes) if self._weights is None else self._weights.split(sizes)
-            bags = zip(self._keys, self._values.split(sizes), weights, lengths, strict=True)
-            self._jt_dict = {
-                key: JaggedTensor(ids, weight, lengths=length) for key, ids, weight, length in bags
-            }
+            parts = zip(self._values.split(sizes), weights, lengths, strict=True)
+            bags = [JaggedTensor(*part) for part in parts]
+            self._jt_dict = dict(zip(self._keys, bags, strict=True))
         return self._jt_dict
 
     def to(
@@ -276,22 +233,12 @@ class KeyedJaggedTensor(KeyIndex):
             moved._weights = moved._weights.to(dtype)
         return moved
 
-    def pin_memory(self) -> KeyedJaggedTensor:
-        """All tensors in page-locked memory."""
-        return self._map(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the CUDA allocator that `stream` uses these tensors."""
-        for tensor in self._tensors():
-            if tensor is not None:
-                tensor.record_stream(stream)
-
     def __str__(self) -> str:
         if not self._keys or (self._offsets is None and self._lengths is None):
             return "KeyedJaggedTensor()\n"
-        offsets, cuts = self.offsets().tolist(), self.lengths_offset_per_key()
-        lines = []
-        for key, (start, stop) in zip(self._keys, pairwise(cuts), strict=True):
+        offsets, lines = self.offsets().tolist(), []
+        cuts = pairwise(self.lengths_offset_per_key())
+        for key, (start, stop) in zip(self._keys, cuts, strict=True):
             bags = list(pairwise(offsets[start : stop + 1]))
             text = str([self._values[a:b].tolist() for a, b in bags])
             if self._weights is not None:
@@ -301,85 +248,31 @@ class KeyedJaggedTensor(KeyIndex):
         return "KeyedJaggedTensor({\n" + ",\n".join(lines) + "\n})\n"
 
     def __repr__(self) -> str:
-        stride = (
-            f"stride_per_key={self.stride_per_key()}"
-            if self.variable_stride_per_key()
-            else f"stride={self.stride()}"
-        )
+        stride = f"stride={self.stride()}"
+        if self.variable_stride_per_key():
+            stride = f"stride_per_key={self.stride_per_key()}"
         tensors = f"values={describe(self._values)}, weights={describe(self._weights)}"
-        return (
-            f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, device='{self.device()}')"
-        )
+        where = f"device='{self.device()}'"
+        return f"KeyedJaggedTensor(keys={self._keys}, {stride}, {tensors}, {where})"
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
-        return (
-            self._values,
-            self._weights,
-            self._lengths,
-            self._offsets,
-            self._inverse_indices[1] if self._inverse_indices else None,
-        )
+        inverse = self._inverse_indices[1] if self._inverse_indices else None
+        return self._values, self._weights, self._lengths, self._offsets, inverse
 
     def _like(self, **changes: Any) -> KeyedJaggedTensor:
         """A copy with some constructor arguments changed; caches on the host go along."""
-        names = (
-            "keys",
-            "values",
-            "weights",
-            "lengths",
-            "offsets",
-            "stride",
-            "stride_per_key_per_rank",
-            "inverse_indices",
-        )
-        caches = (
-            "stride_per_key",
-            "length_per_key",
-            "lengths_offset_per_key",
-            "offset_per_key",
-            "index_per_key",
-        )
-        return KeyedJaggedTensor(
-            **{name: getattr(self, "_" + name) for name in names + caches} | changes
-        )
+        # the views in jt_dict would be those of the old tensors
+        kept = {name: getattr(self, "_" + name) for name in _ARGUMENTS if name != "jt_dict"}
+        return KeyedJaggedTensor(**kept | changes)
 
-    def _map(self, change: Any) -> KeyedJaggedTensor:
-        """The same batch with every tensor changed by `change`, which keeps shapes."""
-        names = ("values", "weights", "lengths", "offsets")
-        changed = {
-            name: None if tensor is None else change(tensor)
-            for name, tensor in zip(names, self._tensors(), strict=False)
-        }
-        inverse = self._inverse_indices
-        return self._like(
-            **changed, inverse_indices=None if inverse is None else (inverse[0], change(inverse[1]))
-        )
+    def _map(self, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
+        changed = [None if tensor is None else change(tensor) for tensor in self._tensors()]
+        values, weights, lengths, offsets, inverse = changed
+        parts = {"values": values, "weights": weights, "lengths": lengths, "offsets": offsets}
+        if self._inverse_indices is None:
+            return self._like(**parts)
+        return self._like(**parts, inverse_indices=(self._inverse_indices[0], inverse))
 
 
-def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[Any, ...]]:
-    tensors = kjt._tensors()
-    inverse_keys = kjt._inverse_indices[0] if kjt._inverse_indices else None
-    present = tuple(t is not None for t in tensors)
-    return [t for t in tensors if t is not None], (
-        kjt._keys,
-        kjt.stride(),
-        kjt._stride_per_key_per_rank,
-        inverse_keys,
-        present,
-    )
-
-
-def _unflatten(leaves: Any, context: Any) -> KeyedJaggedTensor:
-    keys, stride, ranks, inverse_keys, present = context
-    leaf = iter(leaves)
-    values: Any
-    values, weights, lengths, offsets, inverse = (next(leaf) if has else None for has in present)
-    pair = None if inverse is None else (inverse_keys, inverse)
-    return KeyedJaggedTensor(
-        keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=pair
-    )
-
-
-register_pytree_node(
-    KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor"
-)
+# names of the constructor's arguments, which are those of the fields
+_ARGUMENTS = tuple(inspect.signature(KeyedJaggedTensor).parameters)

@@ -1,10 +1,8 @@
-"""The FBGEMM operators that the jagged containers use, typed, each beside the plain-torch code it
-must equal.
+"""The FBGEMM operators of the jagged containers, each beside the plain torch it must equal.
 
-A wrapper chooses by the tensor's device: on CPU a gather of whole keys is fastest as torch.split +
-torch.cat (10x faster than `permute_2D_sparse_data` at 26 keys of 2048 bags), on CUDA the one FBGEMM
-kernel saves a launch per key. The `*_reference` functions are for tests and for reading; nothing
-else calls them.
+On CPU a gather of whole keys is fastest as slices and torch.cat (10x faster than
+`permute_2D_sparse_data` at 26 keys of 2048 bags); on CUDA the one FBGEMM kernel saves a launch per
+key.
 
     # B bags per key, F keys, N ids, T keys after a permute (repeats allowed)
 """
@@ -12,7 +10,7 @@ else calls them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -39,22 +37,15 @@ def complete_cumsum(lengths_N: Tensor) -> Tensor:
     return torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_N)
 
 
-def complete_cumsum_reference(lengths_N: Tensor) -> Tensor:
-    """`complete_cumsum` in plain torch."""
-    return torch.cat([lengths_N.new_zeros(1), torch.cumsum(lengths_N, 0, dtype=lengths_N.dtype)])
-
-
 def runs(indices: Sequence[int]) -> list[range]:
-    """Split `indices` into maximal runs of consecutive numbers: [3, 4, 5, 1] -> [range(3, 6),
-    range(1, 2)].
-    """
-    found: list[range] = []
+    """Split `indices` into maximal runs: [3, 4, 5, 1] -> [range(3, 6), range(1, 2)]."""
+    parts: list[range] = []
     for index in indices:
-        if found and index == found[-1].stop:
-            found[-1] = range(found[-1].start, index + 1)
+        if parts and index == parts[-1].stop:
+            parts[-1] = range(parts[-1].start, index + 1)
         else:
-            found.append(range(index, index + 1))
-    return found
+            parts.append(range(index, index + 1))
+    return parts
 
 
 def gather_segments(tensor: Tensor, offsets: Sequence[int], indices: Sequence[int]) -> Tensor:
@@ -65,10 +56,10 @@ def gather_segments(tensor: Tensor, offsets: Sequence[int], indices: Sequence[in
         offsets: host integers 0 .. N, one more than segments.
         indices: segments to take, in order; repeats allowed.
     Returns:
-        (sum of the taken segments, ...). A view of `tensor` when the taken segments are one run,
-        else a copy.
-    Cost: one copy; a run of neighbouring segments is one slice.
+        (sum of the taken segments, ...). It is a view of `tensor` when the segments are one run,
+        else one copy.
     """
+    # one slice per run of neighbours; a single run needs no copy
     parts = [tensor[offsets[run.start] : offsets[run.stop]] for run in runs(indices)]
     if len(parts) == 1:
         return parts[0]
@@ -101,52 +92,18 @@ def permute_keys(
     )
 
 
-def permute_keys_reference(
-    indices_T: Sequence[int],
-    lengths_FB: Tensor,
-    values_N: Tensor,
-    weights_N: Tensor | None,
-    total: int,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`permute_keys` in plain torch."""
-    cuts = offsets_of(lengths_FB.sum(1).tolist())
-    spans = [slice(*list(pairwise(cuts))[i]) for i in indices_T]
-    values = torch.cat([values_N[span] for span in spans] or [values_N[:0]])
-    weights = (
-        None
-        if weights_N is None
-        else torch.cat([weights_N[span] for span in spans] or [weights_N[:0]])
-    )
-    assert values.numel() == total
-    return lengths_FB[list(indices_T)], values, weights
-
-
 def jagged_to_padded_dense(
     values: Tensor, offsets: Tensor, width: int, padding_value: float
 ) -> Tensor:
-    """Bags as rows of a rectangle; bags longer than `width` are cut, shorter ones padded at the
-    end.
+    """Bags as rows of a rectangle: longer ones are cut, shorter ones padded at the end.
 
     Args:
         values: (N,) or (N, D).
         offsets: (B + 1,) integers.
-        width: columns of the result.
-        padding_value: what fills the rest.
     Returns:
         (B, width) or (B, width, D), dtype of `values`; differentiable for floating values.
     """
-    if width == 0 or offsets.numel() < 2:  # FBGEMM refuses an empty rectangle
+    # FBGEMM refuses an empty rectangle
+    if width == 0 or offsets.numel() < 2:
         return values.new_empty((max(offsets.numel() - 1, 0), width, *values.shape[1:]))
     return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [width], padding_value)
-
-
-def jagged_to_padded_dense_reference(
-    values: Tensor, offsets: Tensor, width: int, padding_value: float
-) -> Tensor:
-    """`jagged_to_padded_dense` in plain torch."""
-    bounds = offsets.tolist()
-    dense = values.new_full((len(bounds) - 1, width, *values.shape[1:]), padding_value)
-    for row, (start, stop) in enumerate(pairwise(bounds)):
-        taken = values[start:stop][:width]
-        dense[row, : len(taken)] = taken
-    return dense

@@ -1,5 +1,4 @@
-"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods split,
-permute, concat and from_jt_dict.
+"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods.
 
 Split makes views. Permute of keys on CPU is slices and one torch.cat (`ops.gather_segments`), on
 CUDA one FBGEMM kernel. All of them keep what the host already knows (lengths per key, strides,
@@ -35,9 +34,8 @@ def _inverse_of(kjt: KeyedJaggedTensor, indices: Sequence[int]) -> InverseIndice
     missing = [name for name in wanted if name not in row_of]
     if missing:
         raise InputError(f"inverse indices have no row for key {missing[0]!r}; they name {names}.")
-    return wanted, ops.gather_segments(
-        rows, range(len(names) + 1), [row_of[name] for name in wanted]
-    )
+    order = [row_of[name] for name in wanted]
+    return wanted, ops.gather_segments(rows, range(len(names) + 1), order)
 
 
 def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
@@ -48,20 +46,19 @@ def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTe
     """
     if sum(segments) > len(kjt.keys()) or any(segment < 0 for segment in segments):
         raise ShapeError(f"cannot split {len(kjt.keys())} keys into groups of {list(segments)}.")
-    ranks, groups, start = kjt._stride_per_key_per_rank, [], 0
+    ranks, weights = kjt._stride_per_key_per_rank, kjt.weights_or_none()
+    groups, start = [], 0
     for segment in segments:
         stop = start + segment
+        # a group of all keys is the batch itself, with all that it has cached
         if segment == len(kjt.keys()) and segment:
             groups.append(kjt)
             continue
-        # an empty group needs no sync
-        ids = (
-            slice(kjt.offset_per_key()[start], kjt.offset_per_key()[stop])
-            if segment
-            else slice(0, 0)
-        )
+        ids = slice(0, 0)
+        # an empty group asks for no lengths per key, so it needs no host sync
+        if segment:
+            ids = slice(kjt.offset_per_key()[start], kjt.offset_per_key()[stop])
         bags = slice(kjt.lengths_offset_per_key()[start], kjt.lengths_offset_per_key()[stop])
-        weights = kjt.weights_or_none()
         groups.append(
             type(kjt)(
                 keys=kjt.keys()[start:stop],
@@ -93,27 +90,19 @@ def permute(
     length_per_key = [sizes[i] for i in indices]
     weights = kjt.weights_or_none()
     lengths = kjt.lengths().reshape(-1)
-    if (
-        kjt.device().type == "cuda"
-        and indices
-        and not kjt.variable_stride_per_key()
-        and kjt.stride()
-    ):
+    # the kernel needs one stride for all keys, and at least one key and one bag
+    even = bool(indices) and not kjt.variable_stride_per_key() and kjt.stride() > 0
+    if kjt.device().type == "cuda" and even:
+        lengths_FB, total = lengths.view(count, -1), sum(length_per_key)
         lengths, values, weights = ops.permute_keys(
-            indices,
-            lengths.view(count, -1),
-            kjt.values(),
-            weights,
-            sum(length_per_key),
-            indices_tensor,
+            indices, lengths_FB, kjt.values(), weights, total, indices_tensor
         )
         lengths = lengths.reshape(-1)
     else:
         lengths = ops.gather_segments(lengths, kjt.lengths_offset_per_key(), indices)
         values = ops.gather_segments(kjt.values(), kjt.offset_per_key(), indices)
-        weights = (
-            None if weights is None else ops.gather_segments(weights, kjt.offset_per_key(), indices)
-        )
+        if weights is not None:
+            weights = ops.gather_segments(weights, kjt.offset_per_key(), indices)
     return type(kjt)(
         keys=[kjt.keys()[i] for i in indices],
         values=values,
@@ -152,30 +141,27 @@ def concat(cls: type[KeyedJaggedTensor], kjts: Sequence[KeyedJaggedTensor]) -> K
     strides = {kjt.stride() for kjt in filled}
     if len(strides) > 1 and not variable:
         raise ShapeError(
-            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all must "
-            "have the same number of rows."
+            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all "
+            "must have the same number of rows."
         )
-    synced = all(kjt.length_per_key_or_none() is not None for kjt in filled)
+    ranks = sizes = pair = None
+    if variable:
+        ranks = [row for kjt in filled for row in kjt.stride_per_key_per_rank()]
+    # known on the host for all parts, else asking would cost a sync
+    if all(kjt.length_per_key_or_none() is not None for kjt in filled):
+        sizes = [size for kjt in filled for size in kjt.length_per_key()]
+    if inverse:
+        names = [key for kjt in filled for key in kjt.inverse_indices()[0]]
+        pair = names, torch.cat([kjt.inverse_indices()[1] for kjt in filled])
     return cls(
         keys=list(chain.from_iterable(kjt.keys() for kjt in filled)),
         values=torch.cat([kjt.values() for kjt in filled]),
         weights=torch.cat([kjt.weights() for kjt in filled]) if weighted else None,
         lengths=torch.cat([kjt.lengths().reshape(-1) for kjt in filled]),
         stride=strides.pop() if len(strides) == 1 else None,
-        stride_per_key_per_rank=[row for kjt in filled for row in kjt.stride_per_key_per_rank()]
-        if variable
-        else None,
-        length_per_key=[size for kjt in filled for size in kjt.length_per_key()]
-        if synced
-        else None,
-        inverse_indices=(
-            (
-                [key for kjt in filled for key in kjt.inverse_indices()[0]],
-                torch.cat([kjt.inverse_indices()[1] for kjt in filled]),
-            )
-            if inverse
-            else None
-        ),
+        stride_per_key_per_rank=ranks,
+        length_per_key=sizes,
+        inverse_indices=pair,
     )
 
 

@@ -1,5 +1,4 @@
-"""Checks of a batch before it reaches the kernels, which would read out of bounds instead of
-complaining.
+"""Checks of a batch before it reaches the kernels, which would read out of bounds instead.
 
 `check_kjt` asks whether a KeyedJaggedTensor is coherent, `check_ids` whether every id lies in its
 table. Both are one vectorised pass with one host sync when all is well; the key, row and value to
@@ -8,6 +7,7 @@ blame are searched only after a failure.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -21,9 +21,6 @@ from rayrec.sparse.kjt import KeyedJaggedTensor
 def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     """Check that keys are unique, and that lengths, offsets, values, weights and strides agree.
 
-    Args:
-        kjt: the batch.
-        source: where it came from, for messages.
     Raises:
         ShapeError: sizes disagree; names both.
         InputError: a key occurs twice, a length is negative, or an inverse index points at no bag.
@@ -32,8 +29,8 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     if len(kjt.index_per_key()) != len(kjt.keys()):
         twice = next(key for i, key in enumerate(kjt.keys()) if kjt.index_per_key()[key] != i)
         raise InputError(
-            f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read the "
-            "last one alone."
+            f"key {twice!r} occurs {kjt.keys().count(twice)} times{where}; a lookup would read "
+            "the last one alone."
         )
     ranks = kjt.stride_per_key_per_rank()
     if kjt.variable_stride_per_key() and len(ranks) != len(kjt.keys()):
@@ -45,16 +42,15 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     if lengths.numel() != bags or offsets.numel() != bags + 1:
         raise ShapeError(
             f"{lengths.numel()} lengths and {offsets.numel()} offsets for {bags} bags of "
-            f"{len(kjt.keys())} keys{where}; "
-            f"give one length per bag of every key."
+            f"{len(kjt.keys())} keys{where}; give one length per bag of every key."
         )
     weights = kjt.weights_or_none()
     if weights is not None and weights.shape[0] != ids:
         raise ShapeError(f"{weights.shape[0]} weights for {ids} ids{where}.")
-    steps = torch.diff(offsets)
-    coherent = torch.stack(
-        [(lengths >= 0).all(), (steps == lengths).all(), offsets[0] == 0, offsets[-1] == ids]
-    ).tolist()
+    agree = (torch.diff(offsets) == lengths).all()
+    # one host sync for all four answers
+    answers = [(lengths >= 0).all(), agree, offsets[0] == 0, offsets[-1] == ids]
+    coherent = torch.stack(answers).tolist()
     if not coherent[0]:
         bag = int((lengths < 0).nonzero()[0])
         key, row = _key_and_row(kjt, bag)
@@ -64,8 +60,7 @@ def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
     if not all(coherent[1:]):
         raise ShapeError(
             f"{ids} ids, but the lengths sum to {int(lengths.sum())} and the offsets go from "
-            f"{int(offsets[0])} to "
-            f"{int(offsets[-1])}{where}."
+            f"{int(offsets[0])} to {int(offsets[-1])}{where}."
         )
     _check_inverse(kjt, where)
 
@@ -82,9 +77,8 @@ def _check_inverse(kjt: KeyedJaggedTensor, where: str) -> None:
             f"for each of {kjt.keys()}."
         )
     stride_of = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
-    limits = torch.tensor(
-        [stride_of.get(name, rows.shape[1]) for name in names], device=rows.device
-    )[:, None]
+    bags = [stride_of.get(name, rows.shape[1]) for name in names]
+    limits = torch.tensor(bags, device=rows.device)[:, None]
     bad = (rows < 0) | (rows >= limits)
     if bool(bad.any()):
         f, b = (int(x) for x in bad.nonzero()[0])
@@ -114,8 +108,7 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
 def start_check_ids(
     kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = ""
 ) -> Callable[[], None]:
-    """As `check_ids`, in two parts: on a GPU the ids are read now, and the call that is returned
-    says whether they are right.
+    """As `check_ids`, in two parts: the ids are read now, and the returned call judges them.
 
     It waits for the current stream unless somebody has done so since. On CPU all is done now.
 
@@ -124,7 +117,8 @@ def start_check_ids(
     """
     if kjt.values().is_floating_point():
         raise InputError(
-            f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be integers."
+            f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be "
+            "integers."
         )
     present = [index for index, size in enumerate(kjt.length_per_key()) if size]
     extremes = _start_extremes(kjt.values(), kjt.offset_per_key(), present)
@@ -147,19 +141,21 @@ def _start_extremes(
     """Gives the smallest and the largest id of the keys that have any."""
     if not present:
         return lambda: ([], [])
-    if ids.device.type == "cpu":  # one call for all keys
+    # numpy takes all keys in one call
+    if ids.device.type == "cpu":
         values, firsts = ids.detach().numpy(), [bounds[i] for i in present]
         lows, highs = np.minimum.reduceat(values, firsts), np.maximum.reduceat(values, firsts)
         return lambda: (lows.tolist(), highs.tolist())
     pairs = [extreme for i in present for extreme in torch.aminmax(ids[bounds[i] : bounds[i + 1]])]
-    found = torch.empty(len(pairs), dtype=ids.dtype, pin_memory=True)
-    found.copy_(torch.stack(pairs), non_blocking=True)
+    # the copy runs on its own into page-locked memory; `read` waits for it when it is asked
+    extremes = torch.empty(len(pairs), dtype=ids.dtype, pin_memory=True)
+    extremes.copy_(torch.stack(pairs), non_blocking=True)
     copied = torch.cuda.current_stream(ids.device).record_event()
 
-    def read() -> tuple[list[int], list[int]]:
+    def read() -> _Extremes:
         if not copied.query():
             copied.synchronize()
-        return found[::2].tolist(), found[1::2].tolist()
+        return extremes[::2].tolist(), extremes[1::2].tolist()
 
     return read
 
@@ -171,22 +167,17 @@ def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
     position = torch.tensor([start + int(bad[0])], device=ids.device, dtype=kjt.offsets().dtype)
     key, row = _key_and_row(kjt, int(torch.searchsorted(kjt.offsets(), position, right=True)) - 1)
     value = int(ids[bad[0]])
-    remedy = (
-        "negative ids have no row; map missing values to an empty bag"
-        if value < 0
-        else "enlarge the table or map the ids"
-    )
+    remedy = "enlarge the table or map the ids"
+    if value < 0:
+        remedy = "negative ids have no row; map missing values to an empty bag"
     raise InputError(
-        f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, {limit}), the rows of its table; "
-        f"{bad.numel()} of {ids.numel()} ids of this key are out of range. Try: {remedy}."
+        f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, "
+        f"{limit}), the rows of its table; {bad.numel()} of {ids.numel()} ids of this key are out "
+        f"of range. Try: {remedy}."
     )
 
 
 def _key_and_row(kjt: KeyedJaggedTensor, bag: int) -> tuple[str, int]:
     """Key and row of a bag's index among all bags."""
-    for key, start, size in zip(
-        kjt.keys(), kjt.lengths_offset_per_key(), kjt.stride_per_key(), strict=False
-    ):
-        if start <= bag < start + size:
-            return key, bag - start
-    raise AssertionError(f"bag {bag} belongs to no key")
+    index = bisect_right(kjt.lengths_offset_per_key(), bag) - 1
+    return kjt.keys()[index], bag - kjt.lengths_offset_per_key()[index]

@@ -59,17 +59,13 @@ class Design:
     @property
     def constraints(self) -> dict[str, ParameterConstraints]:
         """What the planner is told."""
-        return {
-            t.name: ParameterConstraints(pooling_factor=p)
-            for t, p in zip(self.tables, self.pooling, strict=True)
-        }
+        pairs = zip(self.tables, self.pooling, strict=True)
+        return {t.name: ParameterConstraints(pooling_factor=p) for t, p in pairs}
 
     def plan(self, topology: Topology) -> ShardingPlan:
         """The plan, for the ranks of `topology`."""
-        placements = {
-            t.name: TablePlacement(layout)
-            for t, layout in zip(self.tables, self.layouts, strict=True)
-        }
+        pairs = zip(self.tables, self.layouts, strict=True)
+        placements = {table.name: TablePlacement(layout) for table, layout in pairs}
         return ShardingPlan(world_size=topology.world_size, tables=placements, hosts=topology.hosts)
 
 
@@ -78,9 +74,7 @@ def random_design(seed: int, world_size: int) -> Design:
     rng = random.Random(seed)
     count, batch = round(2 ** rng.uniform(1, 5.7)), 2 ** rng.randint(7, 11)
     mean_dim, mean_pooling = 2 ** rng.uniform(3, 7), 2 ** rng.uniform(0, 4.5)
-    kinds = rng.choice(
-        (("tw",), ("rw",), ("cw",), ("dp", "tw"), ("tw", "rw", "cw"), ("tw", "rw", "cw", "dp"))
-    )
+    kinds = rng.choice(("tw", "rw", "cw", "dp tw", "tw rw cw", "tw rw cw dp")).split()
     make: dict[str, Callable[[EmbeddingBagConfig, Sequence[int]], Layout]]
     make = {"rw": row_wise, "cw": column_wise, "dp": data_parallel}
     tables, pooling, layouts = [], [], list[Layout]()
@@ -95,11 +89,8 @@ def random_design(seed: int, world_size: int) -> Design:
             layouts.append(table_wise(table, rng.randrange(world_size)))
         else:
             layouts.append(make[kind](table, ranks))
-    heavy = max(
-        batch * sum(pooling) / MOST_IDS,
-        batch * sum(t.embedding_dim for t in tables) / MOST_VALUES,
-        1.0,
-    )
+    width = sum(table.embedding_dim for table in tables)
+    heavy = max(batch * sum(pooling) / MOST_IDS, batch * width / MOST_VALUES, 1.0)
     return Design(tuple(tables), tuple(pooling), tuple(layouts), max(16, round(batch / heavy)))
 
 
@@ -166,6 +157,7 @@ def measure_step(
         if device.type == "cuda":
             torch.cuda.synchronize()
         took, parts = clock() - start, timer.read()
+        # without waits: what other ranks take is fitted by their own samples
         worked = [parts[part].seconds - parts[part].waited for part in PARTS]
         steps.append([*worked, took - sum(part.waited for part in parts.values())])
     return [
@@ -215,10 +207,8 @@ def measure_topology(
 def _share(exchange: Exchange, values: Sequence[float], device: torch.device) -> list[list[float]]:
     """Every rank's values, on every rank."""
     mine = torch.tensor(values, dtype=torch.float64, device=device)
-    return [
-        part.tolist()
-        for part in exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()
-    ]
+    parts = exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()
+    return [part.tolist() for part in parts]
 
 
 def _measure_links(exchange: Exchange, topology: Topology, device: torch.device) -> Links:
@@ -228,15 +218,11 @@ def _measure_links(exchange: Exchange, topology: Topology, device: torch.device)
     small, _ = LINK_BYTES
     latency = max(_seconds(exchange, peers, small // 4, device) for peers in (near, far))
     ever_near, ever_far = any(len(h) > 1 for h in topology.hosts), len(topology.hosts) > 1
-    slopes = [
-        _slope(exchange, peers, device) if ever else None
-        for peers, ever in ((near, ever_near), (far, ever_far))
-    ]
-    return Links(
-        _random_row_bandwidth(exchange, device),
-        latency if exchange.world_size > 1 else 0.0,
-        *slopes,
-    )
+    # all ranks measure what any of them has, also those without such peers
+    inside = _slope(exchange, near, device) if ever_near else None
+    across = _slope(exchange, far, device) if ever_far else None
+    bandwidth = _random_row_bandwidth(exchange, device)
+    return Links(bandwidth, latency if exchange.world_size > 1 else 0.0, inside, across)
 
 
 def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> float:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from jobs.options import open_data
 from jobs.recipe import ModelRecipe
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 from rayrec.distributed import DistributedModelParallel
 from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology

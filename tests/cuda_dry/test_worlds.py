@@ -106,7 +106,7 @@ def test_worlds_whose_keys_have_different_batches_train_as_unsharded(seed: int) 
 
 @pytest.mark.parametrize("seed", range(4000, 4010))
 def test_rows_may_be_narrowed_on_the_wire(seed: int) -> None:
-    codecs = Codecs.of(QCommsConfig(CommType.FP16, CommType.BF16))
+    codecs = Codecs.from_config(QCommsConfig(CommType.FP16, CommType.BF16))
     world, options = random_world(seed), EngineOptions(codecs=codecs, share_tables=False)
     batches = batches_of(world, STEPS)
     wanted, _, _ = run_sharded(world, batches, targets_of(world, batches), False, options)

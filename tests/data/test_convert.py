@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from arrow_files import batch_rows
 
-from rayrec.data.convert import check_columns, to_batch
+from rayrec.data.column_types import check_columns
+from rayrec.data.convert import to_batch
 from rayrec.data.hashing import hash_bytes, hash_integers
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema

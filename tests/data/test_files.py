@@ -104,7 +104,7 @@ def test_large_row_groups_are_read_in_pieces_with_the_same_rows(tmp_path, monkey
     write_files(tmp_path, random.Random(0), "parquet", (400, 300), chunk=400)
     data = ParquetDataset(tmp_path, SCHEMA, num_streams=3, shuffle_rows=50)
     whole = epoch_rows(data, 2)
-    monkeypatch.setattr("rayrec.data.loader.STREAM_ROWS", 10)
+    monkeypatch.setattr("rayrec.data.streams.STREAM_ROWS", 10)
     monkeypatch.setattr(readers.ParquetReader, "PIECE_ROWS", 33)
     assert epoch_rows(data, 2) == whole
 
@@ -326,7 +326,7 @@ def test_the_queue_is_bounded(tmp_path, monkeypatch):
     made = []
     real = convert.assemble
     monkeypatch.setattr(
-        "rayrec.data.loader.assemble", lambda *a, **k: made.append(1) or real(*a, **k)
+        "rayrec.data.streams.assemble", lambda *a, **k: made.append(1) or real(*a, **k)
     )
     with ParquetDataset(tmp_path, SCHEMA).loader(0, 1, 10) as loader:
         deadline = time.monotonic() + 20

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from rayrec.data import FeatureSchema, ParquetDataset
-from rayrec.data.synthetic import Planted, SyntheticConfig, check_room, write_synthetic
+from rayrec.data.planted import Planted, SyntheticConfig
+from rayrec.data.synthetic import check_room, write_synthetic
 from rayrec.errors import ConfigError
-from rayrec.metrics import BinaryMetrics, Truth
+from rayrec.metrics import BinaryMetrics, PlantedScores
 
 SMALL = SyntheticConfig(
     rows_train=70_000, rows_eval=20_000, num_features=6, num_lists=1, num_dense=2, dim=4, cap=50
@@ -27,7 +28,7 @@ SMALL = SyntheticConfig(
 def test_files_hold_the_planted_rows_and_the_truth_scores_them(tmp_path, shuffled):
     config = replace(SMALL, shuffle_labels=shuffled)
     paths = write_synthetic(tmp_path, config)
-    schema, truth = FeatureSchema.load(paths.schema), Truth.load(paths.truth)
+    schema, truth = FeatureSchema.load(paths.schema), PlantedScores.load(paths.truth)
     assert ParquetDataset(paths.train, schema).num_rows == 70_000
     data = ParquetDataset(paths.eval, schema, num_streams=1)
     (batch,) = data.loader(0, 1, 20_000, shuffle=False)
@@ -93,7 +94,7 @@ def test_a_model_of_the_right_form_learns_the_truth_from_the_files(tmp_path):
     """
     config = replace(SMALL, rows_train=120_000, low_rank=0.0, cross=0.0, dense=0.0)
     paths = write_synthetic(tmp_path, config)
-    schema, truth = FeatureSchema.load(paths.schema), Truth.load(paths.truth)
+    schema, truth = FeatureSchema.load(paths.schema), PlantedScores.load(paths.truth)
     effects = torch.nn.ModuleList(
         torch.nn.EmbeddingBag(t.num_embeddings, 1, mode=t.pooling.value.lower())
         for t in schema.tables
@@ -141,7 +142,8 @@ def test_shares_beyond_one_are_refused():
 
 FORKS = """
 import subprocess, sys, threading
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 making = threading.Thread(target=write_synthetic, args=(sys.argv[1], SyntheticConfig(rows_train=300_000, rows_eval=1000)))
 making.start()
 while making.is_alive():

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 from rayrec.observe.times import STEP_PARTS
 from rayrec.report.profile_page import Profile
 from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer

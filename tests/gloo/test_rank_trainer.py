@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import sparse_optimizer
 from rayrec.train import RankTrainer, train_step

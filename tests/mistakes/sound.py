@@ -69,7 +69,8 @@ SEEDS = {"ratings": 11, "logs": 12}
 
 def make_sound(data: Path) -> None:
     """Write all sound files below a folder."""
-    from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import write_synthetic
 
     config = SyntheticConfig(
         rows_train=3000,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from tests.ray.worlds import CLUSTER_CPUS
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from jobs import train_dlrm
-from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.optim import SPARSE_OPTIMIZERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]

@@ -181,7 +181,7 @@ def test_full_bags_are_all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_codecs_see_no_rubbish_in_the_padding(
     precision: CommType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+    options = EngineOptions(codecs=Codecs.from_config(QCommsConfig(precision, precision)))
     outputs, _ = train(3, "rg", [0, 1], options)
     with monkeypatch.context() as patch:
         leave_out(patch, NEVER)

@@ -88,7 +88,7 @@ def test_two_hops_send_one_lth_of_the_bytes_between_hosts() -> None:
     "precision, factor", [(CommType.FP16, 2.0), (CommType.BF16, 2.0), (CommType.INT8, 3.5)]
 )
 def test_codecs_shrink_messages_and_bound_the_error(precision: CommType, factor: float) -> None:
-    codec = Codecs.of(QCommsConfig(precision, precision)).forward
+    codec = Codecs.from_config(QCommsConfig(precision, precision)).forward
     assert codec is not None
     generator = torch.Generator().manual_seed(0)
     sizes = [0, 640, 13, 4096]
@@ -123,7 +123,7 @@ def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType)
         batches,
         targets,
         meta=True,
-        options=EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision))),
+        options=EngineOptions(codecs=Codecs.from_config(QCommsConfig(precision, precision))),
     )
     for a, b in zip(
         (o for s in exact for r in s for o in r),
@@ -178,7 +178,7 @@ def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
 
         def rank_main(exchange, precision=precision):
             options = EngineOptions(
-                codecs=Codecs.of(QCommsConfig(precision, precision)), share_tables=False
+                codecs=Codecs.from_config(QCommsConfig(precision, precision)), share_tables=False
             )
             model, _ = shard_embeddings(
                 EmbeddingBagCollection([table], device="meta"),

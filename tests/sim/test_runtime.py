@@ -124,7 +124,7 @@ def test_replicas_stay_equal_bit_for_bit(seed: int, precision: CommType) -> None
         hosts=world.hosts,
     )
     batches = batches_of(world, STEPS)
-    options = EngineOptions(codecs=Codecs.of(QCommsConfig(precision, precision)))
+    options = EngineOptions(codecs=Codecs.from_config(QCommsConfig(precision, precision)))
     _, states, _ = run_sharded(
         world, batches, targets_of(world, batches), meta=True, options=options
     )

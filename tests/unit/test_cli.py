@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli.main import main
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 from rayrec.layout import EmbeddingBagConfig, PoolingType, ShardingPlan, Topology
 from rayrec.layout.presets import PRESETS, preset_topology
 from rayrec.layout.schema import FeatureSchema

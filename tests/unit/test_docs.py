@@ -17,7 +17,7 @@ import torch
 
 import rayrec.layout
 from rayrec.comm import SimulatedWorld
-from rayrec.comm.exchange import Exchange, FlatExchange
+from rayrec.comm.exchange import Exchange
 from rayrec.distributed import shard_embeddings
 from rayrec.layout import (
     EmbeddingBagConfig,
@@ -95,7 +95,7 @@ def test_pictures_show_what_their_expressions_make(expression, picture):
     assert expression.split("#")[1].strip() == kind_of(layout, HOSTS)
 
 
-class Recording(FlatExchange):
+class Recording(Exchange):
     """An exchange that writes down, per call, the bytes that leave for other ranks."""
 
     def __init__(self, exchange: Exchange, parts: dict[str, Recording]) -> None:

@@ -22,7 +22,8 @@ from torch import nn
 from jobs.options import open_data
 from jobs.recipe import ModelRecipe
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
-from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted, TrainingFailed
 from rayrec.optim import Adam

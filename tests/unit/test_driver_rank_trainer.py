@@ -12,7 +12,8 @@ import torch
 from jobs.options import open_data
 from jobs.recipe import ModelRecipe
 from rayrec.checkpoint import CheckpointManager
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import Topology

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +14,31 @@ from rayrec.errors import InputError
 from rayrec.sparse import JaggedTensor, ops
 
 SEEDS = range(20)
+
+
+def cumsum_from_zero(lengths):
+    """`ops.complete_cumsum` in plain torch."""
+    return torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, 0, dtype=lengths.dtype)])
+
+
+def permuted_keys(indices, lengths, values, weights):
+    """`ops.permute_keys` in plain torch."""
+    ids = values.split(lengths.sum(1).tolist())
+    taken = torch.cat([ids[i] for i in indices] or [values[:0]])
+    if weights is None:
+        return lengths[list(indices)], taken, None
+    parts = weights.split(lengths.sum(1).tolist())
+    return lengths[list(indices)], taken, torch.cat([parts[i] for i in indices] or [weights[:0]])
+
+
+def padded_dense(values, offsets, width, padding_value):
+    """`ops.jagged_to_padded_dense` in plain torch."""
+    bounds = offsets.tolist()
+    dense = values.new_full((len(bounds) - 1, width, *values.shape[1:]), padding_value)
+    for row, (start, stop) in enumerate(pairwise(bounds)):
+        taken = values[start:stop][:width]
+        dense[row, : len(taken)] = taken
+    return dense
 
 
 def random_bags(seed: int, width: int | None = None) -> list[torch.Tensor]:
@@ -57,7 +83,7 @@ def test_padded_dense_cuts_and_pads(seed, width, desired):
     bags = random_bags(seed, width)
     jt = JaggedTensor.from_dense(bags, weights=bags)
     longest = max(len(bag) for bag in bags) if desired is None else desired
-    want = ops.jagged_to_padded_dense_reference(jt.values(), jt.offsets(), longest, -2.0)
+    want = padded_dense(jt.values(), jt.offsets(), longest, -2.0)
     assert torch.equal(jt.to_padded_dense(desired, -2.0), want)
     assert torch.equal(jt.to_padded_dense_weights(desired, -2.0), want)
 
@@ -157,7 +183,7 @@ def test_copies_are_independent_objects():
 @pytest.mark.parametrize("size", [0, 1, 1000])
 def test_complete_cumsum_equals_reference(size, dtype):
     lengths = torch.randint(0, 9, (size,), generator=torch.Generator().manual_seed(size)).to(dtype)
-    got, want = ops.complete_cumsum(lengths), ops.complete_cumsum_reference(lengths)
+    got, want = ops.complete_cumsum(lengths), cumsum_from_zero(lengths)
     assert torch.equal(got, want) and got.dtype == dtype
 
 
@@ -170,7 +196,7 @@ def test_gathers_of_keys_equal_reference(seed):
     weights = torch.rand(len(values), generator=generator) if seed % 2 else None
     indices = [rng.randrange(keys) for _ in range(rng.randint(1, 7))]
     total = int(lengths.sum(1)[indices].sum())
-    want = ops.permute_keys_reference(indices, lengths, values, weights, total)
+    want = permuted_keys(indices, lengths, values, weights)
     got = ops.permute_keys(indices, lengths, values, weights, total)
     for one, two in zip(got, want, strict=True):
         assert (one is None and two is None) or torch.equal(one, two)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayrec.errors import ConfigError, InputError, ShapeError
-from rayrec.metrics import STATE_SIZE, BinaryMetrics, BinaryScores, Truth, regret
+from rayrec.metrics import STATE_SIZE, BinaryMetrics, BinaryScores, PlantedScores, regret
 
 
 def sample(
@@ -146,7 +146,7 @@ def test_reset_forgets():
 
 def test_regret_is_the_distance_from_the_truth(tmp_path):
     scores = scores_of(*sample(0))
-    truth = Truth(
+    truth = PlantedScores(
         rows=3000,
         base_rate=0.3,
         bayes_auc=scores.auc + 0.01,
@@ -159,7 +159,7 @@ def test_regret_is_the_distance_from_the_truth(tmp_path):
     with pytest.raises(ConfigError, match="3000 rows, the truth of 5"):
         regret(scores, replace(truth, rows=5))
     with pytest.raises(ConfigError, match=r"none\.json"):
-        Truth.load(tmp_path / "none.json")
+        PlantedScores.load(tmp_path / "none.json")
     for field, value in (
         ("bayes_auc", "high"),
         ("rows", 3.5),
@@ -168,13 +168,13 @@ def test_regret_is_the_distance_from_the_truth(tmp_path):
     ):
         (tmp_path / "truth.json").write_text(json.dumps({**asdict(truth), field: value}))
         with pytest.raises(ConfigError, match=rf"truth\.json has {field}="):
-            Truth.load(tmp_path / "truth.json")
+            PlantedScores.load(tmp_path / "truth.json")
     for text in ("[]", "{", "[" * 100_000):
         (tmp_path / "truth.json").write_text(text)
         with pytest.raises(ConfigError, match=r"cannot read .*truth\.json"):
-            Truth.load(tmp_path / "truth.json")
+            PlantedScores.load(tmp_path / "truth.json")
     (tmp_path / "truth.json").write_text(json.dumps(asdict(truth)))
-    assert Truth.load(tmp_path / "truth.json") == truth
+    assert PlantedScores.load(tmp_path / "truth.json") == truth
 
 
 @pytest.mark.parametrize("rows", [1, 700])

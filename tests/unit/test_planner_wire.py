@@ -38,7 +38,7 @@ def test_codings_are_those_of_the_runtimes_codecs() -> None:
     from rayrec.comm.codec import Codecs, QCommsConfig
 
     for kind in CommType:
-        codec = Codecs.of(QCommsConfig(forward_precision=kind)).forward
+        codec = Codecs.from_config(QCommsConfig(forward_precision=kind)).forward
         values = torch.randn(1280)
         sent = values if codec is None else codec.encode(values, [1280])
         assert sent.numel() * sent.element_size() == 1280 * 4 * kind.coding.size

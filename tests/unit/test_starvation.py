@@ -13,7 +13,8 @@ import pytest
 from jobs.options import open_data
 from jobs.recipe import ModelRecipe
 from rayrec.data import FileDataset
-from rayrec.data.synthetic import SyntheticConfig, write_synthetic
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
 from rayrec.driver.display import Display
 from rayrec.driver.planning import find_tables
 from rayrec.driver.starvation import StarvationWatch

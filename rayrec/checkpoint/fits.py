@@ -1,0 +1,120 @@
+"""Whether a checkpoint fits what is wanted of it: said before the first row is read.
+
+Sizes, optimizers and columns are compared by the manifest alone; files by their sizes on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyarrow import fs
+
+from rayrec.checkpoint.manifest import FileEntry, Json, Manifest
+from rayrec.checkpoint.store import Store
+from rayrec.errors import CheckpointError, DamagedCheckpointError
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.state import WEIGHT, ShardState
+
+_STATE_REMEDY = (
+    "Restore with the optimizer that was saved, or the weights alone, without optimizer state "
+    "(init_from, --init-from)."
+)
+
+
+def check_tables(
+    manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str
+) -> None:
+    """Check by its manifest alone that a checkpoint is of these tables.
+
+    Args:
+        optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
+    Raises:
+        CheckpointError: names the first table that was not saved, or was saved with another size or
+            optimizer.
+    """
+    for table in tables:
+        saved = manifest.table(table.name)
+        if saved is None:
+            raise no_table(manifest, table.name, where)
+        theirs = f"{saved.num_embeddings} x {saved.embedding_dim}"
+        ours = f"{table.num_embeddings} x {table.embedding_dim}"
+        if theirs != ours:
+            raise CheckpointError(
+                f"table {table.name!r} is {theirs} in {where} and {ours} in the model. Give the "
+                "model the saved sizes."
+            )
+        check_optimizer(manifest, table.name, optimizers.get(table.name), where)
+
+
+def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None) -> None:
+    """Check that every file of a checkpoint exists and has its size; nothing is read.
+
+    Raises:
+        DamagedCheckpointError: a file is missing or truncated.
+    """
+    check_files(Store(path, filesystem), manifest, set(manifest.paths()))
+
+
+def no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
+    names = ", ".join(t.name for t in manifest.tables[:10])
+    if len(manifest.tables) > 10:
+        names += ", ..."
+    return CheckpointError(
+        f"{where} has no table {table!r} among its {len(manifest.tables)}: {names}. Was it "
+        "renamed or added?"
+    )
+
+
+def check_optimizer(manifest: Manifest, table: str, wanted: object, where: str) -> None:
+    saved = manifest.optimizers.get(table)
+    if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
+        return
+    names = saved.get("name"), wanted.get("name")
+    if None not in names and names[0] != names[1]:
+        raise CheckpointError(
+            f"{where}: table {table!r} was trained with {names[0]!r}, {names[1]!r} is wanted. "
+            f"{_STATE_REMEDY}"
+        )
+
+
+def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
+    """Check that a saved file holds every wanted tensor, in a shape and type that convert."""
+    saved = {column.name: column for column in entry.columns}
+    for name, tensor in state.tensors().items():
+        if name not in saved:
+            held = ", ".join(column for column in saved if column != WEIGHT) or "none"
+            raise CheckpointError(
+                f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved "
+                f"with: {held}. {_STATE_REMEDY}"
+            )
+        if (saved[name].width > 0) != (tensor.dim() == 2):
+            kinds = "one value per row (row-wise)", "one value per element"
+            raise CheckpointError(
+                f"{where}: optimizer state {name!r} of table {entry.table!r} was saved with "
+                f"{kinds[saved[name].width > 0]}, wanted is {kinds[tensor.dim() == 2]}: another "
+                f"optimizer. {_STATE_REMEDY}"
+            )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
+            raise CheckpointError(
+                f"{where}: {name!r} of table {entry.table!r} was saved as {saved[name].dtype}, "
+                f"wanted is {dtype}."
+            )
+
+
+def check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
+    """Missing and truncated files, found by one listing before anything is read."""
+    sizes = manifest.paths()
+    wanted = {path: sizes[path] for path in sizes if path in paths or path == manifest.dense.path}
+    on_disk = store.sizes(list(wanted))
+    for path, size in wanted.items():
+        if path not in on_disk:
+            raise DamagedCheckpointError(
+                f"{store.path} has no file {path}, which its manifest names. Restore an earlier "
+                "checkpoint."
+            )
+        if on_disk[path] != size:
+            raise DamagedCheckpointError(
+                f"{store.path}/{path} has {on_disk[path]} bytes, not {size}: it is truncated. "
+                "Restore an earlier one."
+            )

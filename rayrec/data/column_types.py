@@ -1,0 +1,91 @@
+"""Whether the columns of a file fit a schema, said before any row is read.
+
+Every function gives a message that names the column, its type and the remedy.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from rayrec.errors import InputError
+from rayrec.layout.schema import Feature, FeatureSchema
+
+
+def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
+    """Check that a file has the schema's columns, in types that their uses take.
+
+    Raises:
+        InputError: names the column, its type, `source` and the remedy.
+    """
+    for name in schema.columns():
+        if arrow.get_field_index(name) < 0:
+            raise InputError(missing(name, arrow, source))
+    types = {name: arrow.field(name).type for name in schema.columns()}
+    problems = [number_problem(types[schema.label], schema.label, "label")]
+    problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
+    problems += [id_problem(types[f.column], f) for f in schema.features]
+    for feature in schema.features:
+        if feature.weights is not None:
+            kind = types[feature.weights]
+            leaf = kind.value_type if is_list(kind) else kind
+            problems.append(number_problem(leaf, feature.weights, "weights"))
+    for problem in problems:
+        if problem is not None:
+            raise InputError(f"{source}: {problem}")
+
+
+def missing(name: str, schema: pa.Schema, where: str) -> str:
+    """The message for a column that is not there, or there more than once."""
+    count = schema.names.count(name)
+    if count:
+        return f"column {name!r} occurs {count} times ({where}). Rename the others."
+    return (
+        f"column {name!r} is missing ({where}); the columns are {schema.names}. Write it, or "
+        "change the schema."
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists that we read."""
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of this type are hashed as bytes."""
+    t = pa.types
+    if t.is_string(kind) or t.is_large_string(kind):
+        return True
+    return t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind)
+
+
+def id_problem(kind: pa.DataType, feature: Feature) -> str | None:
+    """Why a column of this type cannot serve the feature, with the remedy; None when it can."""
+    leaf = kind.value_type if is_list(kind) else kind
+    if pa.types.is_dictionary(leaf):
+        leaf = leaf.value_type
+    if pa.types.is_integer(leaf) or pa.types.is_null(leaf):
+        return None
+    if is_text(leaf):
+        if feature.hash_buckets is not None:
+            return None
+        return (
+            f"column {feature.column!r} of feature {feature.name!r} holds {kind}. Set hash_buckets "
+            "on the feature to hash it into ids."
+        )
+    return (
+        f"column {feature.column!r} of feature {feature.name!r} has type {kind}; ids are "
+        "integers, or strings with hash_buckets, or lists of either. Cast the column to int64 or "
+        "list<int64>."
+    )
+
+
+def number_problem(kind: pa.DataType, column: str, use: str) -> str | None:
+    """Why a column of this type cannot be read as numbers, with the remedy; None when it can."""
+    t = pa.types
+    if t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind):
+        return None
+    if t.is_decimal(kind) or t.is_null(kind):
+        return None
+    return f"{use} column {column!r} has type {kind}; it must be a number. Cast it to float32."

@@ -1,0 +1,205 @@
+"""One rank's batches of an epoch, read stream by stream, without a thread.
+
+A stream keeps one decoded and shuffled block. Streams that stand in one row group or record batch
+share what is decoded of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.data.batch import Batch
+from rayrec.data.columns import Columns, read_columns
+from rayrec.data.convert import Part, assemble
+from rayrec.data.order import ChunkRange, SampleOrder
+from rayrec.data.origin import origin_of_block
+from rayrec.data.readers import STREAM_ROWS, FileReader
+from rayrec.errors import InputError
+
+if TYPE_CHECKING:
+    from rayrec.data.files import Chunk, FileDataset
+
+
+class Reading(NamedTuple):
+    """What a loader reads beside the schema's columns, and what it refuses.
+
+    Attributes:
+        with_rows: batches say which file and row each of their rows comes from.
+        keep_columns: columns that batches carry along unread; implies `with_rows`.
+        binary_labels: labels other than 0 and 1 are refused.
+        pin_memory: batches lie in page-locked memory.
+    """
+
+    with_rows: bool = False
+    keep_columns: tuple[str, ...] = ()
+    binary_labels: bool = False
+    pin_memory: bool = False
+
+
+def read_batches(
+    dataset: FileDataset,
+    order: SampleOrder,
+    rank: int,
+    num_ranks: int,
+    global_batch_size: int,
+    batches: range,
+    reading: Reading,
+) -> Iterator[Batch]:
+    """The batches of one rank, made when asked for, without a thread."""
+    chunks = _ChunkSource(dataset, reading)
+    streams: dict[int, _Stream] = {}
+    for t in batches:
+        parts = []
+        for s, start, stop in order.rank_ranges(t, global_batch_size, rank, num_ranks):
+            if s not in streams:
+                streams[s] = _Stream(s, order, chunks)
+            parts += streams[s].take(start, stop)
+        rows = order.batch_rows(t, global_batch_size)
+        yield assemble(parts, dataset.schema, rows, reading.pin_memory)
+
+
+class _Stream:
+    """One stream's current block, decoded, shuffled and as numpy columns; moves forward only."""
+
+    def __init__(self, stream: int, order: SampleOrder, chunks: _ChunkSource) -> None:
+        self.stream, self.order, self.chunks = stream, order, chunks
+        self.cursor = _ChunkCursor(chunks)
+        self.block = -1
+        self.columns: Columns | None = None
+
+    def take(self, start: int, stop: int) -> list[Part]:
+        """Rows [start, stop) of the stream, in shuffled order."""
+        parts, size = [], self.order.shuffle_rows
+        while start < stop:
+            block, first = divmod(start, size)
+            end = min(stop - block * size, size)
+            parts.append(Part(self._load(block), first, end))
+            start = block * size + end
+        return parts
+
+    def _load(self, block: int) -> Columns:
+        if block == self.block and self.columns is not None:
+            return self.columns
+        source, reading = self.chunks, self.chunks.reading
+        ranges = list(self.order.block_chunks(self.stream, block))
+        rows = _join([piece for part in ranges for piece in self.cursor.read(part)])
+        places = self.order.block_permutation(self.stream, block)
+        # shuffled once as Arrow rows; all that follows are views of these
+        if places is not None:
+            rows = rows.take(pa.array(places))
+        where = partial(_where, source.chunks, ranges, places)
+        columns = read_columns(rows, source.dataset.schema, where, reading.binary_labels)
+        if reading.with_rows:
+            kept = rows.select(list(reading.keep_columns)) if reading.keep_columns else None
+            numbers = source.file_numbers
+            columns.origin = origin_of_block(source.chunks, numbers, ranges, places, kept)
+        self.block, self.columns = block, columns
+        return columns
+
+
+def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One record batch of all rows; files may differ in column order and width of numbers."""
+    first = pieces[0].schema
+    if len(pieces) == 1:
+        return pieces[0]
+    if all(piece.schema.equals(first) for piece in pieces):
+        return pa.concat_batches(pieces)
+    tables = [pa.Table.from_batches([piece]) for piece in pieces]
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        cause = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"columns differ in type between files: {cause}. Write all files with the same types."
+        ) from error
+    return table.combine_chunks().to_batches()[0]
+
+
+def _where(
+    chunks: tuple[Chunk, ...], ranges: list[ChunkRange], places: NDArray[np.int64] | None, row: int
+) -> str:
+    """Row of a shuffled block -> row of a file, in words."""
+    at = row if places is None or not len(places) else int(places[row])
+    for chunk, start, stop in ranges:
+        if at < stop - start:
+            return f"row {chunks[chunk].first_row + start + at} of {chunks[chunk].file.path!r}"
+        at -= stop - start
+    return "no row"
+
+
+class _ChunkSource:
+    """Open files and decoded chunks that the streams of one loader share.
+
+    They are kept only while a stream holds them.
+    """
+
+    def __init__(self, dataset: FileDataset, reading: Reading) -> None:
+        self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
+        self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
+        self.file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
+        # weak: a chunk lives as long as a stream stands in it, and streams in one chunk share it
+        self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = (
+            weakref.WeakValueDictionary()
+        )
+        self._readers: weakref.WeakValueDictionary[str, FileReader] = weakref.WeakValueDictionary()
+
+    def reader(self, chunk: Chunk) -> FileReader:
+        reader = self._readers.get(chunk.file.path)
+        if reader is None:
+            reader = self._readers[chunk.file.path] = self.dataset.open(chunk.file)
+        return reader
+
+    def decoded(self, index: int, reader: FileReader) -> pa.Table | pa.RecordBatch:
+        rows = self._decoded.get(index)
+        if rows is None:
+            rows = self._decoded[index] = reader.read(self.chunks[index].index, self.columns)
+        return rows
+
+
+class _ChunkCursor:
+    """Reads forward through chunks; of a large chunk it holds one piece at a time."""
+
+    def __init__(self, source: _ChunkSource) -> None:
+        self.source = source
+        self.index = -1
+        self.reader: FileReader | None = None
+        self.pieces: Iterator[pa.RecordBatch] = iter(())
+        self.piece: pa.Table | pa.RecordBatch | None = None
+        self.first = 0  # row of the chunk where the current piece begins
+
+    def read(self, part: ChunkRange) -> list[pa.RecordBatch]:
+        """Record batches that hold the rows of one part of a chunk.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        chunk = self.source.chunks[part.chunk]
+        out: list[pa.RecordBatch] = []
+        try:
+            if part.chunk != self.index or part.start < self.first:
+                self.reader, self.index, self.first = self.source.reader(chunk), part.chunk, 0
+                self.pieces, self.piece = iter(()), None
+                if chunk.rows > STREAM_ROWS:
+                    self.pieces = self.reader.pieces(chunk.index, self.source.columns)
+                else:
+                    self.piece = self.source.decoded(part.chunk, self.reader)
+            start = part.start
+            while start < part.stop:
+                if self.piece is None or start >= self.first + self.piece.num_rows:
+                    self.first += 0 if self.piece is None else self.piece.num_rows
+                    self.piece = next(self.pieces)
+                    continue
+                stop = min(part.stop, self.first + self.piece.num_rows)
+                rows = self.piece.slice(start - self.first, stop - start)
+                out += rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+                start += rows.num_rows
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            raise self.source.dataset.broken(chunk.file.path, error) from error
+        return out

@@ -1,0 +1,178 @@
+"""The parts of DLRM and its variants: dense columns, looked-up rows, interactions, the last MLP.
+
+Without dense columns a part is given None for the dense row, and works on the looked-up rows alone.
+
+    # B rows of the batch, I dense columns, F features looked up, D width of every table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.errors import ConfigError
+from rayrec.modules import MLP, EmbeddingBagCollection, get_embedding_names_by_table, pairwise_dots
+from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+
+Device = torch.device | str | None
+
+
+class ClickBatch(Protocol):
+    """What DLRMTrain reads: dense_features (B, I), sparse_features of B rows, labels (B,)."""
+
+    @property
+    def dense_features(self) -> Tensor: ...
+
+    @property
+    def sparse_features(self) -> KeyedJaggedTensor: ...
+
+    @property
+    def labels(self) -> Tensor: ...
+
+
+class SparseArch(nn.Module):
+    """A batch of ids -> (B, F, D) rows.
+
+    Raises:
+        ConfigError: there are no tables, or they differ in width.
+    """
+
+    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        tables = embedding_bag_collection.embedding_bag_configs()
+        widths = {table.name: table.embedding_dim for table in tables}
+        if len(set(widths.values())) != 1:
+            raise ConfigError(
+                f"the tables of a DLRM need one embedding_dim, found {widths or 'no tables'}."
+            )
+        self.embedding_bag_collection = embedding_bag_collection
+        self.D = tables[0].embedding_dim
+        self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
+        self.F = len(self._names)
+
+    @property
+    def sparse_feature_names(self) -> list[str]:
+        """Names of the F rows, in order."""
+        return self._names
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """-> (B, F, D)."""
+        (rows,) = KeyedTensor.regroup([self.embedding_bag_collection(features)], [self._names])
+        return rows.reshape(rows.shape[0], self.F, self.D)
+
+
+class DenseArch(nn.Module):
+    """Dense columns (B, I) -> (B, D)."""
+
+    def __init__(self, in_features: int, layer_sizes: Sequence[int], device: Device = None) -> None:
+        super().__init__()
+        self.model = MLP(in_features, layer_sizes, bias=True, activation="relu", device=device)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, I) -> (B, D)."""
+        return self.model(features)
+
+
+class InteractionArch(nn.Module):
+    """The dense row and the dot products of all pairs of rows.
+
+    (B, D) and (B, F, D) become (B, D + F + F (F - 1) / 2).
+
+    Without a dense row: the F rows themselves and their dot products, (B, F D + F (F - 1) / 2).
+    """
+
+    def __init__(self, num_sparse_features: int) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+
+    def out_features(self, width: int, has_dense: bool) -> int:
+        """Columns of the output for rows of `width` columns."""
+        rows = self.F + has_dense
+        return (width if has_dense else self.F * width) + rows * (rows - 1) // 2
+
+    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
+        """Rows -> interactions."""
+        if dense_features is None:
+            return torch.cat((sparse_features.flatten(1), pairwise_dots(sparse_features)), dim=1)
+        rows = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
+        return torch.cat((dense_features, pairwise_dots(rows)), dim=1)
+
+
+class InteractionDCNArch(nn.Module):
+    """All rows side by side through a cross network.
+
+    (B, D) and (B, F, D) become (B, (F + 1) D), or (B, F D) without a dense row.
+    """
+
+    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
+        """Rows -> crossed rows."""
+        return self.crossnet(_side_by_side(dense_features, sparse_features))
+
+
+class InteractionProjectionArch(nn.Module):
+    """The dense row, and the product of two matrices that MLPs make of all rows.
+
+    (B, D) and (B, F, D) become (B, D + F1 F2).
+
+    Branch 1 gives F1 rows of D, branch 2 gives D rows of F2. Without a dense row: (B, F1 F2).
+
+    Args:
+        interaction_branch1: ((F + 1) D columns) -> (F1 D columns); of F D columns without a dense
+            row.
+        interaction_branch2: the same -> (D F2 columns).
+    """
+
+    def __init__(
+        self,
+        num_sparse_features: int,
+        interaction_branch1: nn.Module,
+        interaction_branch2: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.interaction_branch1 = interaction_branch1
+        self.interaction_branch2 = interaction_branch2
+
+    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
+        """Rows -> interactions."""
+        batch, width = sparse_features.shape[0], sparse_features.shape[2]
+        rows = _side_by_side(dense_features, sparse_features)
+        left, right = self.interaction_branch1(rows), self.interaction_branch2(rows)
+        left = left.view(batch, left.shape[1] // width, width)
+        products = torch.bmm(left, right.view(batch, width, right.shape[1] // width)).flatten(1)
+        return products if dense_features is None else torch.cat((dense_features, products), dim=1)
+
+
+class OverArch(nn.Module):
+    """Interactions -> logits: an MLP and a last linear layer."""
+
+    def __init__(self, in_features: int, layer_sizes: Sequence[int], device: Device = None) -> None:
+        super().__init__()
+        if not layer_sizes:
+            raise ConfigError(
+                "over_arch_layer_sizes is empty; it needs at least the last layer, whose size is "
+                "1 for one logit."
+            )
+        hidden = list(layer_sizes[:-1])
+        self.model = nn.Sequential(
+            MLP(in_features, hidden, bias=True, activation="relu", device=device),
+            nn.Linear([in_features, *hidden][-1], layer_sizes[-1], bias=True, device=device),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, in_features) -> (B, layer_sizes[-1])."""
+        return self.model(features)
+
+
+def _side_by_side(dense: Tensor | None, sparse_BFD: Tensor) -> Tensor:
+    """(B, (F + 1) D), or (B, F D) without a dense row."""
+    rows = sparse_BFD.flatten(1)
+    return rows if dense is None else torch.cat((dense, rows), dim=1)

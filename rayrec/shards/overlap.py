@@ -1,0 +1,69 @@
+"""Copies what a saved and a wanted rectangle share, with their optimizer state.
+
+This is the one place that knows what a row-wise state means. Row-wise optimizer state is one value
+per row and column block. Where one source block covers the wanted columns its value is copied:
+exact for equal blocks, an approximation when a block is split (a part gets the mean of the whole).
+Where several do, the wanted value is their mean weighted by the columns they share with it: exact
+when whole blocks merge and the state sums means of squares (row-wise Adagrad). Restore and live
+reshard both write through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from rayrec.layout.geometry import Shard
+from rayrec.shards.state import ShardState
+
+
+def within(part: range, whole: range) -> slice:
+    """`part` as a slice of `whole`."""
+    return slice(part.start - whole.start, part.stop - whole.start)
+
+
+class OverlapWriter:
+    """Writes parts of source rectangles into wanted shards.
+
+    `finish` completes row-wise state that several blocks share.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[int, str], Tensor] = {}
+
+    def put(
+        self, source_rows: range, source_cols: range, data: Mapping[str, Tensor], target: ShardState
+    ) -> None:
+        """Copy what one source and one shard share; nothing when they share nothing.
+
+        Args:
+            data: column name -> (rows, cols), or (rows,) for row-wise state.
+        """
+        shard = target.shard
+        shared = shard.intersect(Shard(shard.table, source_rows, source_cols, shard.rank))
+        if shared is None:
+            return
+        rows, cols = shared
+        from_rows, to_rows = within(rows, source_rows), within(rows, shard.rows)
+        for name, tensor in target.tensors().items():
+            values = data[name][from_rows]
+            if tensor.dim() == 2:
+                part = values[:, within(cols, source_cols)]
+                tensor[to_rows, within(cols, shard.cols)].copy_(part)
+            # one block has all wanted columns: exact if equal, an approximation if it is split
+            elif len(cols) == len(shard.cols):
+                tensor[to_rows].copy_(values)
+            # merged blocks are summed in float64, so that equal values stay as they are
+            else:
+                zeros = torch.zeros(len(shard.rows), dtype=torch.float64)
+                total = self._means.setdefault((id(target), name), zeros)
+                total[to_rows] += values.double().cpu() * len(cols)
+
+    def finish(self, targets: Iterable[ShardState]) -> None:
+        """Write the means of merged blocks."""
+        for target in targets:
+            for name, tensor in target.optimizer.items():
+                if (id(target), name) in self._means:
+                    tensor.copy_(self._means[id(target), name] / len(target.shard.cols))
