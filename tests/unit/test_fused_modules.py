@@ -248,7 +248,7 @@ def test_a_deep_copy_trains_alike_and_apart() -> None:
 
 def test_mistakes_raise_typed_errors() -> None:
     with pytest.raises(ConfigError, match="no counterpart"):
-        FusedEmbeddingBagCollection(bags(), torch.optim.RMSprop, {})
+        FusedEmbeddingBagCollection(bags(), torch.optim.NAdam, {})
     with pytest.raises(ConfigError, match="rate"):
         FusedEmbeddingCollection(sequences(), SGD, {"rate": 0.1})
     fused = fused_of("pooled", SGD, {"lr": 0.1})
