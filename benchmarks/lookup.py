@@ -79,7 +79,7 @@ def group_of(name: str, work: Workload) -> LookupGroup:
     sequence, shared = name.startswith("sequence"), name.startswith("shared")
     key = GroupKey(
         collection=0,
-        replicated=False,
+        carrier="sequence" if sequence else "pooled",
         data_type={"fp16": DataType.FP16, "bf16": DataType.BF16}.get(name[:4], DataType.FP32),
         weighted=name.startswith("weighted"),
         storage=Storage(),

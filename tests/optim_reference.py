@@ -190,7 +190,7 @@ def random_work(
             )
     key = GroupKey(
         collection=0,
-        replicated=False,
+        carrier="pooled",
         data_type=data_type,
         weighted=weighted,
         storage=storage,

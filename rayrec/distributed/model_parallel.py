@@ -27,7 +27,7 @@ from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
 from rayrec.distributed.dense import DenseReplicas, check_ddp_options
-from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.state import TableShards

@@ -17,9 +17,9 @@ from rayrec.checkpoint import ShardState
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
-from rayrec.distributed.engine_options import EngineOptions
 from rayrec.distributed.fused_collection import FusedCollection
 from rayrec.distributed.program.groups import CollectionSpec
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection

@@ -87,6 +87,20 @@ class KeyedJaggedTensor(KeyIndex):
         self._index_per_key = index_per_key
         self._jt_dict = jt_dict
         self._inverse_indices = inverse_indices
+        self._carried: dict[Any, Any] | None = None
+
+    @property
+    def carried(self) -> dict[Any, Any]:
+        """What others keep with this object, by who keeps it, such as ids that were routed ahead.
+
+        A copy, a pickle and whatever is made of a KJT carry nothing.
+        """
+        if self._carried is None:
+            self._carried = {}
+        return self._carried
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_carried": None}
 
     @staticmethod
     def from_offsets_sync(

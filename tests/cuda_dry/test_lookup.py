@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayrec.distributed import lookup as lookup_module
+from rayrec.distributed.kernels import lookup as lookup_module
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import FusedLookup, has_fused_kernel, make_lookup
 from rayrec.distributed.kernels.torch_lookup import TorchLookup

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rayrec.data.batch import Batch
-from rayrec.distributed import DistributedModelParallel, routes_ahead
+from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.steps import routes_ahead
 from rayrec.layout import EmbeddingBagConfig, Topology
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.planner import manual_plan

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rayrec.distributed import DistributedModelParallel, parts
+from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.kernels import parts
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor

@@ -13,9 +13,9 @@ import torch
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.engine_options import EngineOptions
-from rayrec.distributed.program import compile
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.steps import bucketize
+from rayrec.distributed.ways import exchanged
 from rayrec.layout import (
     EmbeddingBagConfig,
     ShardingPlan,
@@ -51,7 +51,7 @@ def train_random(seed: int, share: float, monkeypatch: pytest.MonkeyPatch):
     batches = batches_of(world, 3)
     with monkeypatch.context() as patch:
         counted = leave_out(patch, share)
-        patch.setattr(compile, "COMPACT_COLUMNS", 1)  # their tables are narrow
+        patch.setattr(exchanged, "COMPACT_COLUMNS", 1)  # their tables are narrow
         return run_sharded(world, batches, targets_of(world, batches), meta=False), len(counted)
 
 
@@ -237,7 +237,8 @@ def test_a_rank_with_row_blocks_alone_beside_another_collection_in_many_pieces()
         model, engine = shard_embeddings(
             model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, EXCHANGED
         )
-        assert 0 in engine._compile(frozenset([0, 1])).combine.joins  # what is tested
+        (leg,) = engine.deployed.program(frozenset([0, 1])).legs
+        assert 0 in leg.pooled.plan.joins  # what is tested
         ids = torch.randint(
             ROWS, (8 * BATCH,), generator=torch.Generator().manual_seed(exchange.rank)
         )

@@ -12,7 +12,7 @@ import torch
 from rayrec.comm import SimulatedWorld
 from rayrec.comm.codec import CastCodec, Codecs, CommType, Int8Codec, QCommsConfig
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -75,7 +75,7 @@ def test_two_hops_send_one_lth_of_the_bytes_between_hosts() -> None:
             KeyedJaggedTensor(["f"], torch.arange(16), lengths=torch.full((8,), 2))
         ).values().sum().backward()
         exchange.world.meet()
-        return engine._hops.peers.world.sent_bytes
+        return engine.deployed.way_of[0].hops.peers.world.sent_bytes
 
     crossed = SimulatedWorld(4).run(rank_main)
     bags, row_bytes, directions = 8, 32 * 4, 2

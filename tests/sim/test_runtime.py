@@ -11,8 +11,9 @@ import torch
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
-from rayrec.distributed import parts, shard_embeddings
-from rayrec.distributed.engine_options import EngineOptions
+from rayrec.distributed import shard_embeddings
+from rayrec.distributed.kernels import parts
+from rayrec.distributed.program.options import EngineOptions
 from rayrec.errors import InputError
 from rayrec.layout import (
     DataType,

@@ -2,12 +2,14 @@
 
 A comment above a block says how it is tested:
 
-    <!-- tested: NAME -->            runs alone, in a folder of its own; JSON is parsed as what NAME
-    says <!-- walk: file PATH -->         is written to PATH, in the folder of its page's walk <!--
-    walk: python PATH -->       is written to PATH there, and run <!-- walk: shell -->
-    runs there, line by line, until a line fails <!-- own machine: NAME -->       runs in a network
-    and a process space of its own, as on another machine <!-- not run: WHY -->            shell
-    commands only, and says why
+    <!-- tested: NAME -->        runs alone, in a folder of its own;
+                                 JSON is parsed as what NAME says
+    <!-- walk: file PATH -->     is written to PATH, in the folder of its page's walk
+    <!-- walk: python PATH -->   is written to PATH there, and run
+    <!-- walk: shell -->         runs there, line by line, until a line fails
+    <!-- own machine: NAME -->   runs in a network and a process space of its own,
+                                 as on another machine
+    <!-- not run: WHY -->        shell commands only, and says why
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def run(code: str, folder: Path, timeout_s: float = 120) -> str:
 
 
 def walk(page: Path, folder: Path, timeout_s: float = 120) -> list[str]:
-    """Do the walk of a page; what it printed, by shell block and by run of programs between them."""
+    """Do the walk of a page; what each shell block, and each run of programs, printed."""
     printed, programs = [], list[str]()
     for block in [*(b for b in BLOCKS if b.page == page and b.how == "walk"), None]:
         if programs and (block is None or block.what == "shell"):

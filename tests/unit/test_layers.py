@@ -44,7 +44,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "distributed.program": 7,
     "distributed.kernels": 8,
     "distributed.steps": 9,
-    "distributed.shared": 10,
+    "distributed.ways": 10,
     "distributed": 11,
     "train": 12,
     "actors": 13,

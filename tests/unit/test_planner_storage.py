@@ -9,9 +9,12 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
+from rayrec.comm.codec import Codecs
 from rayrec.distributed.program.compile import compile_slots
 from rayrec.distributed.program.groups import CollectionSpec
+from rayrec.distributed.ways.exchanged import Exchanged
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import (
     BaseEmbeddingConfig,
@@ -250,9 +253,9 @@ def test_caches_of_different_sizes_or_widths_share_no_kernel() -> None:
         for t, s in zip(tables, storages, strict=True)
     }
     plan = ShardingPlan(world_size=1, tables=placed)
-    slots = compile_slots(
-        plan, {0: CollectionSpec("c", tables)}, {t.name: RowWiseAdagrad() for t in tables}, 1
-    )
+    way = Exchanged(plan, torch.device("cpu"), Codecs(), None)
+    specs, optimizers = {0: CollectionSpec("c", tables)}, {t.name: RowWiseAdagrad() for t in tables}
+    slots = compile_slots(plan, specs, optimizers, 1, {0: way})
     groups = {tuple(shard.table for shard in group.shards) for group in slots.ranks[0].groups}
     assert groups == {("t0", "t1"), ("t2",), ("t3",), ("t4",)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -42,10 +43,18 @@ def test_every_job_is_in_the_table():
     assert jobs <= set(re.findall(r"`python -m jobs\.(\w+)`", README))
 
 
+def parts_of(page: Path) -> set[str]:
+    """What a link may name after the sign #: the headings of a page, in small letters."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
 def test_links_between_documents_lead_somewhere():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).is_file(), f"{page.name} links to {target}"
+        for target, part in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text()):
+            linked = page.parent / target if target else page
+            assert linked.is_file(), f"{page.name} links to {target}"
+            assert not part or part in parts_of(linked), f"{page.name} links to {target}#{part}"
 
 
 def test_the_table_of_figures_is_that_of_the_newest_results(

@@ -19,7 +19,7 @@ from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
-from rayrec.distributed.program.groups import GATHERED, LookupGroup, Slot
+from rayrec.distributed.program.groups import LookupGroup, Slot
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
@@ -70,7 +70,7 @@ class GroupLookup:
         (rows of all ranks, D).
         """
         assert not isinstance(self.kernel, FusedLookup), "a GPU's rows are read by no other rank"
-        if self.group.key.chain == GATHERED:
+        if self.group.gradient is not None and self.group.gradient.gathered:
             grad = torch.cat(
                 [grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1
             )
@@ -132,4 +132,5 @@ def _merged(group: LookupGroup, rows: int) -> LookupGroup:
     name = "+".join(dict.fromkeys(shard.table for shard in group.shards))
     shard = Shard(name, range(rows), range(group.key.width), group.shards[0].rank)
     first = group.slots[0]
-    return LookupGroup(group.key, (shard,), (Slot(first.use, shard, 0, first.piece),))
+    slots = (Slot(first.use, shard, 0, first.piece),)
+    return LookupGroup(group.key, (shard,), slots, gradient=group.gradient)

@@ -1,64 +1,90 @@
-"""Compiling the slot table: from a plan and the collections' tables to what every rank looks up.
+"""Compile the slot table: from a plan and the collections' tables to what every rank looks up.
 
-A pure function of its arguments, so that every rank gets the same table without talking. Costs one
-pass over uses x shards x ranks, once per set of collections.
+The result is a pure function of the arguments, so every rank gets the same table without talking.
+It costs one pass over uses x shards, once per set of collections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
+from typing import NamedTuple, Protocol
 
 from rayrec.distributed.program.groups import (
-    GATHERED,
     CollectionSpec,
+    GradientColumns,
     GroupKey,
     LookupGroup,
     Piece,
     Slot,
     Use,
-    is_vectorized,
 )
 from rayrec.distributed.program.slots import RankSlots, SlotTable
 from rayrec.layout import (
     COLUMN_MULTIPLE,
     BaseEmbeddingConfig,
-    Replicated,
+    Layout,
     Shard,
     ShardingPlan,
     TableLayout,
-    takes_two_hops,
 )
-from rayrec.layout.kinds import COMPACT_COLUMNS
 from rayrec.optim import SparseOptimizer
 
 
+class Address(NamedTuple):
+    """How the ids of one use reach its shards, and by whom their rows come back.
+
+    Attributes:
+        carrier: the name of the carrier; messages hold their carriers in the order of their names.
+        cuts: where ids are cut by rows before they are sent, or None to send all ids to each shard.
+        leaves_out: bags without ids in a row block may stay at home.
+    """
+
+    carrier: str
+    cuts: tuple[int, ...] | None
+    leaves_out: bool = False
+
+
+class Addressing(Protocol):
+    """What a way decides while the slot table is compiled."""
+
+    def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
+        """Return how the ids and rows of a table with this layout travel."""
+        ...
+
+    def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
+        """Return what ranks tell each other of a collection; see `SlotTable.headers`."""
+        ...
+
+    def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
+        """Return the groups of one rank's slots that have a key in common."""
+        ...
+
+
 def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:
-    """The uses of one collection in output order: tables in order, the features of each in order."""
+    """Return the uses of one collection in output order: tables in order, and their features."""
     uses: list[Use] = []
     column = 0
     for table in tables:
         for feature in table.feature_names:
-            uses.append(
-                Use(len(uses), collection, table.name, feature, column, table.embedding_dim)
-            )
-            column += table.embedding_dim
+            width = table.embedding_dim
+            uses.append(Use(len(uses), collection, table.name, feature, column, width))
+            column += width
     return tuple(uses)
 
 
 def granule_of(uses: Sequence[Use], plan: ShardingPlan) -> int:
-    """Columns of the widest blocks that the uses of one collection, cut by columns where tables are
-    cut by rows, consist of.
+    """Return the columns of the widest blocks that make up the uses of one collection.
+
+    Tables that are cut by rows are cut by columns, too, at the borders of such blocks.
     """
-    found = 0
+    columns = 0
     for use in uses:
         layout = plan.tables[use.table].layout
-        found = gcd(found, use.column, use.width)
+        columns = gcd(columns, use.column, use.width)
         if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
-            found = gcd(found, *layout.col_cuts)
-    return found
+            columns = gcd(columns, *layout.col_cuts)
+    return columns
 
 
 def compile_slots(
@@ -66,160 +92,110 @@ def compile_slots(
     specs: Mapping[int, CollectionSpec],
     optimizers: Mapping[str, SparseOptimizer],
     world_size: int,
-    in_place: Mapping[int, Mapping[Shard, int]] | None = None,
+    ways: Mapping[int, Addressing],
 ) -> SlotTable:
-    """Compile the slot table of some collections; a pure function, so that every rank gets the same
-    one.
+    """Compile the slot table of some collections.
 
     Args:
         plan: covers every table.
         specs: collections by index.
         optimizers: of every table.
-        world_size: W.
-        in_place: collections whose tables lie in memory that all ranks share, with the first value
-            of every shard there.
+        world_size: the number of ranks.
+        ways: the way of each collection.
     """
-    in_place = in_place or {}
-    uses = {c: uses_of(c, specs[c].tables) for c in sorted(specs)}
-    configs = {table.name: table for spec in specs.values() for table in spec.tables}
+    specs = {c: specs[c] for c in sorted(specs)}
+    uses = {c: uses_of(c, spec.tables) for c, spec in specs.items()}
+    granules = {c: granule_of(uses[c], plan) for c in specs}
     builders = [_RankBuilder() for _ in range(world_size)]
     limits: dict[str, int] = {}
-    granules = {c: granule_of(uses[c], plan) for c in uses}
-    for use in (use for c in uses for use in uses[c]):
-        config, spec, placement = configs[use.table], specs[use.collection], plan.tables[use.table]
-        limits[use.feature] = min(
-            limits.get(use.feature, config.num_embeddings), config.num_embeddings
-        )
-        layout = placement.layout
-        near = use.collection in in_place
-        cuts = (
-            layout.row_cuts
-            if isinstance(layout, TableLayout) and layout.num_row_blocks > 1
-            else None
-        )
-        # owners pick their ids themselves, and so know where each was
-        cuts = None if near and spec.sequence else cuts
-        two_hop = not (spec.sequence or near) and takes_two_hops(layout, plan.hosts)
-        compact = (
-            cuts is not None
-            and not (spec.sequence or two_hop or near)
-            and granules[use.collection] >= COMPACT_COLUMNS
-        )
-        for shard in layout.shards(use.table):
-            key = GroupKey(
-                collection=use.collection,
-                replicated=isinstance(layout, Replicated),
-                data_type=config.data_type,
-                weighted=spec.weighted,
-                storage=placement.storage,
-                optimizer=optimizers[use.table],
-                sequence=spec.sequence,
-                width=len(shard.cols) if spec.sequence or placement.storage.kind == "cached" else 0,
-                two_hop=two_hop,
-                compact=compact,
-                chain=(shard.cols.start if spec.sequence else GATHERED) if near else None,
-                odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
-            )
-            block = (
-                layout.row_block(shard.rows.start)
-                if cuts is not None and isinstance(layout, TableLayout)
-                else 0
-            )
-            piece = Piece(use.feature, cuts, block, spec.sequence, spec.weighted, compact)
-            builders[shard.rank].add(
-                key, use, shard, block, piece, len(shard.rows) == config.num_embeddings
-            )
-    ranks = tuple(builder.build(in_place) for builder in builders)
-    found = {c: specs[c] for c in sorted(specs)}
+    for c, spec in specs.items():
+        configs = {table.name: table for table in spec.tables}
+        for use in uses[c]:
+            config, placement = configs[use.table], plan.tables[use.table]
+            rows, layout = config.num_embeddings, placement.layout
+            limits[use.feature] = min(limits.get(use.feature, rows), rows)
+            address = ways[c].address(spec, layout, granules[c])
+            one_width = spec.sequence or placement.storage.kind == "cached"
+            for shard in layout.shards(use.table):
+                key = GroupKey(
+                    collection=c,
+                    carrier=address.carrier,
+                    data_type=config.data_type,
+                    weighted=spec.weighted,
+                    storage=placement.storage,
+                    optimizer=optimizers[use.table],
+                    sequence=spec.sequence,
+                    width=len(shard.cols) if one_width else 0,
+                    odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
+                )
+                block = 0
+                if address.cuts is not None and isinstance(layout, TableLayout):
+                    block = layout.row_block(shard.rows.start)
+                piece = Piece(
+                    use.feature,
+                    address.cuts,
+                    block,
+                    spec.sequence,
+                    spec.weighted,
+                    address.leaves_out,
+                )
+                whole = len(shard.rows) == rows
+                builders[shard.rank].add(key, use, shard, block, piece, whole)
+    ranks = tuple(builder.build(ways) for builder in builders)
+    headers = {c: ways[c].header(spec, uses[c]) for c, spec in specs.items()}
     return SlotTable(
-        ranks,
-        found,
-        uses,
-        tuple(limits),
-        limits,
-        plan.hosts,
-        granules,
-        frozenset(in_place.keys() & specs.keys()),
+        ranks=ranks,
+        collections=specs,
+        uses=uses,
+        features=tuple(limits),
+        limits=limits,
+        hosts=plan.hosts,
+        granules=granules,
+        headers={c: entries for c, entries in headers.items() if entries},
     )
 
 
 class _RankBuilder:
+    """Collects the pieces and the slots of one rank."""
+
     def __init__(self) -> None:
         self.pieces: dict[Piece, int] = {}
-        self.groups: dict[GroupKey, list[Slot]] = {}
+        self.slots: dict[GroupKey, list[Slot]] = {}
 
     def add(
         self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece, whole: bool
     ) -> None:
         index = self.pieces.setdefault(piece, len(self.pieces))
-        self.groups.setdefault(key, []).append(Slot(use, shard, block, index, whole))
+        self.slots.setdefault(key, []).append(Slot(use, shard, block, index, whole))
 
-    def build(self, in_place: Mapping[int, Mapping[Shard, int]]) -> RankSlots:
-        # sharded groups first: their columns lead in the gradient buffer, so that the forward send
-        # is a prefix of the same order
-        groups: dict[GroupKey, list[Slot]] = {}
-        for key, slots in self.groups.items():
-            groups.update(
-                _chains(key, slots) if key.in_place and not key.sequence else {key: slots}
-            )
-        keys = sorted(
-            groups,
-            key=lambda k: (
-                k.sequence,
-                k.replicated,
-                k.two_hop,
-                k.compact,
-                k.collection,
-                k.width,
-                repr(k),
-            ),
-        )
-        return RankSlots(
-            tuple(self.pieces),
-            tuple(_group(key, groups[key], in_place.get(key.collection, {})) for key in keys),
-        )
+    def build(self, ways: Mapping[int, Addressing]) -> RankSlots:
+        groups: list[LookupGroup] = []
+        for key, slots in self.slots.items():
+            groups.extend(ways[key.collection].arrange(key, slots))
+        # every rank must order the groups alike, and a message holds its carriers in this order
+        groups.sort(key=lambda g: (g.key.carrier, g.key.collection, g.key.width, repr(g.key)))
+        return RankSlots(tuple(self.pieces), tuple(groups))
 
 
-def _chains(key: GroupKey, slots: Sequence[Slot]) -> dict[GroupKey, list[Slot]]:
-    """Slots whose columns ascend, shard by shard. Apart those whose gradients are gathered: no run
-    of columns, or their kernel needs it.
+def group_of(
+    key: GroupKey,
+    slots: Sequence[Slot],
+    by_block: bool = True,
+    bases: Mapping[Shard, int] | None = None,
+    gradient: GradientColumns | None = None,
+) -> LookupGroup:
+    """Make one group of some slots; the slots of one shard become neighbours, as kernels want it.
+
+    Args:
+        by_block: order shards by their row block first, then by column; else by column alone, so
+            that ranks which hold different blocks of the same columns order them alike.
+        bases: see `LookupGroup`.
     """
-    by_shard: dict[Shard, list[Slot]] = {}
-    for slot in sorted(slots, key=lambda s: s.column):
-        by_shard.setdefault(slot.shard, []).append(slot)
-    gathered = key.optimizer.max_gradient is not None or not is_vectorized(
-        key.optimizer, key.data_type
-    )
-    chains: list[list[Slot]] = []
-    found: dict[GroupKey, list[Slot]] = {}
-    for run in by_shard.values():
-        if gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
-            found.setdefault(key, []).extend(run)
-            continue
-        chain = next((c for c in chains if c[-1].column + c[-1].width <= run[0].column), None)
-        if chain is None:
-            chains.append(run)
-        else:
-            chain.extend(run)
-    return found | {replace(key, chain=i): chain for i, chain in enumerate(chains)}
-
-
-def _group(key: GroupKey, slots: list[Slot], starts: Mapping[Shard, int]) -> LookupGroup:
     first: dict[Shard, tuple[int, int]] = {}
     for slot in slots:
-        # on the two-hop route every rank of a host has one block of each column, and all must order
-        # them alike; chains ascend
-        first.setdefault(
-            slot.shard, (0 if key.two_hop or key.in_place else slot.block, slot.column)
-        )
-    # the kernel wants the slots of one shard side by side
-    shards = tuple(sorted(first, key=lambda s: first[s]))
+        first.setdefault(slot.shard, (slot.block if by_block else 0, slot.column))
+    shards = tuple(sorted(first, key=lambda shard: first[shard]))
     rank_of = {shard: i for i, shard in enumerate(shards)}
-    bases = (
-        tuple(starts[shard] // key.width for shard in shards)
-        if key.in_place and key.sequence
-        else ()
-    )
-    return LookupGroup(
-        key, shards, tuple(sorted(slots, key=lambda s: (rank_of[s.shard], s.column))), bases
-    )
+    ordered = tuple(sorted(slots, key=lambda slot: (rank_of[slot.shard], slot.column)))
+    starts = () if bases is None else tuple(bases[shard] for shard in shards)
+    return LookupGroup(key, shards, ordered, starts, gradient)

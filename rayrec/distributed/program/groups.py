@@ -1,31 +1,24 @@
-"""What every rank looks up and what travels: the vocabulary of the slot table, which `compile`
-makes once per plan.
+"""The words of the slot table: what every rank looks up and what travels to it.
 
 A *use* is one feature looked up in one table of one collection. A *slot* is one use looked up in
-one shard. A *piece* is what travels: one feature's bags restricted to one row block; slots of the
-same feature and row cuts share it, so ids cross the wire once per destination rank however many
-column blocks or tables read them there. Slots are grouped by what one kernel can serve
-(`GroupKey`); inside a pooled group they are ordered by (row block, output column), so that
-neighbours merge into few wide copies. Pooled rows travel as matrices: those of row blocks apart,
-since bags without ids may be left out of them (`compact`). Where all ranks share the memory of a
-collection's tables, no row travels at all (`in_place`).
+one shard. A *piece* is what travels: the bags of one feature, restricted to one row block. Slots of
+the same feature and the same row cuts share a piece, so an id crosses the wire once per destination
+rank, however many column blocks or tables read it there. A *group* holds the slots that one kernel
+serves. The *carrier* of a group brings its rows to the ranks that asked for them; its *way* says
+what that means (`rayrec.distributed.ways`).
 
 A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the
-same updates, while its rows go only home, so that only its gradient crosses the wire. A sequence
-(unpooled) use is a lookup whose every id is a bag of its own: its pieces carry no lengths, and its
-slots have as many rows as ids.
+same updates. A use of a sequence collection is looked up id by id: every id is a bag of its own, its
+pieces carry no lengths, and its slots have as many rows as ids.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from rayrec.layout import BaseEmbeddingConfig, DataType, Shard, Storage
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
-
-GATHERED = -1  # in place of a chain
 
 
 @dataclass(frozen=True)
@@ -47,22 +40,23 @@ class CollectionSpec:
 
 @dataclass(frozen=True)
 class Use:
-    """One feature looked up in one table: `width` columns of the output of `collection`, from
-    `column` on.
-    """
+    """One feature looked up in one table: `width` columns of the output of `collection`."""
 
     index: int  # within its collection
     collection: int
     table: str
     feature: str
-    column: int
+    column: int  # the first one
     width: int
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The ids of one feature that lie in one row block; `cuts` is None when there is only one
-    block.
+    """The ids of one feature that lie in one row block; `cuts` is None when there is only one block.
+
+    Attributes:
+        sequence: the piece carries no lengths.
+        leaves_out: bags without ids may stay at home.
     """
 
     feature: str
@@ -70,7 +64,7 @@ class Piece:
     block: int
     sequence: bool = False
     weighted: bool = False
-    compact: bool = False  # bags without ids may stay at home
+    leaves_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,42 +72,33 @@ class GroupKey:
     """What the slots of one kernel have in common.
 
     Attributes:
-        width: that of every slot of a sequence group, or of one with a cache, whose rows are all of
-            one width; 0 in others.
-        two_hop: rows are summed inside the host before they go home; see `two_hop`.
-        compact: row blocks, whose bags without ids may stay at home; see `compact`.
-        chain: of tables in memory that all ranks share, see `in_place`: slots whose output columns
-            ascend have one chain, so that a kernel reads their gradients where they lie; GATHERED
-            where these must be gathered first. Of sequences the first column. None for other
-            tables.
-        odd: widths are no multiple of 4, which FBGEMM's kernels for GPUs need.
+        collection: the collection whose rows they are.
+        carrier: the name of what brings the rows home; a way gives it, and nobody else reads it.
+        sequence: every id is a bag of its own.
+        width: the width of every slot, where a kernel needs rows of one width: of a sequence, or of
+            rows with a cache. It is 0 elsewhere.
+        part: tells groups of one carrier apart that are alike otherwise.
+        odd: widths are no multiples of 4, which FBGEMM's kernels for GPUs need.
     """
 
     collection: int
-    replicated: bool
+    carrier: str
     data_type: DataType
     weighted: bool
     storage: Storage
     optimizer: SparseOptimizer
     sequence: bool = False
     width: int = 0
-    two_hop: bool = False
-    compact: bool = False
-    chain: int | None = None
+    part: int = 0
     odd: bool = False
-
-    @property
-    def in_place(self) -> bool:
-        """Whether every rank reads these tables where they lie."""
-        return self.chain is not None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        what = self.collection, self.chain, self.sequence, self.width
-        return hash((*what, self.replicated, self.data_type, self.weighted, self.optimizer))
+        address = self.collection, self.carrier, self.part, self.sequence, self.width
+        return hash((*address, self.data_type, self.weighted, self.optimizer))
 
 
 @dataclass(frozen=True)
@@ -128,13 +113,28 @@ class Slot:
 
     @property
     def column(self) -> int:
-        """First output column of this slot in its collection."""
+        """The first output column of this slot in its collection."""
         return self.use.column + self.shard.cols.start
 
     @property
     def width(self) -> int:
-        """Output columns of this slot."""
+        """The output columns of this slot."""
         return len(self.shard.cols)
+
+
+@dataclass(frozen=True)
+class GradientColumns:
+    """Where a kernel finds the gradients of its slots in a matrix that holds those of more columns.
+
+    Attributes:
+        first: the column of the first slot.
+        gaps: per slot, the columns between the slot before and it.
+        gathered: the kernel needs the columns of its slots side by side.
+    """
+
+    first: int = 0
+    gaps: tuple[int, ...] = ()
+    gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,41 +142,38 @@ class LookupGroup:
     """The slots of one rank that one kernel serves.
 
     Attributes:
-        bases: of a sequence group that is read in place: the row of the shared memory where each
-            shard begins.
+        bases: of a sequence group whose shards lie in memory with others: the row of that memory
+            where each shard begins.
+        gradient: where the kernel finds gradients; None where it is given exactly its own columns.
     """
 
     key: GroupKey
     shards: tuple[Shard, ...]
     slots: tuple[Slot, ...]
     bases: tuple[int, ...] = ()
+    gradient: GradientColumns | None = None
 
     @cached_property
     def slot_shards(self) -> tuple[int, ...]:
-        """Per slot the index of its shard, ascending."""
+        """Return per slot the index of its shard, ascending."""
         index = {shard: i for i, shard in enumerate(self.shards)}
         return tuple(index[slot.shard] for slot in self.slots)
 
     @cached_property
     def width(self) -> int:
-        """Columns of all slots side by side."""
+        """The columns of all slots side by side."""
         return sum(slot.width for slot in self.slots)
 
     @property
     def first_column(self) -> int:
         """Where the columns of this group begin in the gradients that its kernel is given."""
-        if self.key.chain is None or self.key.chain == GATHERED:
-            return 0
-        return self.key.chain if self.key.sequence else self.slots[0].column
+        return 0 if self.gradient is None else self.gradient.first
 
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Per slot, output columns between the one before and it, where gradients are read in
-        place; else 0.
-        """
-        if self.key.chain in (None, GATHERED) or self.key.sequence:
-            return (0,) * len(self.slots)
-        return 0, *(b.column - a.column - a.width for a, b in pairwise(self.slots))
+        """Return per slot the columns between the one before and it in those gradients."""
+        gaps = () if self.gradient is None else self.gradient.gaps
+        return gaps or (0,) * len(self.slots)
 
 
 def is_vectorized(optimizer: SparseOptimizer, data_type: DataType) -> bool:

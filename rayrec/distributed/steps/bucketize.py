@@ -7,7 +7,7 @@ GiB). Features with one block are taken as they are. Sequence features are cut a
 and remember where every id came from (its home), since their rows come back in the order sent.
 
 Of a bag with few ids most row blocks get none. Where that leaves enough bags empty they stay at
-home; see `compact`.
+home; see `rayrec.distributed.ways.compact`.
 """
 
 # B bags of a feature, F features, N ids, n row blocks, E bags with ids
@@ -41,7 +41,7 @@ class Bucketing:
     cuts: tuple[Tensor, ...]
     sequence: bool
     weighted: bool
-    compact: bool = False
+    leaves_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FilledBags:
     """Which bags of cut features have ids, where the others stay at home.
 
     Attributes:
-        bags: (source rows of compact bucketings, most bags of any) int64 numbers within their
+        bags: (source rows of bucketings that leave bags out, most bags of any) int64 numbers within their
             feature; behind the last one B.
         once: no bag has ids in two blocks. every: all bags have ids.
     """
@@ -267,7 +267,7 @@ def bucketize(
         mask = None
         if varying is not None:
             numbers = torch.stack([row.sum(dtype=torch.int64) for row in b_lengths.split(out_bags)])
-        elif cut.compact and not kjt.variable_stride_per_key():
+        elif cut.leaves_out and not kjt.variable_stride_per_key():
             numbers, mask = _count(b_lengths, c_lengths, rows)
         else:
             numbers = b_lengths.view(rows, -1).sum(1, dtype=torch.int64)

@@ -1,26 +1,20 @@
 """The input step: every id travels to the ranks that own its row.
 
-    KJT -> bucketize by row block -> header -> all_to_all -> payload -> all_to_all -> ids per lookup
-    group
+    KJT -> source rows (`bucketize`) -> header -> payload -> ids per lookup group (`unpack`)
 
-`pack` and `unpack` around each collective are pure functions of tensors and of the compiled slot
-table. The header has a static size: extents of what is read in place, and per piece its number of
-ids and of bags; so sizes may differ from rank to rank, key to key and step to step, and one host
-sync per step reads them all. The payload carries ids, lengths and weights of one destination side
-by side, in words of 32 bits, so that one collective moves them. What a rank looks up itself takes
-part in neither. Costs one copy of the ids on either side; a feature with one row block is not even
-bucketized.
-
-Where pieces of a matrix have different numbers of bags (a variable batch, or row blocks whose bags
-without ids stayed at home), those with fewer are padded by empty bags on arrival; nothing but their
-pooled rows is sent back for the padding.
+What happens around the two collectives is a pure function of tensors and of the compiled slot
+table. The header has a static size: what the ways want to know of the batch, and per piece its
+number of ids and of bags. So sizes may differ from rank to rank, key to key and step to step, and
+one host sync per step reads them all. The payload carries the ids, lengths and weights of one
+destination side by side, in words of 32 bits, so that one collective moves them. What a rank looks
+up itself takes part in neither. The step costs one copy of the ids on either side.
 """
 
 # P pieces, N ids
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -32,10 +26,13 @@ from rayrec.distributed.kernels.ids import WORD, GroupIds
 from rayrec.distributed.program.groups import GroupKey, Piece
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.bucketize import Bucketing, SourceRows, bucketize
-from rayrec.distributed.steps.unpack import Arrived, unpack
+from rayrec.distributed.steps.unpack import Arrived
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import runs
+
+# (sizes, what arrived) of every source -> the ids of every lookup group of this rank
+Unpack = Callable[[Sequence[Sizes], Sequence[Arrived]], Mapping[GroupKey, GroupIds]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class RoutedIds:
         source: this rank's rows of bags, which know where ids came from.
     """
 
-    groups: dict[GroupKey, GroupIds]
+    groups: Mapping[GroupKey, GroupIds]
     sent: tuple[Sizes, ...]
     got: tuple[Sizes, ...]
     source: SourceRows
@@ -96,48 +93,44 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
             f"keys are {list(keys)[:20]}. "
             "Add the key (with empty bags if need be)."
         )
+    bucketings, row_of = _plan_cuts(slots, keys, where, device)
+    messages = []
+    for rank in slots.ranks:
+        rows = []
+        for piece in rank.pieces:
+            rows.append(where[piece.feature] if piece.cuts is None else row_of[piece])
+        pooled = [row for row, piece in zip(rows, rank.pieces, strict=True) if not piece.sequence]
+        weights = [row for row, piece in zip(rows, rank.pieces, strict=True) if piece.weighted]
+        parts = (tuple(runs(part)) for part in (rows, pooled, weights))
+        messages.append(Message(tuple(rows), *parts))
+    extents: list[int | None] = []
+    for entries in slots.headers.values():
+        extents.extend(None if feature is None else where[feature] for feature in entries)
+    return SendPlan(bucketings, tuple(messages), tuple(keys), tuple(extents))
+
+
+def _plan_cuts(
+    slots: SlotTable, keys: Sequence[str], where: Mapping[str, int], device: torch.device
+) -> tuple[tuple[Bucketing, ...], dict[Piece, int]]:
+    """Return how features are cut by rows, and the source row of every piece that this gives."""
     alike: dict[tuple[int, bool, bool, bool], dict[Piece, None]] = {}
-    for piece in (piece for rank in slots.ranks for piece in rank.pieces if piece.cuts is not None):
-        assert piece.cuts is not None
-        key = len(piece.cuts) - 1, piece.sequence, piece.weighted, piece.compact
-        alike.setdefault(key, {}).setdefault(replace(piece, block=0))
+    for rank in slots.ranks:
+        for piece in rank.pieces:
+            if piece.cuts is not None:
+                key = len(piece.cuts) - 1, piece.sequence, piece.weighted, piece.leaves_out
+                alike.setdefault(key, {}).setdefault(replace(piece, block=0))
     row_of: dict[Piece, int] = {}
     bucketings: list[Bucketing] = []
     base = len(keys)
-    for (blocks, sequence, weighted, compact), found in sorted(alike.items()):
+    for (blocks, sequence, weighted, leaves_out), pieces in sorted(alike.items()):
         for block in range(blocks):
-            for i, piece in enumerate(found):
-                row_of[replace(piece, block=block)] = base + block * len(found) + i
-        cuts = tuple(torch.tensor(piece.cuts, dtype=torch.int64, device=device) for piece in found)
-        bucketings.append(
-            Bucketing(
-                blocks,
-                tuple(where[piece.feature] for piece in found),
-                cuts,
-                sequence,
-                weighted,
-                compact,
-            )
-        )
-        base += blocks * len(found)
-    messages = []
-    for rank in slots.ranks:
-        rows = [
-            where[piece.feature] if piece.cuts is None else row_of[piece] for piece in rank.pieces
-        ]
-        pooled = [row for row, piece in zip(rows, rank.pieces, strict=True) if not piece.sequence]
-        weights = [row for row, piece in zip(rows, rank.pieces, strict=True) if piece.weighted]
-        messages.append(
-            Message(tuple(rows), tuple(runs(rows)), tuple(runs(pooled)), tuple(runs(weights)))
-        )
-    extents: list[int | None] = []
-    for collection in slots.extents:
-        extents.extend(
-            [where[use.feature] for use in slots.uses[collection]]
-            if slots.collections[collection].sequence
-            else [None]
-        )
-    return SendPlan(tuple(bucketings), tuple(messages), tuple(keys), tuple(extents))
+            for i, piece in enumerate(pieces):
+                row_of[replace(piece, block=block)] = base + block * len(pieces) + i
+        features = tuple(where[piece.feature] for piece in pieces)
+        cuts = tuple(torch.tensor(piece.cuts, dtype=torch.int64, device=device) for piece in pieces)
+        bucketings.append(Bucketing(blocks, features, cuts, sequence, weighted, leaves_out))
+        base += blocks * len(pieces)
+    return tuple(bucketings), row_of
 
 
 def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
@@ -215,16 +208,17 @@ def route(
     slots: SlotTable,
     send: SendPlan,
     exchange: Exchange,
+    unpack: Unpack,
     track: bool = False,
     checked: Callable[[], None] | None = None,
 ) -> RoutedIds:
-    """The input exchange of one KJT: a header and a payload for every rank.
+    """Exchange the ids of one KJT: a header and a payload for every rank.
 
     Args:
+        unpack: sorts what arrived for each lookup group.
         track: remember where weighted ids came from, for the gradient of their weights.
         checked: raises when ids are out of range. It is called before any id is cut by rows or
-            sent, and not earlier: on a GPU
-            the wait for the headers then is the one that it needs.
+            sent, and not earlier: on a GPU the wait for the headers then is the one that it needs.
     Raises:
         InputError: see `bucketize`.
         ShapeError: a header does not fit, so the ranks compiled different plans.
@@ -233,36 +227,32 @@ def route(
     if checked is not None and send.bucketings:
         checked()
     rows = bucketize(kjt, send.bucketings, slots.weighted, track)
-    pieces, me = [rank.pieces for rank in slots.ranks], exchange.rank
-    mine = pieces[me]
+    me, mine = exchange.rank, slots.ranks[exchange.rank].pieces
     headers = pack_header(rows, slots, send)
     extents = len(send.extents)
-    sent = tuple(Sizes.of(h, extents) for h in headers)
-    words_out = [
-        0 if rank == me else payload_words(pieces[rank], sizes) for rank, sizes in enumerate(sent)
-    ]
+    sent = tuple(Sizes.of(header, extents) for header in headers)
+    words_out = []
+    for rank, (slots_of_rank, sizes) in enumerate(zip(slots.ranks, sent, strict=True)):
+        words_out.append(0 if rank == me else payload_words(slots_of_rank.pieces, sizes))
 
     def words_in(received: list[list[int]]) -> list[int]:
         if checked is not None and not send.bucketings:
             checked()
-        if any(value < 0 for h in received for value in h):
+        if any(min(header, default=0) < 0 for header in received):
             raise ShapeError(
                 f"rank {me} received a negative count in a header: the ranks do not share one plan."
             )
-        return [
-            0 if rank == me else payload_words(mine, Sizes.of(h, extents))
-            for rank, h in enumerate(received)
-        ]
+        sizes = [Sizes.of(header, extents) for header in received]
+        return [0 if rank == me else payload_words(mine, sizes[rank]) for rank in range(len(sizes))]
 
     payload = pack_payload(rows, send, me, exchange.buffer(sum(words_out), rows.parts[0].lengths))
-    received, messages = exchange.headed(
-        headers, payload, words_out, extents + 2 * len(mine), words_in
-    ).wait()
-    got = tuple(Sizes.of(h, extents) for h in received)
-    arrived = [
-        own_pieces(rows, send.messages[me], mine)
-        if rank == me
-        else Arrived.of(message, sizes, mine)
-        for rank, (message, sizes) in enumerate(zip(messages, got, strict=True))
-    ]
-    return RoutedIds(unpack(slots, me, got, arrived), sent, got, rows)
+    head = extents + 2 * len(mine)
+    received, messages = exchange.headed(headers, payload, words_out, head, words_in).wait()
+    got = tuple(Sizes.of(header, extents) for header in received)
+    arrived = []
+    for rank, (message, sizes) in enumerate(zip(messages, got, strict=True)):
+        if rank == me:  # its own ids have not travelled
+            arrived.append(own_pieces(rows, send.messages[me], mine))
+        else:
+            arrived.append(Arrived.of(message, sizes, mine))
+    return RoutedIds(unpack(got, arrived), sent, got, rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,10 +27,18 @@ class _Routed(NamedTuple):
     done: torch.cuda.Event | None  # on a GPU, after the last kernel
 
 
-class _Started(NamedTuple):
-    kjt: KeyedJaggedTensor
+@dataclass(eq=False)
+class Started:
+    """The exchange of the ids of one KJT, under way.
+
+    Attributes:
+        collections: whose rows will be looked up.
+        expected: whether a forward pass is still to use it.
+    """
+
     collections: frozenset[int]
     routed: Future[_Routed]
+    expected: bool = True
 
 
 class RoutesAhead:
@@ -44,68 +53,72 @@ class RoutesAhead:
         self._exchange, self._device = exchange, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._started: list[_Started] = []
+        self._under_way: list[Started] = []
 
     def __len__(self) -> int:
-        return len(self._started)
+        return len(self._under_way)
 
     def start(
         self,
         kjt: KeyedJaggedTensor,
         collections: frozenset[int],
         route: Callable[[Exchange], RoutedIds],
-    ) -> None:
+    ) -> Started:
         """Run `route` in the thread; every rank starts the same exchanges in the same order."""
         ready = None
         if self._stream is not None:
             ready = torch.cuda.current_stream(self._device).record_event()
             kjt.record_stream(self._stream)
-        self._started.append(_Started(kjt, collections, self._pool.submit(self._run, route, ready)))
+        started = Started(collections, self._pool.submit(self._run, route, ready))
+        self._under_way.append(started)
+        return started
 
     def _run(
         self, route: Callable[[Exchange], RoutedIds], ready: torch.cuda.Event | None
     ) -> _Routed:
         if self._stream is None or ready is None:
             return _Routed(route(self._exchange), None)
-        with torch.cuda.stream(self._stream):  # the current stream and device are the thread's own
+        # the current stream and device are the thread's own
+        with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
             return _Routed(route(self._exchange), self._stream.record_event())
 
     def take(
-        self, kjt: KeyedJaggedTensor, collections: frozenset[int], timer: StepTimer | None
+        self, started: Started, collections: frozenset[int], timer: StepTimer | None
     ) -> RoutedIds | None:
-        """The routed ids of this very KJT, for the current stream; None when they were not started,
-        or for other collections.
+        """Return routed ids for the current stream; None when they are not expected any more.
 
         Args:
+            collections: None is returned, too, when the ids were routed for others.
             timer: counts the wait for them, if any.
         """
-        for i, item in enumerate(self._started):
-            if item.kjt is kjt:
-                del self._started[i]
-                ids, done = (
-                    item.routed.result() if timer is None else timer.wait(item.routed.result)
-                )
-                if done is not None:
-                    stream = torch.cuda.current_stream(self._device)
-                    stream.wait_event(done)
-                    for tensor in _tensors(ids):
-                        tensor.record_stream(stream)
-                return ids if item.collections == collections else None
-        return None
+        if not started.expected:
+            return None
+        started.expected = False
+        self._under_way.remove(started)
+        wait = started.routed.result
+        ids, done = wait() if timer is None else timer.wait(wait)
+        if done is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(done)
+            for tensor in _tensors(ids):
+                tensor.record_stream(stream)
+        return ids if started.collections == collections else None
 
     def wait(self) -> None:
-        """Until all that was started is done.
+        """Wait until all that was started is done.
 
         Raises:
             CommError: a peer is gone.
         """
-        for item in self._started:
-            item.routed.result()
+        for started in self._under_way:
+            started.routed.result()
 
     def forget(self) -> None:
         """Expect nobody to take what was started; it ends by itself."""
-        self._started = []
+        for started in self._under_way:
+            started.expected = False
+        self._under_way = []
 
     def close(self, wait: bool) -> None:
         """End the thread.

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from rayrec.distributed.kernels.bands import put_rows
 from rayrec.distributed.program.groups import Slot
-from rayrec.distributed.program.slots import Matrix, SlotTable
-from rayrec.distributed.program.spans import CombinePlan
-from rayrec.distributed.steps.bucketize import FilledBags
-from rayrec.distributed.steps.combine import Arrived, view_of
+from rayrec.distributed.program.slots import SlotTable
+from rayrec.distributed.steps.bucketize import FilledBags, SourceRows
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
+from rayrec.distributed.ways.matrices import Matrix
+from rayrec.distributed.ways.spans import JoinPlan, Received
 from rayrec.sparse.ops import offsets_of
 
 _CACHED_VALUES = 1 << 17  # gathered and scaled on CPU before they leave the core's cache
@@ -99,48 +99,44 @@ class Places:
 
 
 @dataclass(frozen=True)
-class CompactPlan:
-    """The matrices of all owners that may come without some bags, compiled once per key list."""
+class BlockPlan:
+    """The matrices of all owners that may come without some bags, worked out once per key list."""
 
-    matrices: dict[tuple[int, int], tuple[Matrix, _Columns]]  # owner and number
+    matrices: dict[tuple[int, int], tuple[Matrix, _Columns]]  # (owner, number)
     widths: dict[int, int]  # collection -> D
 
     @staticmethod
-    def of(slots: SlotTable, send: SendPlan, device: torch.device) -> CompactPlan:
-        """Compile it."""
-        firsts = offsets_of(
-            [len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)]
-        )[1:]
-        cut_rows = [
-            range(a, b)
-            for a, b, cut in zip(firsts, firsts[1:], send.bucketings, strict=False)
-            if cut.compact
-        ]
-        row_of = {row: i for i, row in enumerate(row for rows in cut_rows for row in rows)}
-        found = {}
-        for owner, mine in enumerate(slots.ranks):
-            for number, matrix in enumerate(mine.matrices):
-                if matrix.compact:
-                    these = [slot for group in matrix.groups for slot in group.slots]
-                    rows = [row_of[send.messages[owner].rows[slot.piece]] for slot in these]
-                    found[owner, number] = (
-                        matrix,
-                        _columns(these, rows, slots.granules[these[0].use.collection], device),
-                    )
-        return CompactPlan(found, slots.widths)
+    def of(slots: SlotTable, plan: JoinPlan, send: SendPlan, device: torch.device) -> BlockPlan:
+        """Work it out for batches that are sent as `send` says."""
+        sizes = [len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)]
+        firsts = offsets_of(sizes)[1:]
+        # source row -> row of `FilledBags.bags`, which holds the rows of some bucketings only
+        row_of: dict[int, int] = {}
+        for first, end, cut in zip(firsts, firsts[1:], send.bucketings, strict=False):
+            if cut.leaves_out:
+                before = len(row_of)
+                row_of.update((row, before + i) for i, row in enumerate(range(first, end)))
+        matrices = {}
+        for owner, of_owner in enumerate(plan.owners):
+            for number, matrix in enumerate(of_owner.matrices):
+                if matrix.leaves_out:
+                    here = [slot for group in matrix.groups for slot in group.slots]
+                    rows = [row_of[send.messages[owner].rows[slot.piece]] for slot in here]
+                    granule = slots.granules[here[0].use.collection]
+                    matrices[owner, number] = matrix, _columns(here, rows, granule, device)
+        return BlockPlan(matrices, plan.widths)
 
     def places(self, routed: RoutedIds) -> dict[tuple[int, int], Places]:
-        """Where the rows of each matrix belong in this step; empty when all bags were sent."""
+        """Return where the rows of each matrix belong in this step; empty when all bags were sent."""
         filled = routed.source.filled
         if filled is None:
             return {}
-        found = {}
-        for key, (matrix, columns) in self.matrices.items():
-            index = _index(
-                columns, filled, matrix.rows(routed.sent[key[0]]), self.widths[columns.collection]
-            )
-            found[key] = Places(columns, index)
-        return found
+        places = {}
+        for (owner, number), (matrix, columns) in self.matrices.items():
+            rows = matrix.rows(routed.sent[owner])
+            index = _index(columns, filled, rows, self.widths[columns.collection])
+            places[owner, number] = Places(columns, index)
+        return places
 
 
 def _columns(
@@ -169,32 +165,36 @@ def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tens
     return torch.add(columns.column_C, bag_Cn.t(), alpha=width // columns.granule).contiguous()
 
 
-def join_compact(
-    plan: CombinePlan,
-    arrived: Arrived,
+def join_blocks(
+    plan: JoinPlan,
+    received: Received,
     collection: int,
     places: Mapping[tuple[int, int], Places],
-    routed: RoutedIds,
+    source: SourceRows,
 ) -> Tensor:
-    """(B, D): `combine.join_pooled` where bags without ids stayed at home."""
-    filled = routed.source.filled
+    """Return (B, D): the join of a collection some of whose bags stayed at home."""
+    filled = source.filled
     assert filled is not None
     here = {key: place for key, place in places.items() if place.collection == collection}
-    bags, width = routed.source.batch, plan.slots.widths[collection]
-    like = next(arrived.pooled[owner][number] for owner, number in here)
+    bags, width = source.batch, plan.widths[collection]
+    like = next(received.pooled[owner][number] for owner, number in here)
+    # one row more than there are bags: the rows of the padding go there
     tiled = filled.once and filled.every
     output = like.new_empty(bags + 1, width) if tiled else like.new_zeros(bags + 1, width)
     for span in plan.writes[collection]:
         if (span.owner, span.matrix) not in here or span.replicated or span.hop:
-            output[:bags, span.column : span.column + span.width] = view_of(arrived, span)
+            columns = slice(span.column, span.column + span.width)
+            output[:bags, columns] = received.columns_of(span)
     if filled.once:
         for (owner, number), place in here.items():
-            place.put(arrived.pooled[owner][number], output)
+            place.put(received.pooled[owner][number], output)
     else:
-        for block in range(max(max(place.columns.blocks) for place in here.values()) + 1):
+        blocks = 1 + max(max(place.columns.blocks) for place in here.values())
+        for block in range(blocks):
             for (owner, number), place in here.items():
-                place.add(arrived.pooled[owner][number], output, block)
+                place.add(received.pooled[owner][number], output, block)
     for span in plan.adds:
         if span.collection == collection and ((span.owner, span.matrix) not in here or span.hop):
-            output[:bags, span.column : span.column + span.width].add_(view_of(arrived, span))
+            columns = slice(span.column, span.column + span.width)
+            output[:bags, columns].add_(received.columns_of(span))
     return output[:bags]

@@ -1,1 +1,0 @@
-"""Tables in memory that all ranks of a host map."""

@@ -1,0 +1,97 @@
+"""What an engine keeps with a KJT between the calls that are given it, and what it learns of them.
+
+Which collections share an exchange is learned from which of them a model gives the same KJT object
+to. The first to be called with a KJT runs the exchange for all that shared one before; the others
+find their result with the KJT. Every rank runs the same model code, so every rank learns the same,
+without talking. A collection that stops claiming its share goes back to exchanges of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rayrec.distributed.steps.dedup import Distinct
+from rayrec.distributed.steps.routes_ahead import Started
+from rayrec.sparse import KeyedJaggedTensor
+
+Outputs = tuple[Tensor, ...]
+
+
+@dataclass(eq=False)
+class Ride:
+    """What one engine keeps with one KJT.
+
+    Attributes:
+        callers: the collections that were called with it.
+        waiting: results for collections that have not been called yet.
+        started: the exchange of its ids, if that runs ahead of the forward pass.
+        distinct: its distinct ids, if they are sent in its stead.
+    """
+
+    callers: set[int] = field(default_factory=set)
+    waiting: dict[int, Outputs] = field(default_factory=dict)
+    started: Started | None = None
+    distinct: Distinct | None = None
+
+    @staticmethod
+    def on(kjt: KeyedJaggedTensor, engine: object) -> Ride:
+        """Return what an engine keeps with a KJT."""
+        carried = kjt.carried
+        if engine not in carried:
+            carried[engine] = Ride()
+        ride = carried[engine]
+        assert isinstance(ride, Ride)
+        return ride
+
+
+class Sharing:
+    """Which collections share an exchange, as far as the calls until now tell.
+
+    Args:
+        collections: how many there are.
+    """
+
+    def __init__(self, collections: int) -> None:
+        self._partners = {i: frozenset([i]) for i in range(collections)}
+        self._last = Ride()
+        self._first: dict[tuple[str, ...], frozenset[int]] = {}
+
+    def take(self, collection: int, ride: Ride) -> Outputs | None:
+        """Return the result that waits for a collection, once; None when it is still to be made."""
+        if ride is not self._last or collection not in ride.waiting:
+            return None
+        ride.callers.add(collection)
+        return ride.waiting.pop(collection)
+
+    def together(self, collection: int, keys: tuple[str, ...], ride: Ride) -> frozenset[int]:
+        """Return the collections to run now that one is called and finds no result."""
+        self._learn(collection, ride)
+        chosen = self._partners[collection] - ride.callers | {collection}
+        if not ride.callers:
+            self._first[keys] = chosen
+        ride.callers.add(collection)
+        return chosen
+
+    def first_call(self, keys: tuple[str, ...]) -> frozenset[int] | None:
+        """Return what the first call with a KJT of these keys will run; None if there was none."""
+        return self._first.get(keys)
+
+    def clear(self) -> None:
+        """Forget results, as after a change of plan."""
+        self._last = Ride()
+
+    def _learn(self, collection: int, ride: Ride) -> None:
+        for unclaimed in self._last.waiting:  # that collection no longer shares its KJT
+            former = self._partners[unclaimed]
+            for member in former:
+                self._partners[member] = former - {unclaimed}
+            self._partners[unclaimed] = frozenset([unclaimed])
+        self._last.waiting = {}
+        if ride is not self._last:
+            self._last, ride.callers, ride.waiting = ride, set(), {}
+        elif collection not in ride.callers:  # a second one on this KJT: share from the next on
+            joined = self._partners[collection].union(*(self._partners[c] for c in ride.callers))
+            for member in joined:
+                self._partners[member] = joined

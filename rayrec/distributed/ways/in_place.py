@@ -1,0 +1,358 @@
+"""Tables in memory that all ranks share are read in place: rows do not travel, gradients travel once.
+
+Every rank looks up its own batch in all tables of a collection by one kernel, whoever owns them,
+straight into the output. In the backward pass it writes the gradient of that output, scaled, into
+memory that all ranks read. After one wait every owner updates its rows from there, with the ids
+that it was sent in the input exchange. So all plans cost the same at home, and a bag's sum is that
+of the unsharded table, whatever cuts its rows. A step waits twice: for ids, when all have updated
+the rows of the step before, and for gradients, when all have read those of this one.
+
+This way is for CPU ranks of one host; see `EngineOptions.share_tables`.
+"""
+
+# B rows of the home batch, D columns of a collection
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.codec import Codecs
+from rayrec.comm.exchange import Exchange
+from rayrec.comm.pages import make_huge
+from rayrec.distributed.kernels.ids import WORD, GroupIds, bag_offsets
+from rayrec.distributed.kernels.table_space import TableSpace
+from rayrec.distributed.program.compile import Address, group_of, uses_of
+from rayrec.distributed.program.groups import (
+    CollectionSpec,
+    GradientColumns,
+    GroupKey,
+    LookupGroup,
+    Slot,
+    Use,
+    is_vectorized,
+)
+from rayrec.distributed.program.slots import Sizes, SlotTable, by_collection
+from rayrec.distributed.steps.unpack import Arrived, pooled_ids
+from rayrec.distributed.ways.home_lookup import Home, HomeLookup, HomeSequence, Wanted, fill
+from rayrec.distributed.ways.way import Joined, Leg, Opening, Step, Way, World
+from rayrec.layout import Layout, Shard, ShardingPlan, TableLayout, takes_two_hops
+from rayrec.observe.timer import span
+
+CARRIER = "in_place"
+_LEAST_BYTES = 1 << 20
+
+
+def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, world: World) -> bool:
+    """Return whether ranks that share memory read the tables of a collection where they lie.
+
+    Their rows have one type, no gradient of a sequence is clipped, and the plan is for one host.
+    """
+    if len({table.data_type for table in spec.tables}) > 1:
+        return False
+    if spec.sequence:
+        return all(world.optimizers[table.name].max_gradient is None for table in spec.tables)
+    layouts = (plan.tables[table.name].layout for table in spec.tables)
+    return not any(takes_two_hops(layout, plan.hosts) for layout in layouts)
+
+
+class SharedGradients:
+    """Memory for the gradients of one step of all ranks; it grows to the largest step.
+
+    Attributes:
+        free: whether every rank has read those of the last step.
+    """
+
+    def __init__(self) -> None:
+        self.free = True
+        self._memory = torch.empty(0)
+
+    def matrices(self, shapes: Sequence[tuple[int, int]], exchange: Exchange) -> list[Tensor]:
+        """Return one matrix of each shape, which all ranks share; all ranks call it together.
+
+        The contents are those of a former step.
+        """
+        sizes = [rows * width for rows, width in shapes]
+        if self._memory.numel() < sum(sizes):
+            size = max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length())
+            memory = exchange.share(size)
+            assert memory is not None, "tables are shared"
+            if exchange.rank == 0:
+                make_huge(memory)
+            self._memory = memory.view(torch.float32)
+        parts = self._memory[: sum(sizes)].split(sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+class InPlace(Way):
+    """The collections that are read in place under one plan.
+
+    Args:
+        spaces: collection -> where its tables lie.
+        homes: collection -> how this rank reads them.
+    """
+
+    def __init__(
+        self, spaces: dict[int, TableSpace], homes: dict[int, Home], gradients: SharedGradients
+    ) -> None:
+        self._spaces, self._homes, self._gradients = spaces, homes, gradients
+
+    @staticmethod
+    def open(opening: Opening) -> InPlace | None:
+        """Lay tables out in shared memory; collections whose layouts stay keep their memory."""
+        world, plan = opening.world, opening.plan
+        coded = world.options.codecs != Codecs()
+        if not world.options.share_tables or world.device.type != "cpu" or coded:
+            return None
+        if world.has_replicas:
+            return None
+        before = opening.before if isinstance(opening.before, InPlace) else None
+        spaces: dict[int, TableSpace] = {}
+        homes: dict[int, Home] = {}
+        for c, spec in enumerate(world.specs):
+            if not can_read_in_place(spec, plan, world):
+                continue
+            layouts = {table.name: plan.tables[table.name].layout for table in spec.tables}
+            space = None if before is None else before._spaces.get(c)
+            if space is None or space.layouts != layouts:
+                space = TableSpace.of(spec.tables, layouts, world.exchange)
+            if space is not None:
+                kind = HomeSequence if spec.sequence else HomeLookup
+                uses = uses_of(c, spec.tables)
+                spaces[c] = space
+                homes[c] = kind(spec, uses, space, world.exchange.rank, world.workers)
+        gradients = SharedGradients() if before is None else before._gradients
+        return InPlace(spaces, homes, gradients)
+
+    def takes(self, collection: int) -> bool:
+        """See `Way`: those that have memory which all ranks share."""
+        return collection in self._spaces
+
+    def space_of(self, collection: int) -> TableSpace | None:
+        """See `Way`."""
+        return self._spaces[collection]
+
+    def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
+        """See `Way`. The owners of a sequence pick their ids themselves, and so know their homes."""
+        if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 and not spec.sequence:
+            return Address(CARRIER, layout.row_cuts)
+        return Address(CARRIER, None)
+
+    def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
+        """See `Way`: the rows of the gradients that a rank will hand over."""
+        return tuple(use.feature for use in uses) if spec.sequence else (None,)
+
+    def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
+        """See `Way`: kernels read gradients where they lie, if the columns of their slots ascend."""
+        if key.sequence:
+            return self._arrange_sequence(key, slots)
+        gathered, chains = _chains(key, slots)
+        groups = [
+            group_of(replace(key, part=i), chain, by_block=False, gradient=_columns(chain))
+            for i, chain in enumerate(chains)
+        ]
+        if gathered:
+            gradient = GradientColumns(gathered=True)
+            last = replace(key, part=len(chains))
+            groups.append(group_of(last, gathered, by_block=False, gradient=gradient))
+        return groups
+
+    def _arrange_sequence(self, key: GroupKey, slots: Sequence[Slot]) -> list[LookupGroup]:
+        """One group per column block, whose ids are rows of the whole memory."""
+        space = self._spaces[key.collection]
+        blocks: dict[int, list[Slot]] = {}
+        for slot in slots:
+            blocks.setdefault(slot.shard.cols.start, []).append(slot)
+        groups = []
+        for first, of_block in blocks.items():
+            bases = {slot.shard: space.starts[slot.shard] // key.width for slot in of_block}
+            gradient, part = GradientColumns(first), replace(key, part=first)
+            groups.append(group_of(part, of_block, False, bases, gradient))
+        return groups
+
+    def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
+        """See `Way`."""
+        homes = {c: self._homes[c] for c in collections}
+        return _InPlaceLeg(slots, rank, homes, self._gradients)
+
+
+def _chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], list[list[Slot]]]:
+    """Return the slots whose gradients must be gathered, and chains of slots that ascend by column.
+
+    Gradients are gathered where the columns of a shard are no run, or where the kernel needs it.
+    """
+    by_shard: dict[Shard, list[Slot]] = {}
+    for slot in sorted(slots, key=lambda s: s.column):
+        by_shard.setdefault(slot.shard, []).append(slot)
+    clipped = key.optimizer.max_gradient is not None
+    all_gathered = clipped or not is_vectorized(key.optimizer, key.data_type)
+    gathered: list[Slot] = []
+    chains: list[list[Slot]] = []
+    for run in by_shard.values():
+        if all_gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
+            gathered.extend(run)
+            continue
+        fitting = (c for c in chains if c[-1].column + c[-1].width <= run[0].column)
+        chain = next(fitting, None)
+        if chain is None:
+            chains.append(run)
+        else:
+            chain.extend(run)
+    return gathered, chains
+
+
+def _columns(chain: Sequence[Slot]) -> GradientColumns:
+    gaps = (b.column - a.column - a.width for a, b in pairwise(chain))
+    return GradientColumns(chain[0].column, (0, *gaps))
+
+
+class _InPlaceLeg(Leg):
+    """One step of the collections that are read in place."""
+
+    def __init__(
+        self, slots: SlotTable, rank: int, homes: Mapping[int, Home], gradients: SharedGradients
+    ) -> None:
+        self.collections = tuple(homes)
+        self._slots, self._homes, self._gradients = slots, homes, gradients
+        self._groups = slots.ranks[rank].carried_by([CARRIER], self.collections)
+
+    def unpack(
+        self, got: Sequence[Sizes], arrived: Sequence[Arrived]
+    ) -> Mapping[GroupKey, GroupIds]:
+        """See `Leg`."""
+        ids = {}
+        for group in self._groups:
+            extents = self._slots.extents[group.key.collection]
+            if group.key.sequence:
+                ids[group.key] = _sequence_ids(group, [s.extents[extents] for s in got], arrived)
+            else:
+                rows = [sizes.extents[extents.start] for sizes in got]
+                ids[group.key] = pooled_ids(group, rows, arrived)
+        return ids
+
+    def run(self, step: Step) -> tuple[Tensor, ...]:
+        """See `Leg`."""
+        if step.ahead:
+            with span(step.timer, "input"):
+                # All have updated the rows of the step before. Where ids were routed in this step,
+                # the ranks have said so by sending them.
+                step.exchange.meet()
+        self._gradients.free = True
+        weights = () if step.weights is None else (step.weights,)
+        return Joined.apply(self, step, step.anchor, *weights)
+
+    def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Wanted]]:
+        """See `Leg`: look up the batch of this rank; `inputs` are the weights, if they are learned."""
+        outputs: list[Tensor] = []
+        wanted = {}
+        for collection, home in self._homes.items():
+            with span(step.timer, "input"):
+                wanted[collection] = home.wanted(step.routed.source, step.send.keys)
+            with span(step.timer, "lookup"):
+                outputs += home.look_up(wanted[collection], step.bags)
+        return outputs, wanted
+
+    def reverse(
+        self, step: Step, grads: Sequence[Tensor], kept: dict[int, Wanted]
+    ) -> list[Tensor | None]:
+        """See `Leg`: hand over the gradients of this rank's outputs, and update its rows."""
+        mine = by_collection(grads, self._slots.outputs(self.collections, bool(step.bags)))
+        of_weights: list[Tensor | None] = []
+        with span(step.timer, "gradient"):
+            if step.weights is not None:  # before any row changes
+                total = torch.zeros_like(step.weights)
+                for c, home in self._homes.items():
+                    if home.weighted:
+                        source, keys = step.routed.source, step.send.keys
+                        home.grad_of_weights(mine[c], kept[c], source, keys, total)
+                of_weights.append(total)
+            whole = self._hand_over(step, mine)
+        with span(step.timer, "update"):
+            for group in self._groups:
+                key = group.key
+                step.lookups[key].update_in_place(whole[key.collection], step.routed.groups[key])
+        self._gradients.free = False
+        return of_weights
+
+    def _hand_over(self, step: Step, mine: Mapping[int, Sequence[Tensor]]) -> dict[int, Tensor]:
+        """Return per collection the gradients of all ranks, divided by their number.
+
+        The ranks wait for each other here, once in the backward pass.
+        """
+        exchange, most_bags = step.exchange, step.routed.source.most_bags
+        rows, shapes = {}, []
+        for c, home in self._homes.items():
+            extents = self._slots.extents[c]
+            rows[c] = [sum(sizes.extents[extents]) for sizes in step.routed.got]
+            shapes.append((sum(rows[c]), home.width))
+        if exchange.world_size == 1:
+            alone = {}
+            for (c, home), shape in zip(self._homes.items(), shapes, strict=True):
+                alone[c] = _alone(home, mine[c], shape, most_bags)
+            return alone
+        if not self._gradients.free:
+            exchange.meet()
+        whole = dict(zip(self._homes, self._gradients.matrices(shapes, exchange), strict=True))
+        for c, home in self._homes.items():
+            first = sum(rows[c][: exchange.rank])
+            own = whole[c][first : first + rows[c][exchange.rank]]
+            fill(own, home.joined(mine[c], most_bags), 1.0 / exchange.world_size)
+        exchange.meet()
+        return whole
+
+
+def _alone(home: Home, grads: Sequence[Tensor], shape: tuple[int, int], most_bags: int) -> Tensor:
+    if len(grads) == 1 and grads[0].shape == shape:
+        return grads[0].contiguous()
+    whole = grads[0].new_empty(shape)
+    fill(whole, home.joined(grads, most_bags), 1.0)
+    return whole
+
+
+def _sequence_ids(
+    group: LookupGroup, counts: Sequence[Sequence[int]], arrived: Sequence[Arrived]
+) -> GroupIds:
+    """Return bags of one id for what all ranks look up, empty where another rank updates the row.
+
+    Args:
+        counts: per source, the ids of every use of the collection.
+    Returns:
+        Ids are rows of the shared memory.
+    """
+    of_use: dict[int, list[tuple[Slot, int]]] = {}
+    for slot, shard in zip(group.slots, group.slot_shards, strict=True):
+        of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
+    device = arrived[0].ids[group.slots[0].piece].device
+    one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD, device=device)
+    none = torch.zeros_like(one)
+    ids: list[Tensor] = []
+    lengths: list[Tensor] = []
+    for of_source, source in zip(counts, arrived, strict=True):
+        for use, count in enumerate(of_source):
+            mine = of_use.get(use, [])
+            if not mine:
+                lengths.append(none[:count])
+            elif len(mine) == 1 and mine[0][0].whole:
+                slot, base = mine[0]
+                ids.append(source.ids[slot.piece] + base)
+                lengths.append(one[:count])
+            else:
+                here, places = _own_rows(source.ids[mine[0][0].piece], mine)
+                ids.append(places[here])
+                lengths.append(here.to(WORD))
+    return GroupIds(torch.cat(ids), bag_offsets(torch.cat(lengths)), None)
+
+
+def _own_rows(rows_N: Tensor, mine: Sequence[tuple[Slot, int]]) -> tuple[Tensor, Tensor]:
+    """Return which ids (N,) lie in this rank's shards, and where in memory those do."""
+    places, here = rows_N, torch.zeros_like(rows_N, dtype=torch.bool)
+    for slot, base in mine:
+        first, end = slot.shard.rows.start, slot.shard.rows.stop
+        inside = (rows_N >= first) & (rows_N < end)
+        places = torch.where(inside, rows_N + (base - first), places)
+        here = here | inside
+    return here, places

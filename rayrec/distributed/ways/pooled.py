@@ -1,0 +1,313 @@
+"""Pooled rows: what leaves an owner, and how it is put together at home and taken apart again.
+
+Every rank sends each other rank the rows of that rank's bags, all its slots side by side. At home a
+slot of row block 0 is written to its output columns, and later blocks are added in block order, so
+that the sum repeats bit for bit. Columns that are neighbours on both sides move as one copy.
+
+The rows of a replicated table are taken from this rank's own look-up and cross no wire. Its
+gradient goes to every replica in the same order everywhere, so that all make the same update.
+"""
+
+# B rows of the home batch, D columns of a collection
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.program.groups import GroupKey
+from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.steps.unpack import Arrived, pooled_ids
+from rayrec.distributed.ways.compact import BlockPlan, Places, join_blocks
+from rayrec.distributed.ways.gather import BlockGather
+from rayrec.distributed.ways.part import Part, Rows, stack
+from rayrec.distributed.ways.spans import Received, Span, cut_spans, plan_join
+from rayrec.distributed.ways.two_hop import TwoHop
+from rayrec.distributed.ways.way import Step
+
+_WIDE = 256  # columns; from here on a copy and a product take one pass, span by span
+
+
+class _Kept(NamedTuple):
+    """What the backward pass needs of the forward pass.
+
+    Attributes:
+        places: (owner, matrix) -> where its rows belong, where bags without ids stayed at home.
+    """
+
+    places: Mapping[tuple[int, int], Places]
+
+
+@dataclass(frozen=True)
+class _Grads:
+    """The gradients of the outputs of one step.
+
+    Attributes:
+        whole: collection -> (B, D); empty where keys have different numbers of bags.
+        uses: collection -> per use (bags, width), there.
+    """
+
+    whole: Mapping[int, Tensor]
+    uses: Mapping[int, Sequence[Tensor]]
+
+
+class Pooled(Part):
+    """The pooled rows of some collections; see the module.
+
+    Args:
+        hops: sums rows inside hosts first, where the plan has tables for that.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        rank: int,
+        device: torch.device,
+        collections: Sequence[int],
+        hops: TwoHop | None,
+    ) -> None:
+        self.collections = tuple(collections)
+        widths = {c: slots.width_of(c) for c in collections}
+        self.plan = plan_join(slots, rank, widths, device)
+        self._slots, self._device = slots, device
+        self._mine = self.plan.owners[rank]
+        self._hops = hops if any(owner.hop.groups for owner in self.plan.owners) else None
+        flat = [group for matrix in self._mine.flat for group in matrix.groups]
+        self.groups = (*flat, *self._mine.hop.groups)
+        self._block_plans: dict[tuple[str, ...], BlockPlan] = {}
+
+    def unpack(self, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
+        """See `Part`."""
+        ids = {}
+        for matrix in (*self._mine.flat, self._mine.hop):
+            rows = [matrix.rows(sizes) for sizes in got]
+            for group in matrix.groups:
+                ids[group.key] = pooled_ids(group, rows, arrived)
+        return ids
+
+    # forward
+
+    def rows_out(self, owner: int, sizes: Sizes) -> int:
+        """See `Part`."""
+        return self.plan.owners[owner].rows_out(sizes)
+
+    def whole(self, rows: Rows) -> Tensor | None:
+        """See `Part`: one matrix holds the rows of one rank below those of the other."""
+        if len(self._mine.matrices) != 1:
+            return None
+        return _side_by_side([rows[group.key] for group in self._mine.matrices[0].groups]).view(-1)
+
+    def pack(self, rows: Rows, got: Sequence[Sizes]) -> list[list[Tensor]]:
+        """See `Part`."""
+        messages: list[list[Tensor]] = [[] for _ in got]
+        for matrix in self._mine.matrices:
+            values = _side_by_side([rows[group.key] for group in matrix.groups])
+            counts = [matrix.rows(sizes) for sizes in got]
+            for message, part in zip(messages, values.split(counts), strict=True):
+                message.append(part.view(-1))
+        return messages
+
+    def join(
+        self, step: Step, received: Sequence[Tensor], rows: Rows
+    ) -> tuple[dict[int, list[Tensor]], _Kept]:
+        """See `Part`."""
+        home = self._arrive(step, received, rows)
+        places = self._places(step)
+        cut_collections = {place.collection for place in places.values()}
+        outputs = {}
+        for collection in self.collections:
+            if step.bags:
+                outputs[collection] = self._join_varying(home, collection, step.bags)
+            elif collection in cut_collections:
+                filled = step.routed.source
+                outputs[collection] = [join_blocks(self.plan, home, collection, places, filled)]
+            else:
+                outputs[collection] = [self._join(home, collection)]
+        return outputs, _Kept(places)
+
+    def _arrive(self, step: Step, received: Sequence[Tensor], rows: Rows) -> Received:
+        """Sort what arrived, with this rank's own rows of replicated tables."""
+        routed, rank = step.routed, self.plan.rank
+        pooled: list[list[Tensor]] = []
+        for owner, sizes, values in zip(self.plan.owners, routed.sent, received, strict=True):
+            counts = [matrix.values(sizes) for matrix in owner.matrices]
+            parts = zip(values.split(counts), owner.matrices, strict=True) if counts else ()
+            pooled.append([part.view(m.rows(sizes), m.width) for part, m in parts])
+        replicas = self._mine.replicas
+        before = sum(replicas.rows(sizes) for sizes in routed.got[:rank])
+        bags = replicas.rows(routed.sent[rank])
+        own = [rows[group.key][before : before + bags] for group in replicas.groups]
+        replicated = torch.cat(own, 1) if own else received[0].new_empty(bags, 0)
+        hops: list[Tensor] = []
+        if self._hops is not None:
+            of_hops = [rows[group.key] for group in self._mine.hop.groups]
+            hops = self._hops.send_home(self.plan.owners, routed, of_hops, self._device)
+        return Received(pooled, replicated, hops)
+
+    def _places(self, step: Step) -> dict[tuple[int, int], Places]:
+        """Return where rows belong whose bags without ids stayed at home; empty if none did."""
+        keys = step.send.keys
+        if keys not in self._block_plans:
+            plan = BlockPlan.of(self._slots, self.plan, step.send, self._device)
+            self._block_plans[keys] = plan
+        return self._block_plans[keys].places(step.routed)
+
+    def _join(self, home: Received, collection: int) -> Tensor:
+        """Return (B, D): row blocks summed and column blocks side by side, where all bags came."""
+        plan = self.plan
+        if collection in plan.joins:
+            first = []
+            for owner, parts in zip(plan.owners, home.pooled, strict=True):
+                if parts and not owner.matrices[0].leaves_out:
+                    first.append(parts[0])
+            return plan.joins[collection](torch.cat(first, 1))
+        output = torch.cat([home.columns_of(span) for span in plan.writes[collection]], 1)
+        for span in plan.adds:
+            if span.collection == collection:
+                output[:, span.column : span.column + span.width].add_(home.columns_of(span))
+        return output
+
+    def _join_varying(
+        self, home: Received, collection: int, bags: Mapping[str, int]
+    ) -> list[Tensor]:
+        """Return per use (bags of its feature, width), where keys have different numbers of bags."""
+        plan, outputs = self.plan, []
+        adds = [span for span in plan.adds if span.collection == collection]
+        for use in self._slots.uses[collection]:
+            count = bags[use.feature]
+            cuts = cut_spans(plan.writes[collection], use)
+            output = torch.cat([home.columns_of(cut)[:count] for cut in cuts], 1)
+            for cut in cut_spans(adds, use):
+                first = cut.column - use.column
+                output[:, first : first + cut.width].add_(home.columns_of(cut)[:count])
+            outputs.append(output)
+        return outputs
+
+    # backward
+
+    def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
+        """See `Part`: the sections are rows that one rank has, and rows that all ranks have."""
+        of_owner = self.plan.owners[owner]
+        return of_owner.rows_out(sizes), of_owner.replicas.values(sizes)
+
+    def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
+        """See `Part`."""
+        if len(self._mine.matrices) != 1 or self._mine.replicas.groups:
+            return None
+        matrix = self._mine.matrices[0]
+        return [matrix.rows(sizes) for sizes in got], matrix.width
+
+    def pack_back(
+        self,
+        step: Step,
+        grads: Mapping[int, Sequence[Tensor]],
+        buffers: Sequence[Tensor],
+        scale: float,
+        kept: _Kept,
+    ) -> None:
+        """See `Part`."""
+        home = self._home_grads(step, grads, kept)
+        for owner, (of_owner, sizes, buffer) in enumerate(
+            zip(self.plan.owners, step.routed.sent, buffers, strict=True)
+        ):
+            at = 0
+            gathers = (*self.plan.cuts[owner], None)
+            for i, matrix in enumerate(of_owner.flat):
+                count = matrix.values(sizes)
+                if count:
+                    into = buffer[at : at + count].view(-1, matrix.width)
+                    spans, place = self.plan.sends_back[owner][i], kept.places.get((owner, i))
+                    if place is not None:
+                        place.take(home.whole[spans[0].collection], into, scale)
+                    else:
+                        self._write(spans, home, into, scale, gathers[i])
+                at += count
+
+    def _home_grads(self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept) -> _Grads:
+        if step.bags:
+            return _Grads({}, grads)
+        # a gather by blocks and a look-up by index want a gradient in one piece
+        in_one_piece = self.plan.gathers or bool(kept.places)
+        whole = {}
+        for collection, (grad,) in grads.items():
+            whole[collection] = grad.contiguous() if in_one_piece else grad
+        return _Grads(whole, {})
+
+    def _write(
+        self,
+        spans: Sequence[Span],
+        grads: _Grads,
+        matrix: Tensor,
+        scale: float,
+        gather: BlockGather | None = None,
+    ) -> None:
+        """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`."""
+        if not grads.uses:
+            parts = [grads.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
+            if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
+                for span, part in zip(spans, parts, strict=True):
+                    columns = slice(span.source, span.source + span.width)
+                    torch.mul(part, scale, out=matrix[:, columns])
+                return
+            if gather is not None:
+                gather(grads.whole[spans[0].collection], matrix)
+            else:
+                torch.cat(parts, 1, out=matrix)
+            if scale != 1.0:
+                matrix.mul_(scale)
+            return
+        matrix.zero_()  # padded bags have no gradient
+        for span in spans:
+            for use in self._slots.uses[span.collection]:
+                grad = grads.uses[span.collection][use.index]
+                for cut in cut_spans([span], use):
+                    first = cut.column - use.column
+                    into = matrix[: grad.shape[0], cut.source : cut.source + cut.width]
+                    torch.mul(grad[:, first : first + cut.width], scale, out=into)
+
+    def split(
+        self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
+    ) -> dict[GroupKey, Tensor]:
+        """See `Part`."""
+        grads: dict[GroupKey, Tensor] = {}
+        ats = [0] * len(got)
+        for matrix in self._mine.flat:
+            if not matrix.groups:
+                continue
+            parts = []
+            for i, (message, sizes) in enumerate(zip(messages, got, strict=True)):
+                parts.append(message[ats[i] : ats[i] + matrix.values(sizes)])
+                ats[i] += matrix.values(sizes)
+            stacked = stack(parts, matrix.width, scale, into)
+            columns = stacked.split([group.width for group in matrix.groups], 1)
+            grads.update((g.key, part) for g, part in zip(matrix.groups, columns, strict=True))
+        return grads
+
+    def hop_back(
+        self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept, scale: float
+    ) -> dict[GroupKey, Tensor]:
+        """Return the gradients of rows that are summed inside hosts; they have their own exchange."""
+        if self._hops is None:
+            return {}
+        home, like = self._home_grads(step, grads, kept), next(iter(grads.values()))[0]
+
+        def fill(shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+            matrices = [like.new_empty(shape) for shape in shapes]
+            for spans, matrix in zip(self.plan.hops_back, matrices, strict=True):
+                if matrix.numel():
+                    self._write(spans, home, matrix, 1.0)
+            return matrices
+
+        groups = self._mine.hop.groups
+        summed = self._hops.send_back(self.plan.owners, step.routed, fill).mul_(scale)
+        parts = summed.split([group.width for group in groups], 1)
+        return {group.key: part for group, part in zip(groups, parts, strict=True)}
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts), 1)

@@ -1,0 +1,219 @@
+"""Where every pooled column comes from and goes to, worked out once for one home rank.
+
+A span is a run of columns that are neighbours both in a buffer that came home and in a collection's
+output, so that it moves as one copy. Row block 0 is written and later blocks are added, in block
+order; the partial sums of hosts come in host order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rayrec.distributed.program.groups import LookupGroup, Use
+from rayrec.distributed.program.slots import SlotTable
+from rayrec.distributed.ways.gather import BlockGather
+from rayrec.distributed.ways.matrices import Owner
+from rayrec.sparse.ops import offsets_of
+
+
+@dataclass(frozen=True)
+class Span:
+    """Columns that are neighbours in a buffer that came home and in one collection's output."""
+
+    owner: int  # rank, or host of a two-hop buffer
+    source: int  # first column in the owner's matrix
+    collection: int
+    column: int  # first output column
+    width: int
+    matrix: int = 0  # which of the owner's
+    replicated: bool = False  # read from this rank's own lookup, sent back to every owner
+    hop: bool = False  # in a two-hop buffer
+
+
+@dataclass(frozen=True)
+class Received:
+    """The buffers that came home in one step.
+
+    Attributes:
+        pooled: per owner and matrix (rows, width), a view.
+        replicated: (rows, width of the replicated groups) of this rank's own look-up.
+        hops: per host (rows, columns that it summed).
+    """
+
+    pooled: Sequence[Sequence[Tensor]]
+    replicated: Tensor
+    hops: Sequence[Tensor]
+
+    def columns_of(self, span: Span) -> Tensor:
+        """Return (rows, width): the columns of a span as they came."""
+        columns = slice(span.source, span.source + span.width)
+        if span.hop:
+            return self.hops[span.owner][:, columns]
+        if span.replicated:
+            return self.replicated[:, columns]
+        return self.pooled[span.owner][span.matrix][:, columns]
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """Where every pooled column goes, for one home rank.
+
+    Attributes:
+        owners: per rank, what it looks up.
+        widths: pooled collection -> columns of its output.
+        writes: per collection, spans that tile its output columns in order: those of row block 0,
+            of replicated tables, and of the first host.
+        adds: spans of later row blocks and hosts, in order.
+        sends_back: per owner and matrix, the spans of its gradient in column order; those of
+            replicated tables come last.
+        hops_back: the same per host, for the two-hop route.
+        joins: collection -> how its output is gathered from all that came home, side by side, where
+            that is quicker.
+        cuts: per owner and matrix, how its gradient is gathered from that of the only collection,
+            where that is quicker.
+    """
+
+    rank: int
+    owners: tuple[Owner, ...]
+    widths: dict[int, int]
+    writes: dict[int, tuple[Span, ...]]
+    adds: tuple[Span, ...]
+    sends_back: tuple[tuple[tuple[Span, ...], ...], ...]
+    hops_back: tuple[tuple[Span, ...], ...]
+    joins: dict[int, BlockGather]
+    cuts: tuple[tuple[BlockGather | None, ...], ...]
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether any gradient is gathered by blocks, which must lie in one piece for it."""
+        return any(gather is not None for of_owner in self.cuts for gather in of_owner)
+
+
+def plan_join(
+    slots: SlotTable, rank: int, widths: dict[int, int], device: torch.device
+) -> JoinPlan:
+    """Work out the join of `rank`, whose matrices lie on `device`.
+
+    Args:
+        widths: the pooled collections, with the columns of their outputs.
+    """
+    owners = tuple(Owner.of(of_rank, list(widths)) for of_rank in slots.ranks)
+    writes: dict[int, list[Span]] = {c: [] for c in widths}
+    adds: dict[int, list[Span]] = {}
+    back: list[tuple[tuple[Span, ...], ...]] = []
+    for number, owner in enumerate(owners):
+        parts = [_spans(number, matrix.groups, i) for i, matrix in enumerate(owner.matrices)]
+        parts.append(_spans(number, owner.replicas.groups, len(parts), replicated=True))
+        back.append(tuple(_merge([span for _, span in part]) for part in parts))
+        for part in parts:
+            for block, span in part:
+                if span.replicated and number != rank:
+                    continue
+                (writes[span.collection] if block == 0 else adds.setdefault(block, [])).append(span)
+    hops_back: list[tuple[Span, ...]] = []
+    tiled = {(s.collection, s.column) for spans in writes.values() for s in spans}
+    for host, ranks in enumerate(slots.hosts):  # all ranks of a host have the same two-hop columns
+        of_host = _spans(host, owners[ranks[0]].hop.groups, 0)
+        spans = [replace(span, hop=True) for _, span in of_host]
+        hops_back.append(_merge(spans))
+        for span in spans:
+            first = (span.collection, span.column) not in tiled
+            tiled.add((span.collection, span.column))
+            (writes[span.collection] if first else adds.setdefault(host, [])).append(span)
+    ordered = {c: _merge(sorted(spans, key=lambda s: s.column)) for c, spans in writes.items()}
+    covered = {c: sum(span.width for span in spans) for c, spans in ordered.items()}
+    assert covered == widths, "row blocks 0 must tile the output"
+    added = [span for block in sorted(adds) for span in _merge(adds[block])]
+    with_adds = {span.collection for span in added}
+    joins = _joins(owners, widths, ordered, with_adds, device)
+    columns = next(iter(widths.values())) if len(widths) == 1 else 0
+    cuts = tuple(_cuts(parts[:-1], columns, device) for parts in back)
+    return JoinPlan(
+        rank, owners, widths, ordered, tuple(added), tuple(back), tuple(hops_back), joins, cuts
+    )
+
+
+def _cuts(
+    parts: Sequence[Sequence[Span]], columns: int, device: torch.device
+) -> tuple[BlockGather | None, ...]:
+    """Return for each matrix of an owner how its gradient is gathered from `columns` columns."""
+    gathers = []
+    for spans in parts:
+        pieces = [(span.column, span.width) for span in spans]
+        gathers.append(BlockGather.of(pieces, columns, 3, device) if columns else None)
+    return tuple(gathers)
+
+
+def _joins(
+    owners: Sequence[Owner],
+    all_columns: dict[int, int],
+    writes: dict[int, tuple[Span, ...]],
+    with_adds: set[int],
+    device: torch.device,
+) -> dict[int, BlockGather]:
+    """Return gathers for collections that come whole, in many pieces, from the first matrices."""
+    widths = []
+    for owner in owners:
+        whole = bool(owner.matrices) and not owner.matrices[0].leaves_out
+        widths.append(owner.matrices[0].width if whole else 0)
+    firsts = offsets_of(widths)
+    least = 3 * sum(width > 0 for width in widths)
+    gathers = {}
+    for collection, spans in writes.items():
+        if collection in with_adds or any(s.replicated or s.hop for s in spans):
+            continue
+        if sum(widths) != all_columns[collection]:
+            continue
+        pieces = [(firsts[s.owner] + s.source, s.width) for s in spans]
+        gather = BlockGather.of(pieces, firsts[-1], least, device)
+        if gather is not None:
+            gathers[collection] = gather
+    return gathers
+
+
+def _spans(
+    owner: int, groups: Sequence[LookupGroup], matrix: int, replicated: bool = False
+) -> list[tuple[int, Span]]:
+    """Return every slot of a matrix as a span, with its row block."""
+    spans = []
+    at = 0
+    for group in groups:
+        for slot in group.slots:
+            collection, column = slot.use.collection, slot.column
+            span = Span(owner, at, collection, column, slot.width, matrix, replicated)
+            spans.append((slot.block, span))
+            at += slot.width
+    return spans
+
+
+def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
+    merged: list[Span] = []
+    for s in spans:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.owner, last.matrix, last.collection, last.hop)
+            == (s.owner, s.matrix, s.collection, s.hop)
+            and last.source + last.width == s.source
+            and last.column + last.width == s.column
+        ):
+            merged[-1] = replace(last, width=last.width + s.width)
+        else:
+            merged.append(s)
+    return tuple(merged)
+
+
+def cut_spans(spans: Sequence[Span], use: Use) -> list[Span]:
+    """Return the parts of spans that lie in the columns of one use."""
+    cuts = []
+    for s in spans:
+        start, stop = max(s.column, use.column), min(s.column + s.width, use.column + use.width)
+        if start < stop:
+            source = s.source + start - s.column
+            cuts.append(replace(s, source=source, column=start, width=stop - start))
+    return cuts

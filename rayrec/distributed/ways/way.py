@@ -1,0 +1,175 @@
+"""What a way is.
+
+A `Way` belongs to a plan: it says which collections it takes, how their ids are addressed, and what
+memory or connections it needs. For a set of collections that share one exchange of ids it makes a
+`Leg`, which runs in every step: look up, join, and in the backward pass the reverse.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.exchange import Exchange
+from rayrec.distributed.kernels.group_lookup import GroupLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.table_space import TableSpace
+from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.compile import Address, group_of
+from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.steps.route import RoutedIds, SendPlan
+from rayrec.distributed.steps.unpack import Arrived
+from rayrec.layout import Layout, ShardingPlan
+from rayrec.observe.timer import StepTimer
+from rayrec.optim import SparseOptimizer
+
+
+@dataclass(frozen=True)
+class World:
+    """What a way is opened for.
+
+    Attributes:
+        specs: all collections of the model.
+        optimizers: of every table.
+        exchange: connects the ranks.
+        device: where this rank's shards live.
+        workers: share the work of CPU kernels.
+        has_replicas: other sharding groups hold the same shards and make the same updates.
+    """
+
+    specs: tuple[CollectionSpec, ...]
+    optimizers: Mapping[str, SparseOptimizer]
+    exchange: Exchange
+    device: torch.device
+    workers: Workers
+    options: EngineOptions
+    has_replicas: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of some collections, as every leg sees it.
+
+    Attributes:
+        routed: the ids that this rank looks up, and the sizes of all messages.
+        send: how the batch was sent.
+        bags: feature -> bags, where keys have different numbers of bags; else empty.
+        weights: the weights of the KJT, where the model learns them; else None.
+        exchange: connects the ranks.
+        lookups: the kernels of this rank.
+        look_up: runs one of them on the ids that a key's group was sent.
+        ahead: the ids were routed beside an earlier step, so no rank has waited for the others.
+        replicas: sharding groups that make the same updates, each with the gradients of all.
+        anchor: an empty tensor that keeps a rank without rows in the graph, since every rank must
+            enter the collectives of the backward pass.
+        timer: counts where time goes, or None.
+    """
+
+    routed: RoutedIds
+    send: SendPlan
+    bags: Mapping[str, int]
+    weights: Tensor | None
+    exchange: Exchange
+    lookups: Mapping[GroupKey, GroupLookup]
+    look_up: Callable[[GroupKey, GroupIds], Tensor]
+    ahead: bool
+    replicas: int
+    anchor: Tensor
+    timer: StepTimer | None
+
+
+class Way(ABC):
+    """How the rows of some collections travel under one plan."""
+
+    @abstractmethod
+    def takes(self, collection: int) -> bool:
+        """Return whether the rows of a collection travel this way; all ranks answer alike."""
+
+    @abstractmethod
+    def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
+        """Return how the ids and rows of a table with this layout travel; see `Address`."""
+
+    @abstractmethod
+    def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
+        """Make what runs in every step for some of the collections of a slot table."""
+
+    def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
+        """Return what ranks tell each other of a collection; see `SlotTable.headers`."""
+        return ()
+
+    def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
+        """Return the groups of one rank's slots that have a key in common."""
+        return [group_of(key, slots)]
+
+    def space_of(self, collection: int) -> TableSpace | None:
+        """Return the memory that holds the rows of a collection, where ranks share one."""
+        return None
+
+
+class Leg(ABC):
+    """One way for some collections on one rank.
+
+    Attributes:
+        collections: by index, ascending.
+    """
+
+    collections: tuple[int, ...]
+
+    @abstractmethod
+    def unpack(
+        self, got: Sequence[Sizes], arrived: Sequence[Arrived]
+    ) -> Mapping[GroupKey, GroupIds]:
+        """Sort the ids that arrived from every rank, for the kernels of this rank."""
+
+    @abstractmethod
+    def run(self, step: Step) -> tuple[Tensor, ...]:
+        """Look up and join: return the outputs of the collections, in the graph.
+
+        Returns:
+            Per collection, in order: of a pooled one (B, sum of widths), or per use (bags, width)
+            where keys have different numbers of bags; of a sequence per use (ids, width). float32.
+        """
+
+    @abstractmethod
+    def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+        """Return the outputs, given the tensors that they depend on, and what `reverse` needs."""
+
+    @abstractmethod
+    def reverse(self, step: Step, grads: Sequence[Tensor], kept: Any) -> Sequence[Tensor | None]:
+        """Return the gradients of the inputs of `join`, given those of its outputs."""
+
+
+class Joined(torch.autograd.Function):
+    """A leg in the graph: its forward pass is `Leg.join`, its backward pass `Leg.reverse`."""
+
+    @staticmethod
+    def forward(ctx: Any, leg: Leg, step: Step, anchor: Tensor, *inputs: Tensor) -> Any:
+        """Join what the leg's kernels found."""
+        outputs, kept = leg.join(step, inputs)
+        ctx.leg, ctx.step, ctx.kept = leg, step, kept
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Send the gradients back."""
+        back = ctx.leg.reverse(ctx.step, grads, ctx.kept)
+        return None, None, grads[0].new_empty(0), *back
+
+
+class Opening(NamedTuple):
+    """A way that is opened for a new plan, and the one that it takes over from, if any."""
+
+    world: World
+    plan: ShardingPlan
+    before: Way | None
+
+
+# Every rank calls it with the same plan. It returns None where this world cannot go that way.
+Open = Callable[[Opening], Way | None]

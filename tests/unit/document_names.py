@@ -1,0 +1,245 @@
+"""Names in backticks of the documents, and what they may be: a path, a module, a class and its
+member, an option, a target of the Makefile, or a name that the code uses.
+
+A name counts as known when some Python file of the repository uses it as a name or as a whole
+string, so that every external name that the code uses is known as well. Names of other programs
+that no code mentions stand in `EXTERNAL`. Comments and docstrings make no name known.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import io
+import keyword
+import os
+import re
+import tokenize
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.unit.documents import ROOT
+
+FOLDERS = "rayrec", "actors", "jobs", "tests", "benchmarks"
+FILES = {"py", "md", "json", "toml", "yaml", "txt", "h", "cpp"}
+MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)}|torch)(?:\.\w+)+")
+IDENTIFIER = re.compile(r"([A-Za-z_]\w+)(\*?)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+MEMBER = re.compile(r"(?<![\w.])([A-Z]\w+)(?:\([^()]*\))?\.([A-Za-z_]\w*)")
+PATH = re.compile(r"(?<![\w./:{<-])\.?\w[\w./*-]*(?![\w./>-])")
+MAKE = re.compile(r"\bmake ([a-z-]+)")
+
+# names of other programs, and of what they write, that no Python file of the repository mentions
+EXTERNAL_OPTIONS = {"--dist", "--generate", "--temp-dir"}
+EXTERNAL = {
+    *("pip", "ruff", "mypy", "xdist", "loadgroup", "boto3", "gitignore", "gs", "auth", "torch"),
+    *("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "idle_timeout_minutes"),
+    *("iam", "PassRole", "ssm", "GetParameters", "AmazonEC2FullAccess"),
+    *("shm", "shmem_enabled", "transparent_hugepage", "MADV_COLLAPSE", "MALLOC_ARENA_MAX"),
+    *("glibc", "tcache_count", "memmove", "rep", "movsb", "concat_arrays", "index_put_"),
+    *("permute_multi_embedding", "day_0", "dry"),
+    # TorchRec
+    *("clear_storage", "total_num_buckets", "enable_embedding_update", "PartialRowWiseLAMB"),
+    *("init_state", "cache_params", "sharding_spec"),
+    # what the reader puts there
+    *(
+        "NAME",
+        "WHY",
+        "ARGS",
+        "dist_",
+        "SOURCE",
+        "OUT",
+        "INDEX_OF_CPU_BUILDS",
+        "ACCOUNT",
+        "BUCKET",
+        "area",
+    ),
+}
+EXTERNAL_FILES = {"train.txt", "OLD.json"}
+
+
+class Name(NamedTuple):
+    """Text in backticks, and where it stands."""
+
+    page: str
+    text: str
+
+
+def names_of(page: str, text: str) -> list[Name]:
+    """Everything in backticks of a page, without its blocks of code.
+
+    The names of TorchRec, in the first column of a table that says so and in the part that lists
+    what rayrec lacks, are left out: nothing here knows them. They count where the next column
+    says that rayrec has the same.
+    """
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^## What does not exist$.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL
+    )
+    lines = []
+    foreign = False
+    for line in text.splitlines():
+        if line.startswith("| TorchRec |"):
+            foreign = True
+        elif not line.startswith("|"):
+            foreign = False
+        cells = line.split("|")
+        if foreign and not cells[2].strip().startswith("the same"):
+            del cells[1]
+        lines.append("|".join(cells))
+    return [Name(page, found) for found in re.findall(r"`([^`]+)`", "\n".join(lines))]
+
+
+@cache
+def known() -> frozenset[str]:
+    """Every name, and every string that is one word, of all Python files but those for this."""
+    words = set(keyword.kwlist) | set(dir(builtins)) | EXTERNAL
+    for path in _sources():
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type == tokenize.NAME:
+                words.add(token.string)
+        for text in _strings(path):
+            if re.fullmatch(r"[\w.-]+", text):
+                words.update(re.findall(r"\w+", text))
+    return frozenset(words)
+
+
+@cache
+def options() -> frozenset[str]:
+    """Every `--option` that a parser of the repository has, or that other programs take."""
+    texts = [text for path in _sources() for text in _strings(path)]
+    own = {text for text in texts if OPTION.fullmatch(text)}
+    return frozenset(own | {f"--no-{text[2:]}" for text in own} | EXTERNAL_OPTIONS)
+
+
+@cache
+def members() -> dict[str, frozenset[str]]:
+    """Class -> its methods, fields and attributes, also those of its bases in the repository."""
+    found: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            inside = found.setdefault(node.name, set())
+            bases.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
+            for part in ast.walk(node):
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    inside.add(part.name)
+                elif isinstance(part, ast.Name):
+                    inside.add(part.id)
+                elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+                    inside.add(part.attr)
+    for _ in range(4):  # deep enough for the bases of bases
+        for name, above in bases.items():
+            for base in above & found.keys():
+                found[name] |= found[base]
+    return {
+        name: frozenset(inside)
+        for name, inside in found.items()
+        if all(base in found or base in {"NamedTuple", "Protocol", "Enum"} for base in bases[name])
+    }
+
+
+@cache
+def files() -> frozenset[str]:
+    """Every file and folder of the repository, by its path."""
+    paths = set()
+    for folder, inside, names in os.walk(ROOT):
+        above = Path(folder).relative_to(ROOT)
+        # .ci is the one hidden folder that is part of the project
+        inside[:] = [name for name in inside if name[0] not in "._" or name == ".ci"]
+        paths.update(str(above / name) for name in [*inside, *names])
+    return frozenset(paths)
+
+
+def wrong(name: Name) -> list[str]:
+    """What a name gets wrong, in words; nothing where all of it exists."""
+    text, errors = name.text, list[str]()
+    for target in MAKE.findall(text):
+        if not re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE):
+            errors.append(f"the Makefile has no target {target}")
+    text = MAKE.sub(" ", text)
+    for option in OPTION.findall(text):
+        if option not in options():
+            errors.append(f"no parser has {option}")
+    text = OPTION.sub(" ", text)
+    for path in PATH.findall(text):
+        if _looks_like_a_path(path):
+            if not _exists(path):
+                errors.append(f"there is no {path}")
+            text = text.replace(path, " ")
+    for module in MODULE.findall(text):
+        if not _imports(module):
+            errors.append(f"nothing is {module}")
+        text = text.replace(module, " ")
+    for owner, member in MEMBER.findall(text):
+        if owner in members() and member not in members()[owner]:
+            errors.append(f"{owner} has no {member}")
+    for word, star in IDENTIFIER.findall(text):
+        if word in known() or (star and any(one.startswith(word) for one in known())):
+            continue
+        errors.append(f"no code has the name {word}{star}")
+    return errors
+
+
+@cache
+def _sources() -> tuple[Path, ...]:
+    paths = [path for top in FOLDERS for path in sorted((ROOT / top).rglob("*.py"))]
+    return tuple(path for path in paths if "document_names" not in path.name)
+
+
+@cache
+def _strings(path: Path) -> tuple[str, ...]:
+    """Every string constant of a file but its docstrings."""
+    tree = ast.parse(path.read_text())
+    said = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return tuple(
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+    )
+
+
+def _looks_like_a_path(text: str) -> bool:
+    top, slash, _ = text.partition("/")
+    return (bool(slash) and top in {*FOLDERS, "docs", ".ci"}) or text.rpartition(".")[2] in FILES
+
+
+def _exists(path: str) -> bool:
+    """Whether some file has this path, or one that ends with it; a star stands for any text."""
+    ending = re.escape(path.rstrip("/")).replace(r"\*", "[^/]*")
+    pattern = re.compile(rf"(.*/)?{ending}")
+    return path in written() or any(pattern.fullmatch(one) for one in files())
+
+
+@cache
+def written() -> frozenset[str]:
+    """Names of files that some program reads or writes, as the code spells them."""
+    texts = [text for path in _sources() for text in _strings(path)]
+    own = {text for text in texts if re.fullmatch(r"[\w/-]+\.\w+", text)}
+    return frozenset(own | EXTERNAL_FILES)
+
+
+def _imports(dotted: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[cut:]:
+            if not hasattr(value, attribute) and attribute not in members().get(
+                getattr(value, "__name__", ""), ()
+            ):
+                return False
+            value = getattr(value, attribute, None)
+        return True
+    return False
