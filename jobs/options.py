@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rayrec import arguments
-from rayrec.train.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, WIRE_PRECISIONS
-
-if TYPE_CHECKING:
-    pass
+from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
+from rayrec.spec.wire import WIRE_PRECISIONS
+from rayrec.train.config import DENSE_OPTIMIZERS
 
 MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
 PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them

@@ -38,13 +38,14 @@ def options_of(name: str, rng: random.Random) -> SparseOptimizer:
         "weight_decay": rng.choice([0.0, 0.3]),
         "max_row_norm": rng.choice([None, 0.7]),
     }
-    if name not in ("sgd", "lars_sgd"):
+    kind = SPARSE_OPTIMIZERS[name]
+    if hasattr(kind, "eps"):
         options["eps"] = 1e-3
-    if name not in ("lamb", "lars_sgd"):
+    if hasattr(kind, "weight_decay_mode"):
         options["weight_decay_mode"] = rng.choice(["l2", "decoupled"])
-    if name == "lars_sgd":
+    if hasattr(kind, "eta"):
         options["eta"] = 0.1
-    return SPARSE_OPTIMIZERS[name](**options)
+    return kind(**options)
 
 
 class RowReference(Reference):

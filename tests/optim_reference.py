@@ -25,12 +25,24 @@ from rayrec.optim import (
     Adam,
     LarsSGD,
     PartialRowWiseAdam,
+    RMSprop,
     RowWiseAdagrad,
     SparseOptimizer,
 )
 
 Row = list[float]
 ON_DEVICE = Storage()
+# what an option of an optimizer may be, where it has that option
+DRAWN = {
+    "eps": [1e-3, 1e-6],
+    "beta1": [0.0, 0.9],
+    "beta2": [0.5, 0.999],
+    "momentum": [0.0, 0.9],
+    "eta": [0.001, 0.1],
+    "alpha": [0.5, 0.99],
+}
+# those that FBGEMM has a CUDA kernel for
+FBGEMM_OPTIMIZERS = sorted(name for name, kind in SPARSE_OPTIMIZERS.items() if kind.fbgemm)
 
 
 def norm(row: Row) -> float:
@@ -62,6 +74,14 @@ def reference_row(o: SparseOptimizer, t: int, w: Row, g: Row, state: dict) -> Ro
         return [
             shrink * y - lr * x / (math.sqrt(state["momentum1"]) + o.eps)
             for x, y in zip(g, w, strict=True)
+        ]
+    if isinstance(o, RMSprop):
+        state["momentum1"] = [
+            o.alpha * v + (1 - o.alpha) * x * x for v, x in zip(state["momentum1"], g, strict=True)
+        ]
+        return [
+            shrink * y - lr * x / (math.sqrt(v) + o.eps)
+            for v, x, y in zip(state["momentum1"], g, w, strict=True)
         ]
     if isinstance(o, LarsSGD):
         below = norm(g) + decay * norm(w)
@@ -249,18 +269,16 @@ def pooled(group: LookupGroup, weights: list[Tensor], routed: GroupIds) -> Tenso
 def random_optimizer(name: str, rng: random.Random) -> SparseOptimizer:
     """Any mixture of options of one optimizer."""
     options: dict = {"lr": rng.choice([0.01, 0.3])}
-    if name not in ("sgd", "lars_sgd"):
-        options["eps"] = rng.choice([1e-3, 1e-6])
-    if "adam" in name or name == "lamb":
-        options |= {"beta1": rng.choice([0.0, 0.9]), "beta2": rng.choice([0.5, 0.999])}
-    if name == "lars_sgd":
-        options |= {"momentum": rng.choice([0.0, 0.9]), "eta": rng.choice([0.001, 0.1])}
+    kind = SPARSE_OPTIMIZERS[name]
+    for option, values in DRAWN.items():
+        if hasattr(kind, option):
+            options[option] = rng.choice(values)
     if rng.random() < 0.6:
         options["weight_decay"] = rng.choice([0.01, 0.5])
-        if name not in ("lamb", "lars_sgd"):
+        if hasattr(kind, "weight_decay_mode"):
             options["weight_decay_mode"] = rng.choice(["l2", "decoupled"])
     options |= {
         "max_gradient": rng.choice([None, None, 0.3]),
         "max_row_norm": rng.choice([None, None, 0.8]),
     }
-    return SPARSE_OPTIMIZERS[name](**options)
+    return kind(**options)

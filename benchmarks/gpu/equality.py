@@ -21,7 +21,6 @@ from rayrec.optim import (
     LAMB,
     SGD,
     SPARSE_OPTIMIZERS,
-    Adagrad,
     Adam,
     LarsSGD,
     PartialRowWiseAdam,
@@ -30,15 +29,16 @@ from rayrec.optim import (
 )
 
 # eps so large that no update hangs on the sign of a rounding error
-OPTIMIZERS: dict[str, SparseOptimizer] = {
-    "sgd": SGD(lr=0.1),
-    "adagrad": Adagrad(lr=0.1, eps=1e-3),
-    "rowwise_adagrad": RowWiseAdagrad(lr=0.1, eps=1e-3),
-    "adam": Adam(lr=0.02, eps=1e-3),
-    "partial_rowwise_adam": PartialRowWiseAdam(lr=0.02, eps=1e-3),
-    "lamb": LAMB(lr=0.02, eps=1e-3),
-    "lars_sgd": LarsSGD(lr=0.5, eta=0.1),
-}
+RATES = {"adam": 0.02, "partial_rowwise_adam": 0.02, "lamb": 0.02, "lars_sgd": 0.5}
+
+
+def _optimizer(kind: type[SparseOptimizer]) -> SparseOptimizer:
+    options = {"eps": 1e-3, "eta": 0.1}
+    known = {name: value for name, value in options.items() if hasattr(kind, name)}
+    return kind(lr=RATES.get(kind.name, 0.1), **known)
+
+
+OPTIMIZERS = {name: _optimizer(kind) for name, kind in SPARSE_OPTIMIZERS.items()}
 OPTIONS: dict[str, SparseOptimizer] = {
     "rowwise_adagrad, l2 decay": RowWiseAdagrad(lr=0.1, eps=1e-3, weight_decay=0.1),
     "rowwise_adagrad, decoupled decay": RowWiseAdagrad(
@@ -56,8 +56,6 @@ STORAGES = {
     "host": Storage("host"),
     "cached": Storage("cached", load_factor=0.3),
 }
-
-assert set(OPTIMIZERS) == set(SPARSE_OPTIMIZERS)
 
 
 def collections(settings: Settings, notes: Notes) -> None:

@@ -1,7 +1,7 @@
 """The model without sharding, on the CPU.
 
-It has rayrec's unsharded collections, dense gradients, and optimizers in float64. The formulas are
-those of `rayrec.optim.sparse`, written out once more for the rows that a batch touches, so that a
+It has rayrec's unsharded collections, dense gradients, and optimizers in float64. The formulas of
+`rayrec.spec.optimizers` are written out once more, for the rows that a batch touches, so that a
 GPU's kernels are compared with definitions and not with other kernels.
 """
 
@@ -175,7 +175,11 @@ def update(o: SparseOptimizer, t: int, w: Tensor, g: Tensor, state: State) -> Te
         t: updates, this one included.
         w, g: (U, D) weights and summed gradients.
     """
-    decay, mode = getattr(o, "weight_decay", 0.0), getattr(o, "weight_decay_mode", "")
+    if o.fbgemm is None:  # a GPU runs this very formula: its device and precision are compared
+        weight = w.clone()
+        o.update_rows(o.lr, t, weight, g.clone(), state)
+        return weight
+    decay, mode = o.weight_decay, o.decay_mode
     if decay and mode == "l2":
         g = g + decay * w
     shrink = 1.0 - o.lr * decay if mode == "decoupled" else 1.0

@@ -177,10 +177,7 @@ def _check_shards(
         )
     types = {table.name: table.data_type for table in tables}
     for state in shards:
-        wanted_type = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}[
-            types[state.shard.table].value
-        ]
-        if state.weight.dtype is not wanted_type:
+        if state.weight.dtype is not getattr(torch, types[state.shard.table].torch_name):
             raise CheckpointError(
                 f"table {state.shard.table!r} is {types[state.shard.table].value} by its config, "
                 f"its weight on rank {rank} is "

@@ -22,9 +22,9 @@ from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topol
 from rayrec.layout.schema import FeatureSchema
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.constraints import NO_CONSTRAINTS, constraints_from_json
-from rayrec.planner.optimizers import SPARSE_STATES
-from rayrec.planner.wire import CODINGS
 from rayrec.report.plan_page import render_page
+from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
+from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.storage import probe_output, write_whole
 
 
@@ -53,12 +53,12 @@ def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
     text = "rows per rank and step (%(default)s)"
     add("--batch", type=arguments.whole(), default=2048, metavar="B", help=text)
     text = "fused optimizer (%(default)s)"
-    add("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_STATES), help=text)
+    add("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_OPTIMIZERS), help=text)
     add("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
     text = "what rows travel as between ranks (%(default)s)"
-    add("--qcomms-forward", choices=list(CODINGS), default="fp32", help=text)
+    add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help=text)
     text = "what their gradients travel as (%(default)s)"
-    add("--qcomms-backward", choices=list(CODINGS), default="fp32", help=text)
+    add("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help=text)
     text = "CPU ranks of one host read each other's rows in place where they can (default)"
     add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=text)
     text = "JSON: table name -> fields of ParameterConstraints"

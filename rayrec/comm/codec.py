@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import torch
@@ -18,26 +17,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.comm.exchange import Exchange
+from rayrec.spec.wire import BLOCK, EXTRA, CommType, QCommsConfig
 
-_BLOCK = 128  # values that share a scale in the int8 codec
-_EXTRA = 8  # bytes of scale and offset per block
-
-
-class CommType(Enum):
-    """Precision on the wire."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    INT8 = "int8"
-
-
-@dataclass(frozen=True)
-class QCommsConfig:
-    """Precision of the pooled exchange, forward and backward set apart."""
-
-    forward_precision: CommType = CommType.FP32
-    backward_precision: CommType = CommType.FP32
+# CommType and QCommsConfig are known from here
+__all__ = [
+    "CastCodec",
+    "Codec",
+    "Codecs",
+    "CommType",
+    "Int8Codec",
+    "QCommsConfig",
+    "Sections",
+    "coded_all_to_all",
+]
 
 
 class Codec(Protocol):
@@ -76,20 +68,20 @@ class CastCodec:
 
 
 class Int8Codec:
-    """Blocks of 128 values with a scale and an offset each; the last block of a message is padded."""
+    """Blocks of 128 values with a scale and an offset each; a message's last block is padded."""
 
     def size(self, values: int) -> int:
         """See `Codec`."""
-        return -(-values // _BLOCK) * (_BLOCK + _EXTRA)
+        return -(-values // BLOCK) * (BLOCK + EXTRA)
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `Codec`."""
         if not values.numel():
             return values.new_empty(0, dtype=torch.uint8)
         padded = [
-            functional.pad(part, (0, -part.numel() % _BLOCK)) for part in values.split(list(sizes))
+            functional.pad(part, (0, -part.numel() % BLOCK)) for part in values.split(list(sizes))
         ]
-        blocks = torch.cat(padded).view(-1, _BLOCK)
+        blocks = torch.cat(padded).view(-1, BLOCK)
         return torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(blocks).reshape(-1)
 
     def decode(self, wire: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -97,9 +89,9 @@ class Int8Codec:
         if not wire.numel():
             return wire.new_empty(0, dtype=torch.float32)
         values = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(
-            wire.view(-1, _BLOCK + _EXTRA)
+            wire.view(-1, BLOCK + EXTRA)
         ).reshape(-1)
-        whole = [-(-size // _BLOCK) * _BLOCK for size in sizes]
+        whole = [-(-size // BLOCK) * BLOCK for size in sizes]
         return torch.cat(
             [part[:size] for part, size in zip(values.split(whole), sizes, strict=True)]
         )

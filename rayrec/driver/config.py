@@ -9,20 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from rayrec.checks import absolute_path, lasting_path, positive, seconds, seed_number, whole_number
+from rayrec.checks import absolute_path, lasting_path, positive, seconds, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
-from rayrec.train.config import (
-    DEFAULT_DENSE,
-    DEFAULT_SPARSE,
-    CheckpointConfig,
-    OptimizerConfig,
-    ProfileConfig,
-    check_names,
-)
+from rayrec.train.config import ProfileConfig, RunOptions
 from rayrec.train.profile_page import Profile
 from rayrec.train.progress import Milestone, ProgressReport
 
@@ -142,74 +135,41 @@ class FailureConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
-    """One run: how long, how large the steps, where it is kept.
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(RunOptions):
+    """One run: how long, how large the steps, where it is kept. `RunOptions` has its other options.
 
     Attributes:
-        global_batch_size: rows of one step over all ranks; the ranks share it evenly.
         steps, epochs: how long to train; give one of them.
         name: folder of the run below storage_path.
         storage_path: local folder or URI that receives checkpoints; None saves none. A relative
             path is taken from the working directory of the process that makes this config. All
             hosts of the ranks must see the folder, which is checked.
-        seed: of initial values and of the order of the data; from 0 to 2**63 - 1.
-        sparse_optimizer: of the tables, one of rayrec.optim's by name.
-        dense_optimizer: of all other parameters: adam, adagrad or sgd.
-        checkpoint, failure: when to save, what to do when a rank fails.
+        failure: what to do when a rank fails.
         resume_from: checkpoint directory to continue from, or "latest" of the run's own folder. It
             may come from another number of ranks and another plan. Where it is not the newest of
             the run's folder, the later ones are set aside. "latest" takes the newest whole
             checkpoint and says so when it had to pass over a damaged one.
-        new_data: continue with the weights, optimizers and step of `resume_from`, and begin the
-            data anew: `data`, `global_batch_size` and `seed` may then differ from those that the
-            checkpoint was trained with.
-        init_from: checkpoint directory of another run whose weights this run starts with, at step
-            0; tables and dense layers must have its names and sizes, all else may differ.
-        init_optimizer_state: take the optimizers' state of `init_from`, too; the optimizers must
-            then be the same.
         timeout_s: bound on every collective; a rank that hangs is noticed after this time.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: how long a stop request may take, including the last checkpoint.
-        report_every_s: seconds between progress reports, about.
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain"
             and "off" say so.
-        shuffle, drop_last: order of the data, and whether a last partial batch is left out.
-        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between
-            ranks: fp32, fp16, bf16 or int8.
-        share_tables: CPU ranks of one host read each other's rows in place where they can; see
-            `DistributedModelParallel`.
         profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is
             taken from the driver's folder.
-        extras: JSON data that every checkpoint carries.
     """
 
-    global_batch_size: int
     steps: int | None = None
     epochs: int | None = None
     name: str = "run"
     storage_path: str | None = None
-    seed: int = 0
-    sparse_optimizer: OptimizerConfig = DEFAULT_SPARSE
-    dense_optimizer: OptimizerConfig = DEFAULT_DENSE
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     failure: FailureConfig = field(default_factory=FailureConfig)
     resume_from: str | None = None
-    new_data: bool = False
-    init_from: str | None = None
-    init_optimizer_state: bool = False
     timeout_s: float = 300.0
     setup_timeout_s: float = 120.0
     stop_timeout_s: float = 60.0
-    report_every_s: float = 2.0
     progress: Literal["auto", "plain", "off"] = "auto"
-    shuffle: bool = True
-    drop_last: bool = False
-    qcomms_forward: str = "fp32"
-    qcomms_backward: str = "fp32"
-    share_tables: bool = True
     profile: ProfileConfig | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -217,19 +177,18 @@ class RunConfig:
                 f"RunConfig has steps={self.steps} and epochs={self.epochs}; give "
                 "exactly one of them."
             )
-        for what in ("steps", "epochs", "global_batch_size"):
+        for what in ("steps", "epochs"):
             value = getattr(self, what)
             if value is not None:
                 whole_number(f"RunConfig has {what}", value)
-        seed_number("RunConfig has seed", self.seed)
-        for what in ("timeout_s", "setup_timeout_s", "stop_timeout_s", "report_every_s"):
+        for what in ("timeout_s", "setup_timeout_s", "stop_timeout_s"):
             seconds(f"RunConfig has {what}", getattr(self, what))
+        super().__post_init__()
         for what in ("storage_path", "resume_from", "init_from"):
             path = getattr(self, what)
             if path is not None and (what, path) != ("resume_from", LATEST):
                 make = lasting_path if what == "storage_path" else absolute_path
                 object.__setattr__(self, what, make(f"RunConfig has {what}", path))
-        check_names(self)
         if self.progress not in ("auto", "plain", "off"):
             raise ConfigError(
                 f"RunConfig has progress={self.progress!r}; choose one of auto, plain, off."

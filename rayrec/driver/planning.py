@@ -13,8 +13,9 @@ from rayrec.driver.config import RunConfig
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.layout import KINDS, BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.layout.estimates import RankEstimate
-from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
+from rayrec.planner import ParameterConstraints, manual_plan
 from rayrec.planner.estimate import estimate_ranks
+from rayrec.planner.planner import plan_request
 from rayrec.planner.request import PlanRequest
 from rayrec.storage import one_line
 
@@ -90,48 +91,22 @@ def check_plan_word(plan: str | ShardingPlan) -> None:
     ShardingPlan.load(plan)
 
 
-def resolve_plan(
-    plan: str | ShardingPlan,
-    tables: Sequence[BaseEmbeddingConfig],
-    topology: Topology,
-    *,
-    global_batch_size: int,
-    sparse_optimizer: str,
-    constraints: Mapping[str, ParameterConstraints] | None = None,
-    qcomms_forward: str = "fp32",
-    qcomms_backward: str = "fp32",
-    share_tables: bool = True,
-) -> ShardingPlan:
+def resolve_plan(plan: str | ShardingPlan, request: PlanRequest) -> ShardingPlan:
     """The plan to train by.
 
     Args:
         plan: "auto" asks the planner, a sharding kind places every table by it, a file or a plan is
             taken as it is.
-        topology: the ranks that exist.
-        global_batch_size: rows of a step over all ranks.
-        sparse_optimizer: by name; its state counts as memory.
-        constraints: by table, for the planner.
-        qcomms_forward, qcomms_backward: what rows and their gradients travel as.
-        share_tables: see `RunConfig`.
+        request: tables, the ranks that exist, and what the planner shall reckon with.
     Raises:
         PlanError: the tables do not fit, or the plan given is for other tables or ranks.
     """
     if isinstance(plan, str) and plan in KINDS:
-        return manual_plan(tables, plan, topology)
+        return manual_plan(request.tables, plan, request.topology)
     if plan == "auto":
-        rows = -(-global_batch_size // topology.world_size)
-        planner = EmbeddingShardingPlanner(
-            topology,
-            batch_size=rows,
-            constraints=constraints,
-            sparse_optimizer=sparse_optimizer,
-            qcomms_forward=qcomms_forward,
-            qcomms_backward=qcomms_backward,
-            share_tables=share_tables,
-        )
-        return planner.plan(tables)
+        return plan_request(request)
     given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
-    given.check(tables, topology.world_size)
+    given.check(request.tables, request.topology.world_size)
     return given
 
 
@@ -172,33 +147,22 @@ class Planning:
         Raises:
             PlanError: the tables do not fit, or the plan given is for other tables or ranks.
         """
-        run = self._run
-        return resolve_plan(
-            self._plan,
-            self.tables(),
-            self._priced(topology),
-            global_batch_size=run.global_batch_size,
-            sparse_optimizer=run.sparse_optimizer.name,
-            constraints=self._constraints,
-            qcomms_forward=run.qcomms_forward,
-            qcomms_backward=run.qcomms_backward,
-            share_tables=run.share_tables,
-        )
+        return resolve_plan(self._plan, self._request(topology))
 
     def predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
         """What the prices say of any plan for these tables, by rank."""
+        return estimate_ranks(self._request(topology), plan)
+
+    def _request(self, topology: Topology) -> PlanRequest:
         run = self._run
-        request = PlanRequest(
+        return PlanRequest(
+            **run.exchange(),
             tables=tuple(self.tables()),
             topology=self._priced(topology),
             batch_size=-(-run.global_batch_size // topology.world_size),
             constraints=dict(self._constraints or {}),
             sparse_optimizer=run.sparse_optimizer.name,
-            qcomms_forward=run.qcomms_forward,
-            qcomms_backward=run.qcomms_backward,
-            share_tables=run.share_tables,
         )
-        return estimate_ranks(request, plan)
 
     def _priced(self, topology: Topology) -> Topology:
         """The ranks that exist, with the constants that were measured, if any were."""

@@ -51,29 +51,15 @@ def train_spec(
 ) -> TrainSpec:
     """The spec that every rank of a run is given."""
     return TrainSpec(
+        **run.shared(),
         model=model,
         data=data,
         plan=plan,
-        global_batch_size=run.global_batch_size,
         steps=steps,
-        seed=run.seed,
         eval_data=eval_data,
-        sparse_optimizer=run.sparse_optimizer,
-        dense_optimizer=run.dense_optimizer,
-        checkpoint=run.checkpoint,
         run_path=run.run_path,
         resume_from=start.resume_from if start is not None else (),
-        new_data=run.new_data,
-        init_from=run.init_from,
-        init_optimizer_state=run.init_optimizer_state,
-        report_every_s=run.report_every_s,
-        shuffle=run.shuffle,
-        drop_last=run.drop_last,
-        qcomms_forward=run.qcomms_forward,
-        qcomms_backward=run.qcomms_backward,
-        share_tables=run.share_tables,
         profile=profile,
-        extras=run.extras,
     )
 
 

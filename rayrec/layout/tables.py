@@ -26,9 +26,14 @@ class DataType(Enum):
     BF16 = "BF16"
 
     @property
+    def torch_name(self) -> str:
+        """The name of torch's dtype."""
+        return {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[self.value]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes per element."""
-        return {"FP32": 4, "FP16": 2, "BF16": 2}[self.value]
+        return int(self.name[-2:]) // 8
 
 
 class PoolingType(Enum):

@@ -17,7 +17,7 @@ from torch import nn
 from rayrec.errors import ConfigError
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType, check_tables
 
-DTYPES = {DataType.FP32: torch.float32, DataType.FP16: torch.float16, DataType.BF16: torch.bfloat16}
+DTYPES = {kind: getattr(torch, kind.torch_name) for kind in DataType}
 
 
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:

@@ -12,26 +12,11 @@ from rayrec.optim.keyed import (
     OptimizerWrapper,
 )
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
-from rayrec.optim.sparse import (
-    LAMB,
-    SGD,
-    SPARSE_OPTIMIZERS,
-    Adagrad,
-    Adam,
-    LarsSGD,
-    PartialRowWiseAdam,
-    RowWiseAdagrad,
-    SparseOptimizer,
-    sparse_optimizer,
-)
 from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage, learning_rate_at
+from rayrec.spec import optimizers as _sparse
+from rayrec.spec.optimizers import *  # noqa: F403  # named once, there
 
 __all__ = [
-    "LAMB",
-    "SGD",
-    "SPARSE_OPTIMIZERS",
-    "Adagrad",
-    "Adam",
     "CombinedOptimizer",
     "DenseRowWiseAdagrad",
     "FusedOptimizer",
@@ -39,11 +24,7 @@ __all__ = [
     "GradientClippingOptimizer",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
-    "LarsSGD",
     "OptimizerWrapper",
-    "PartialRowWiseAdam",
-    "RowWiseAdagrad",
-    "SparseOptimizer",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",
@@ -51,5 +32,5 @@ __all__ = [
     "as_sparse_optimizer",
     "learning_rate_at",
     "optimizer_of",
-    "sparse_optimizer",
 ]
+__all__ += _sparse.__all__

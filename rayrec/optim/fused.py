@@ -19,7 +19,7 @@ from torch import Tensor
 from rayrec.errors import CheckpointError
 from rayrec.layout import Shard
 from rayrec.optim.keyed import KeyedOptimizer
-from rayrec.optim.sparse import SparseOptimizer
+from rayrec.spec.optimizer import SparseOptimizer
 
 
 class ShardTensors(Protocol):

@@ -10,6 +10,7 @@ pickle) loses its marks, as in torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,16 +18,19 @@ from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
-from rayrec.optim.sparse import (
-    SGD,
-    SPARSE_OPTIMIZERS,
-    Adagrad,
-    Adam,
-    DecayMode,
-    RowWiseAdagrad,
-    SparseOptimizer,
-)
+from rayrec.spec.optimizers import SPARSE_OPTIMIZERS, RowWiseAdagrad, SparseOptimizer
 
+# options of torch's optimizers that no formula here has
+_REFUSED = (
+    "nesterov",
+    "maximize",
+    "amsgrad",
+    "momentum",
+    "centered",
+    "dampening",
+    "lr_decay",
+    "initial_accumulator_value",
+)
 _MARK = "_rayrec_optimizer"
 
 
@@ -38,8 +42,8 @@ def apply_optimizer_in_backward(
     """Mark tables with the optimizer that their updates in the backward pass use.
 
     Args:
-        optimizer_class: a class of SPARSE_OPTIMIZERS, or torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or DenseRowWiseAdagrad.
+        optimizer_class: a class of SPARSE_OPTIMIZERS, one of torch.optim that is in the
+            `torch_names` of such a class, or DenseRowWiseAdagrad.
         params: the tables' weights, or a module all of whose parameters are tables, such as an
             EmbeddingBagCollection.
         optimizer_kwargs: its constructor's arguments; what is left out has that class's default.
@@ -88,23 +92,13 @@ def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> Spa
     filled = _construct(
         optimizer_class, {"params": [nn.Parameter(torch.zeros(1, 1))], **kwargs}
     ).defaults
-    for name in (
-        "nesterov",
-        "maximize",
-        "amsgrad",
-        "momentum",
-        "dampening",
-        "lr_decay",
-        "initial_accumulator_value",
-    ):
+    for name in _REFUSED:
         if filled.get(name):
             raise ConfigError(
                 f"torch.optim.{optimizer_class.__name__}({name}={filled[name]!r}): "
                 f"tables cannot be trained with {name}."
             )
-    return _OF_TORCH[optimizer_class](
-        {name: float(v) if isinstance(v, Tensor) else v for name, v in filled.items()}
-    )
+    return _of_torch(_OF_TORCH[optimizer_class], filled)
 
 
 def _construct(cls: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
@@ -123,29 +117,23 @@ def _split_betas(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _adam(values: Mapping[str, Any]) -> SparseOptimizer:
-    mode: DecayMode = "decoupled" if values.get("decoupled_weight_decay") else "l2"
-    beta1, beta2 = values["betas"]
-    decay = values.get("weight_decay", 0.0)
-    return Adam(
-        lr=values["lr"],
-        eps=values["eps"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=decay,
-        weight_decay_mode=mode,
+def _of_torch(cls: type[SparseOptimizer], filled: Mapping[str, Any]) -> SparseOptimizer:
+    """The sparse optimizer with the options that torch's has by the same names."""
+    values = _split_betas(filled)
+    values["weight_decay_mode"] = "decoupled" if filled.get("decoupled_weight_decay") else "l2"
+    known = {f.name for f in fields(cls)}
+    return cls(
+        **{
+            name: float(value) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+            if name in known
+        }
     )
 
 
-_OF_TORCH: dict[type, Callable[[Mapping[str, Any]], SparseOptimizer]] = {
-    torch.optim.SGD: lambda v: SGD(lr=v["lr"], weight_decay=v["weight_decay"]),
-    torch.optim.Adagrad: lambda v: Adagrad(
-        lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]
-    ),
-    DenseRowWiseAdagrad: lambda v: RowWiseAdagrad(
-        lr=v["lr"], eps=v["eps"], weight_decay=v["weight_decay"]
-    ),
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: lambda v: _adam({**v, "decoupled_weight_decay": True}),
-    torch.optim.SparseAdam: _adam,
+_OF_TORCH: dict[type, type[SparseOptimizer]] = {
+    getattr(torch.optim, name): cls
+    for cls in SPARSE_OPTIMIZERS.values()
+    for name in cls.torch_names
 }
+_OF_TORCH[DenseRowWiseAdagrad] = RowWiseAdagrad

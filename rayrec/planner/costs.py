@@ -25,7 +25,6 @@ from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.layout.rates import PARTS, PartRates
 from rayrec.layout.topology import Topology
 from rayrec.planner.amounts import Amounts, StepAmounts, StepCost
-from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.work import (
     ID_BYTES,
     ROW_ELEMENT_BYTES,
@@ -38,6 +37,7 @@ from rayrec.planner.work import (
     shards_by_rank,
     summed_ranks,
 )
+from rayrec.spec.optimizers import optimizer_class
 
 LINE_BYTES = 64  # memory moves in lines: a row of 16 bytes costs as much as one of 64
 # per id in the backward: a radix sort reads and writes (id, bag) pairs a few times
@@ -138,12 +138,12 @@ class CostModel:
         return StepAmounts(ids_in, lookup, output, gradient, update)
 
     def _owned_rows(self, work: TableWork, shards: Sequence[Shard], summed: int) -> _Rows:
-        state = sparse_state(self.sparse_optimizer)
+        optimizer = optimizer_class(self.sparse_optimizer)
         # A byte of the host's memory costs as many of the device's. Rows that a cache misses come
         # into it, and others leave for them; states per row stay on the device.
         link = self.topology.memory_bw / HOST_LINK_BW
         row_cost = link if work.off_device and not work.cached else 1.0
-        state_cost = link if work.off_device and state.per_element else 1.0
+        state_cost = link if work.off_device and optimizer.has_element_state() else 1.0
         fetched = 2 * work.missed * link
         world = work.world_size
         all_ids = values = read = touched = gradients = updated = 0.0
@@ -153,7 +153,7 @@ class CostModel:
             ids = world * work.ids * rows / work.rows
             distinct = work.distinct * rows / work.rows
             row_line = _lines(width * work.element_bytes)
-            state_line = _lines(state.row_bytes(width))
+            state_line = _lines(optimizer.state_bytes(width))
             all_ids += ids
             values += world * returned_rows(work, shard, summed) * width * ROW_ELEMENT_BYTES
             read += (ids * row_cost + distinct * fetched) * row_line

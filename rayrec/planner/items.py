@@ -14,8 +14,8 @@ from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints, sto
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option
 from rayrec.planner.pricing import Routes, join_options, price_options
-from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork, table_work
+from rayrec.spec.wire import FLOAT32, Wire
 
 
 def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayrec.layout.geometry import Layout, Shard
-from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.work import (
     ID_BYTES,
     ROW_ELEMENT_BYTES,
@@ -31,6 +30,7 @@ from rayrec.planner.work import (
     shard_traffic,
     shards_by_rank,
 )
+from rayrec.spec.optimizers import optimizer_class
 
 # per id in the backward: (id, bag) pairs and room to sort them, as FBGEMM's CPU kernel and torch's
 # sort take
@@ -69,16 +69,16 @@ class RankMemory:
 def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple[int, int]:
     """Weights and state of one shard on the rank's device, as FBGEMM lays them out."""
     rows, width = shard.shape
-    state = sparse_state(sparse_optimizer)
+    optimizer = optimizer_class(sparse_optimizer)
     row_bytes = width * work.element_bytes
     if not work.off_device:
-        return rows * row_bytes, rows * state.row_bytes(width)
+        return rows * row_bytes, rows * optimizer.state_bytes(width)
     cache = 0
     if work.cached:
         held = -(-math.ceil(rows * (work.storage.load_factor or 0)) // CACHE_SET) * CACHE_SET
         cache = held * (row_bytes + CACHE_ROW_BYTES) + rows * CACHED_ROW_BYTES
     # States per row stay on the device, those per element go with the rows.
-    return cache, rows * state.row_bytes(0)
+    return cache, rows * optimizer.state_bytes(0)
 
 
 def owner_memory(

@@ -9,6 +9,7 @@ for those who know better. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rayrec.layout.estimates import PlanEstimates, TableEstimate
 from rayrec.layout.kinds import KINDS, kind_of
@@ -16,7 +17,7 @@ from rayrec.layout.plan import ShardingPlan, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
-from rayrec.planner.constraints import ParameterConstraints, check_kinds
+from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.costs import CostModel
 from rayrec.planner.estimate import price_tables, sum_ranks
 from rayrec.planner.options import Item, Option
@@ -40,6 +41,8 @@ class EmbeddingShardingPlanner:
         qcomms_forward, qcomms_backward: what rows and their gradients travel as: fp32, fp16, bf16
             or int8.
         share_tables: as in `DistributedModelParallel`, which then reads rows in place where it can.
+    Attributes:
+        asked: what any plan asks, without tables.
     Raises:
         ConfigError: a number, kind or optimizer that makes no sense.
 
@@ -59,16 +62,17 @@ class EmbeddingShardingPlanner:
         qcomms_backward: str = "fp32",
         share_tables: bool = True,
     ) -> None:
-        if kinds is not None:
-            check_kinds(kinds)
-        self.topology = topology
-        self.batch_size = batch_size
-        self.constraints = dict(constraints or {})
-        self.kinds = tuple(KINDS if kinds is None else kinds)
-        self.costs = CostModel(topology, sparse_optimizer)
-        self.qcomms_forward, self.qcomms_backward = qcomms_forward, qcomms_backward
-        self.share_tables = share_tables
-        self.request([])  # checks
+        self.asked = PlanRequest(
+            tables=(),
+            topology=topology,
+            batch_size=batch_size,
+            constraints=dict(constraints or {}),
+            sparse_optimizer=sparse_optimizer,
+            kinds=KINDS if kinds is None else kinds,
+            qcomms_forward=qcomms_forward,
+            qcomms_backward=qcomms_backward,
+            share_tables=share_tables,
+        )
 
     def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
         """What `plan(tables)` asks, as a value.
@@ -76,17 +80,7 @@ class EmbeddingShardingPlanner:
         Raises:
             ConfigError: tables contradict themselves.
         """
-        return PlanRequest(
-            tables=tuple(tables),
-            topology=self.topology,
-            batch_size=self.batch_size,
-            constraints=self.constraints,
-            sparse_optimizer=self.costs.sparse_optimizer,
-            kinds=self.kinds,
-            qcomms_forward=self.qcomms_forward,
-            qcomms_backward=self.qcomms_backward,
-            share_tables=self.share_tables,
-        )
+        return replace(self.asked, tables=tuple(tables))
 
     def plan(self, tables: Sequence[BaseEmbeddingConfig]) -> ShardingPlan:
         """Place every table.

@@ -20,6 +20,7 @@ from rayrec.layout.units import format_bytes
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.items import kinds_of
 from rayrec.planner.request import PlanRequest
+from rayrec.spec.optimizers import optimizer_class
 
 Edit = Callable[[ParameterConstraints], ParameterConstraints]
 
@@ -151,7 +152,7 @@ def _lift(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 
 
 def _optimizer(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
-    if request.sparse_optimizer not in ("sgd", "rowwise_adagrad"):
+    if optimizer_class(request.sparse_optimizer).has_element_state():
         yield Change(
             f"use rowwise_adagrad instead of {request.sparse_optimizer}",
             replace(request, sparse_optimizer="rowwise_adagrad"),

@@ -21,16 +21,16 @@ from rayrec.planner.constraints import (
 )
 from rayrec.planner.costs import CostModel
 from rayrec.planner.items import make_items, table_works
-from rayrec.planner.optimizers import sparse_state
 from rayrec.planner.options import Item
 from rayrec.planner.search import has_room
-from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.work import TableWork
+from rayrec.spec.optimizers import optimizer_class
+from rayrec.spec.wire import FLOAT32, ExchangeOptions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRequest:
-    """Tables, a topology, and everything that bears on where the tables go.
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(ExchangeOptions):
+    """Tables, a topology, how rows travel, and what else bears on where the tables go.
 
     Attributes:
         tables: of the whole model; names are unique.
@@ -39,9 +39,6 @@ class PlanRequest:
         constraints: by table name.
         sparse_optimizer: name of the fused optimizer.
         kinds: the sharding kinds any table may use.
-        qcomms_forward, qcomms_backward: what rows and their gradients travel as; names of
-            `CommType`.
-        share_tables: as in `DistributedModelParallel`: CPU ranks of one host read rows in place.
     Raises:
         ConfigError: a number, kind, name or optimizer that makes no sense.
     """
@@ -52,18 +49,15 @@ class PlanRequest:
     constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
     sparse_optimizer: str = "rowwise_adagrad"
     kinds: Sequence[str] = KINDS
-    qcomms_forward: str = "fp32"
-    qcomms_backward: str = "fp32"
-    share_tables: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(
                 f"batch_size={self.batch_size} must be positive: the rows per rank and step."
             )
-        sparse_state(self.sparse_optimizer)
+        optimizer_class(self.sparse_optimizer)
         check_kinds(self.kinds)
-        Wire.of(self.qcomms_forward, self.qcomms_backward)
+        super().__post_init__()
         check_tables(self.tables)
 
     def limits(self, index: int) -> ParameterConstraints:
@@ -72,7 +66,7 @@ class PlanRequest:
 
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""
-        wire = Wire.of(self.qcomms_forward, self.qcomms_backward)
+        wire = self.wire
         shared = (
             self.share_tables
             and self.topology.device == "cpu"

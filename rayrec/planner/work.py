@@ -21,8 +21,8 @@ from rayrec.layout.plan import Storage
 from rayrec.layout.tables import BaseEmbeddingConfig, PoolingType
 from rayrec.layout.topology import Device
 from rayrec.planner.constraints import ParameterConstraints, storages_of
-from rayrec.planner.wire import FLOAT32, Wire
 from rayrec.planner.zipf import distinct_rows
+from rayrec.spec.wire import FLOAT32, Wire
 
 ID_BYTES = 8
 WEIGHT_BYTES = 4

@@ -9,30 +9,21 @@ steps and batch sizes are rows of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayrec.checks import absolute_path, is_uri, seed_number, whole_number
+from rayrec.checks import absolute_path, is_uri, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
+from rayrec.spec.optimizers import SparseOptimizer, sparse_optimizer
+from rayrec.spec.wire import ExchangeOptions
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
-# those of rayrec.optim
-SPARSE_OPTIMIZERS = (
-    "rowwise_adagrad",
-    "adagrad",
-    "adam",
-    "lamb",
-    "lars_sgd",
-    "partial_rowwise_adam",
-    "sgd",
-)
-
-WIRE_PRECISIONS = ("fp32", "fp16", "bf16", "int8")  # those of rayrec.comm.codec
+DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
 
 
 class Dataset(Protocol):
@@ -61,21 +52,58 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """An optimizer by name with its learning rate.
+    """An optimizer by name, with its learning rate and options.
 
     Attributes:
-        name: of the dense part one of adam, adagrad, sgd; of the tables one of SPARSE_OPTIMIZERS.
+        name: of the dense part one of DENSE_OPTIMIZERS; of the tables one of SPARSE_OPTIMIZERS.
         lr: learning rate, at least 0.
+        options: further arguments of the class of that name, in torch.optim or `rayrec.optim`, such
+            as {"eps": 1e-6}; what is left out has that class's default.
     """
 
     name: str
     lr: float
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        if "lr" in self.options:
+            raise ConfigError(
+                f"optimizer {self.name!r} has lr={self.lr} and options['lr']; say it once, as lr."
+            )
         if not 0 <= self.lr < float("inf"):
             raise ConfigError(
                 f"optimizer {self.name!r} has lr={self.lr}; it must be finite and not negative."
             )
+
+    def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return torch's optimizer of dense parameters.
+
+        Raises:
+            ConfigError: torch has no such option, or refuses its value.
+        """
+        import torch  # late: a run is told before torch is needed
+
+        try:
+            kind = getattr(torch.optim, DENSE_OPTIMIZERS[self.name])
+            return kind(parameters, lr=self.lr, **self.options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
+
+    def check_dense(self) -> None:
+        """Check the name and the options of a dense optimizer.
+
+        Raises:
+            ConfigError: the name is not known, or see `make_dense`.
+        """
+        if self.name not in DENSE_OPTIMIZERS:
+            raise ConfigError(
+                f"dense_optimizer {self.name!r} is not known; choose one of "
+                f"{', '.join(DENSE_OPTIMIZERS)}."
+            )
+        if self.options:
+            import torch
+
+            self.make_dense([torch.nn.Parameter(torch.zeros(1))])
 
 
 DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.05)
@@ -146,8 +174,71 @@ class ProfileConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainSpec:
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ExchangeOptions):
+    """What a user says of a run and every rank is told as it is, without plan, data and model.
+
+    Attributes:
+        global_batch_size: rows of one step over all ranks; the ranks share it evenly.
+        seed: of initial values and of the order of the data; from 0 to 2**63 - 1.
+        sparse_optimizer: of the tables: a value of `rayrec.optim`, or one of its optimizers by
+            name.
+        dense_optimizer: of all other parameters.
+        checkpoint: when to save.
+        new_data: continue with the weights, optimizers and step of `resume_from`, and begin the
+            data anew: `data`, `global_batch_size` and `seed` may then differ from those that the
+            checkpoint was trained with.
+        init_from: checkpoint directory of another run whose weights this run starts with, at step
+            0; tables and dense layers must have its names and sizes, all else may differ.
+        init_optimizer_state: take the optimizers' state of `init_from`, too; the optimizers must
+            then be the same.
+        report_every_s: seconds between reports, about; also how soon a stop takes effect.
+        shuffle, drop_last: order of the data, and whether a last partial batch is left out.
+        extras: JSON data that every checkpoint of the run carries (what is needed to build the
+            model again).
+    """
+
+    global_batch_size: int
+    seed: int = 0
+    sparse_optimizer: SparseOptimizer | OptimizerConfig = DEFAULT_SPARSE
+    dense_optimizer: OptimizerConfig = DEFAULT_DENSE
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    new_data: bool = False
+    init_from: str | None = None
+    init_optimizer_state: bool = False
+    report_every_s: float = 2.0
+    shuffle: bool = True
+    drop_last: bool = False
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own = type(self).__name__
+        whole_number(f"{own} has global_batch_size", self.global_batch_size)
+        seed_number(f"{own} has seed", self.seed)
+        seconds(f"{own} has report_every_s", self.report_every_s)
+        self.dense_optimizer.check_dense()
+        _ = self.tables_optimizer  # checks
+
+    @property
+    def tables_optimizer(self) -> SparseOptimizer:
+        """`sparse_optimizer` as the lookup kernels take it.
+
+        Raises:
+            ConfigError: its name, or an option of it, is unknown or out of range.
+        """
+        said = self.sparse_optimizer
+        if isinstance(said, SparseOptimizer):
+            return said
+        return sparse_optimizer(said.name, said.lr, **said.options)
+
+    def shared(self) -> dict[str, Any]:
+        """Return these options by name."""
+        return {f.name: getattr(self, f.name) for f in fields(RunOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec(RunOptions):
     """One run of training or evaluation, the same on every rank.
 
     Attributes:
@@ -156,88 +247,25 @@ class TrainSpec:
             over the rows of the batch.
         data: what to train on; None when the run only evaluates.
         plan: where every table lies; made for exactly the ranks of the run.
-        global_batch_size: rows of one step over all ranks.
         steps: global steps until the run ends, counted from the first step of the model's life (a
             resumed run does the rest).
-        seed: of initial values and of the order of the data.
-        resume_from: checkpoint directories to continue from, the wanted one first; a later one is
-            used only where those before it turn out to be damaged. Empty starts anew.
-        new_data: continue with the weights and the step of `resume_from`, and begin the data anew.
-        init_from: checkpoint directory whose weights a new run starts with at step 0, or None.
-        init_optimizer_state: take the optimizers' state of `init_from`, too.
+        eval_data: what to score on, or None.
         run_path: absolute folder or URI that receives step directories, or None (then nothing is
             saved).
-        report_every_s: seconds between reports, about; also how soon a stop takes effect.
-        qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between
-            ranks, one of WIRE_PRECISIONS.
-        share_tables: CPU ranks of one host read each other's rows in place where they can.
+        resume_from: checkpoint directories to continue from, the wanted one first; a later one is
+            used only where those before it turn out to be damaged. Empty starts anew.
         profile: which steps to profile, or None.
-        extras: JSON data that every checkpoint of the run carries (what is needed to build the
-            model again).
     """
 
     model: Callable[[], nn.Module]
     data: Dataset | None
     plan: ShardingPlan
-    global_batch_size: int
     steps: int = 0
-    seed: int = 0
     eval_data: Dataset | None = None
-    sparse_optimizer: OptimizerConfig = DEFAULT_SPARSE
-    dense_optimizer: OptimizerConfig = DEFAULT_DENSE
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run_path: str | None = None
     resume_from: tuple[str, ...] = ()
-    new_data: bool = False
-    init_from: str | None = None
-    init_optimizer_state: bool = False
-    report_every_s: float = 2.0
-    shuffle: bool = True
-    drop_last: bool = False
-    qcomms_forward: str = "fp32"
-    qcomms_backward: str = "fp32"
-    share_tables: bool = True
     profile: ProfileConfig | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        whole_number("global_batch_size", self.global_batch_size)
+        super().__post_init__()
         whole_number("steps", self.steps, 0)
-        seed_number("seed", self.seed)
-        check_names(self)
-
-
-class NamedChoices(Protocol):
-    """What `RunConfig` and `TrainSpec` say by name."""
-
-    @property
-    def sparse_optimizer(self) -> OptimizerConfig:
-        """The tables' optimizer."""
-
-    @property
-    def dense_optimizer(self) -> OptimizerConfig:
-        """The optimizer of all other parameters."""
-
-    @property
-    def qcomms_forward(self) -> str:
-        """The precision of pooled rows between ranks."""
-
-    @property
-    def qcomms_backward(self) -> str:
-        """The precision of their gradients."""
-
-
-def check_names(choices: NamedChoices) -> None:
-    """Check optimizers and wire precisions that are said by name.
-
-    Raises:
-        ConfigError: a name is not known; lists those that are.
-    """
-    for what, name, known in (
-        ("dense_optimizer", choices.dense_optimizer.name, DENSE_OPTIMIZERS),
-        ("sparse_optimizer", choices.sparse_optimizer.name, SPARSE_OPTIMIZERS),
-        ("qcomms_forward", choices.qcomms_forward, WIRE_PRECISIONS),
-        ("qcomms_backward", choices.qcomms_backward, WIRE_PRECISIONS),
-    ):
-        if name not in known:
-            raise ConfigError(f"{what} {name!r} is not known; choose one of {', '.join(known)}.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import CheckpointError, ConfigError
@@ -42,18 +42,6 @@ def load_dense(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: st
                 f"wants {tuple(tensor.shape)}."
             )
         tensor.copy_(saved[name])
-
-
-def dense_optimizer(
-    name: str, parameters: list[nn.Parameter], lr: float
-) -> torch.optim.Optimizer | None:
-    """The optimizer of a name, or None without parameters."""
-    kinds: dict[str, type[torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adagrad": torch.optim.Adagrad,
-        "sgd": torch.optim.SGD,
-    }
-    return kinds[name](parameters, lr=lr) if parameters else None  # type: ignore[call-arg]
 
 
 def check_dense_optimizer(extras: Mapping[str, Any], wanted: str, path: str) -> None:

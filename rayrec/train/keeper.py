@@ -211,8 +211,12 @@ class Keeper:
         check_dense_optimizer(saved.extras, self._spec.dense_optimizer.name, path)
         self._model.iteration = int(saved.extras.get("table_updates", 0))
         if self._dense is not None and saved.dense_optimizer is not None:
-            rates = [group["lr"] for group in self._dense.param_groups]
+            # the run's learning rate and options, not the checkpoint's
+            options = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in self._dense.param_groups
+            ]
             self._dense.load_state_dict(saved.dense_optimizer)
-            for group, rate in zip(self._dense.param_groups, rates, strict=True):
-                group["lr"] = rate  # the run's, not the checkpoint's
+            for group, own in zip(self._dense.param_groups, options, strict=True):
+                group.update(own)
         return saved

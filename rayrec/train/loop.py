@@ -15,15 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import InputError
 from rayrec.metrics import BinaryScores
 from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
-from rayrec.optim import sparse_optimizer
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.dense import dense_optimizer
 from rayrec.train.evaluation import Part, evaluate
 from rayrec.train.keeper import Keeper
 from rayrec.train.pipeline import TrainPipelineSparseDist
@@ -62,23 +59,18 @@ class RankTrainer:
         torch.manual_seed(spec.seed)
         module = spec.model()
         self.tables = table_configs(module)
-        sparse = sparse_optimizer(spec.sparse_optimizer.name, spec.sparse_optimizer.lr)
-        qcomms = QCommsConfig(CommType(spec.qcomms_forward), CommType(spec.qcomms_backward))
         self.model = DistributedModelParallel(
             module,
             plan=spec.plan,
-            sparse_optimizer=sparse,
+            sparse_optimizer=spec.tables_optimizer,
             device=self.device,
             seed=spec.seed,
-            qcomms=qcomms,
+            qcomms=spec.qcomms,
             prefetch=True,
             share_tables=spec.share_tables,
         )
-        self._dense = dense_optimizer(
-            spec.dense_optimizer.name,
-            [p for _, p in self.model.dense_parameters()],
-            spec.dense_optimizer.lr,
-        )
+        parameters = [p for _, p in self.model.dense_parameters()]
+        self._dense = spec.dense_optimizer.make_dense(parameters) if parameters else None
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
         self.profile: Profile | None = None

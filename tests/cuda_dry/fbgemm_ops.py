@@ -4,7 +4,7 @@ Each operator runs twice. First comes FBGEMM's host code with launches that do n
 devices, types and shapes of its arguments and makes the output. Then the output, and rows and state
 in place, are computed here, from the operator's arguments alone: placements, offsets,
 hyperparameters, learning rate and iteration are read where the kernel reads them. The formulas of
-the optimizers are `rayrec.distributed.kernels.row_update`, which other tests compare with
+the optimizers are those of `rayrec.spec.optimizers`, which other tests compare with
 definitions.
 """
 
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from rayrec import optim
-from rayrec.distributed.kernels.row_update import update_rows
 from rayrec.optim import SparseOptimizer
 from tests.cuda_dry import cache
 from tests.cuda_dry.device import cpu_kernel, native_kernel, on_host, operator, replace
 from tests.cuda_dry.runtime import launches_allowed
+from tests.optim_reference import FBGEMM_OPTIMIZERS
 
 DEVICE, MANAGED, CACHED, HOST = range(4)  # EmbeddingLocation
 SUM = 0
@@ -166,17 +166,9 @@ def optimizer_of(name: str, call: Arguments) -> SparseOptimizer:
         if mode is None:  # FBGEMM reads no decay then
             return optim.RowWiseAdagrad(lr=rate["lr"], eps=given["eps"])
         return optim.RowWiseAdagrad(**given, weight_decay_mode=mode)
-    kinds = {
-        "sgd": optim.SGD,
-        "adagrad": optim.Adagrad,
-        "adam": optim.Adam,
-        "partial_rowwise_adam": optim.PartialRowWiseAdam,
-        "lamb": optim.LAMB,
-        "lars_sgd": optim.LarsSGD,
-    }
     if name in ("adam", "partial_rowwise_adam"):
         given["weight_decay_mode"] = "decoupled"
-    return kinds[name](**given)
+    return optim.SPARSE_OPTIMIZERS[name](**given)
 
 
 def _state(call: Arguments, name: str, per: str, feature: Feature, width: int) -> Tensor:
@@ -221,7 +213,7 @@ def _update_table(optimizer: SparseOptimizer, call: Arguments, same: list[Featur
         for name, per in optimizer.state_widths.items()
     }
     state = {name: table[touched].float() for name, table in tables.items()}
-    update_rows(optimizer, optimizer.lr, call.get("iter", 0), weight, sums, state)
+    optimizer.update_rows(optimizer.lr, call.get("iter", 0), weight, sums, state)
     rows.write(touched, of_touched, weight)
     for name, table in tables.items():
         table[touched] = state[name]
@@ -248,7 +240,7 @@ def install() -> None:
     _twice("split_embedding_codegen_grad_indice_weights_pt2_wrapper", gradient_of_weights)
     for kind in ("unweighted", "weighted"):
         _twice(_LOOKUP.format(kind), look_up)
-        for name in optim.SPARSE_OPTIMIZERS:
+        for name in FBGEMM_OPTIMIZERS:
             _twice(_UPDATE.format(name, kind), partial(_update_in_place, name))
     _twice("bounds_check_indices", lambda call, output: None)  # ids of tests are within bounds
     for name, compute in cache.OPERATORS.items():

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rayrec.optim import SPARSE_OPTIMIZERS
 from rayrec.train import OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
-from rayrec.train.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS
+from rayrec.train.config import DENSE_OPTIMIZERS
 from tests.cuda_dry.runs import ROWS, numbers, spec_of, write_clicks
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order

@@ -13,7 +13,7 @@ import pytest
 
 from jobs import train_dlrm
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
-from rayrec.train.config import SPARSE_OPTIMIZERS
+from rayrec.optim import SPARSE_OPTIMIZERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
@@ -77,11 +77,10 @@ def test_the_int8_exchange_costs_less_than_0002_of_auc(tmp_path: Path) -> None:
     assert abs(coded["regret"] - exact["regret"]) < 0.002, (coded, exact)
 
 
+# of the others 0.01
 LEARNING_RATES = {
     "rowwise_adagrad": "0.1",
     "adagrad": "0.1",
-    "adam": "0.01",
-    "partial_rowwise_adam": "0.01",
     "lamb": "0.05",
     "lars_sgd": "5",
     "sgd": "20",
@@ -120,11 +119,7 @@ def untrained(
     )["eval"]
 
 
-def test_every_optimizer_has_a_learning_rate_here() -> None:
-    assert set(LEARNING_RATES) == set(SPARSE_OPTIMIZERS)
-
-
-@pytest.mark.parametrize("name", sorted(LEARNING_RATES))
+@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 def test_every_optimizer_trains_the_tables(
     small: SyntheticPaths, untrained: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
@@ -138,7 +133,7 @@ def test_every_optimizer_trains_the_tables(
         "--optimizer",
         name,
         "--sparse-lr",
-        LEARNING_RATES[name],
+        LEARNING_RATES.get(name, "0.01"),
     )
     assert result["steps"] == 237
     assert abs(untrained["auc"] - 0.5) < 0.05

@@ -15,6 +15,7 @@ from rayrec.driver.planning import check_plan_word
 from rayrec.driver.rank_group import places_on_machines
 from rayrec.driver.rank_start import neighbours
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
+from rayrec.optim import Adam
 from rayrec.train.config import CheckpointConfig, OptimizerConfig
 from rayrec.train.progress import ProgressReport
 from rayrec.train.seat import RankAddress
@@ -51,10 +52,7 @@ from rayrec.train.window import next_length
             ),
             "a run that has none",
         ),
-        (
-            lambda: RunConfig(global_batch_size=8, steps=1, qcomms_forward="fp7"),
-            "'fp7' is not known",
-        ),
+        (lambda: RunConfig(global_batch_size=8, steps=1, qcomms_forward="fp7"), "'fp7' is unknown"),
         (
             lambda: RunConfig(
                 global_batch_size=8,
@@ -103,11 +101,44 @@ from rayrec.train.window import next_length
         ),
         (lambda: CheckpointConfig(num_to_keep=0), "num_to_keep=0"),
         (lambda: OptimizerConfig(name="adam", lr=float("nan")), "lr=nan"),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=1,
+                sparse_optimizer=OptimizerConfig(name="adam", lr=0.1, options={"beta": 0.5}),
+            ),
+            "'adam' has no option 'beta'; it has lr, .*beta1",
+        ),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=1,
+                sparse_optimizer=OptimizerConfig(name="adam", lr=0.1, options={"beta1": 1.0}),
+            ),
+            r"Adam\(beta1=1.0\)",
+        ),
+        (lambda: OptimizerConfig(name="adam", lr=0.1, options={"lr": 1}), "say it once"),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=1,
+                dense_optimizer=OptimizerConfig(name="adam", lr=0.1, options={"beta1": 0.5}),
+            ),
+            "dense_optimizer 'adam': .*beta1",
+        ),
     ],
 )
 def test_contradictions_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_an_optimizer_is_said_as_a_value_or_by_name_and_options() -> None:
+    value = Adam(lr=0.1, beta2=0.9, max_gradient=1.0)
+    named = OptimizerConfig(name="adam", lr=0.1, options={"beta2": 0.9, "max_gradient": 1.0})
+    for said in (value, named):
+        run = RunConfig(global_batch_size=8, steps=1, sparse_optimizer=said)
+        assert run.tables_optimizer == value and run.sparse_optimizer.name == "adam"
 
 
 def test_run_path_joins_storage_and_name() -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.synthetic import SyntheticConfig, SyntheticPaths, write_synthetic
 from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted, TrainingFailed
+from rayrec.optim import Adam
 
 STEPS = 12
 
@@ -235,6 +237,35 @@ def test_optimizer_state_is_taken_only_when_asked(
             init_optimizer_state=True,
             sparse_optimizer=sgd,
         ).fit()
+
+
+def test_optimizers_train_are_saved_and_resume_with_their_options(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {
+        "sparse_optimizer": Adam(lr=0.01, beta2=0.9, weight_decay=0.1),
+        "dense_optimizer": OptimizerConfig(name="adam", lr=0.01, options={"betas": (0.5, 0.9)}),
+    }
+    whole, first = (driver(clicks, tmp_path / f, steps=s, **given) for f, s in (("a", 6), ("b", 4)))
+    wanted, cut = whole.fit().checkpoint or "", first.fit().checkpoint or ""
+    saved = read_manifest(cut)
+    assert all(
+        o == {"name": "adam", **given["sparse_optimizer"].hyperparameters}
+        for o in saved.optimizers.values()
+    )
+    # also a manifest that says no more than name and learning rate
+    short = replace(
+        saved, optimizers={name: {"name": "adam", "lr": 0.01} for name in saved.optimizers}
+    )
+    for folder, manifest in (("c", saved), ("d", short)):
+        copy = shutil.copytree(Path(cut).parent, tmp_path / folder / "run") / Path(cut).name
+        (copy / "manifest.json").write_bytes(manifest.to_bytes())
+        again = driver(clicks, tmp_path / folder, steps=6, resume_from="latest", **given).fit()
+        got, want = tables_of(again.checkpoint or ""), tables_of(wanted)
+        assert all(got[name].equals(want[name]) for name in want)
+    others = given | {"sparse_optimizer": Adam(lr=0.01)}
+    plain = driver(clicks, tmp_path / "e", steps=6, **others).fit().checkpoint or ""
+    assert any(not tables_of(plain)[name].equals(t) for name, t in tables_of(wanted).items())
 
 
 @pytest.mark.parametrize(

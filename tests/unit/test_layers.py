@@ -27,6 +27,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "_compat": 1,
     "layout": 1,
     "machine": 1,
+    "spec": 1,
     "arguments": 2,
     "storage": 2,
     "planner": 2,
@@ -53,7 +54,9 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "jobs": 15,
 }
 # standard library only: plans are made and read without torch
-PURE = {"errors", "arguments", "checks", "command", "version", "layout", "planner"}
+PURE = {"errors", "arguments", "checks", "command", "version", "layout", "planner", "spec"}
+# formulas of tensors: torch inside of functions, when there are tensors, and for their types
+LATE_TORCH = {"spec"}
 MAY_IMPORT_RAY = {"driver", "actors", "jobs"}
 MAY_IMPORT_ACTORS = {"driver", "actors"}
 EXEMPT = {"rayrec"}  # rayrec/__init__.py, whose lazy exports name every layer
@@ -99,6 +102,16 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
                 yield node.lineno, node.value
 
 
+def late_lines(source: str) -> set[int]:
+    """The lines that are not run when the module is imported: functions, and TYPE_CHECKING."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if is_typing or isinstance(node, ast.FunctionDef):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
 def check_source(source: str, module: str, is_package: bool = False) -> list[str]:
     """Offences of one module, as "line: what it imports: why not"."""
     own = package_of(module)
@@ -121,6 +134,8 @@ def check_source(source: str, module: str, is_package: bool = False) -> list[str
                 why = f"{own} and {other} are of one layer and do not import each other"
             elif own in PURE and other not in PURE:
                 why = f"{own} imports {sorted(PURE)} and the standard library only"
+        elif other == "torch" and own in LATE_TORCH and line in late_lines(source):
+            continue
         elif own in PURE and other not in sys.stdlib_module_names:
             why = f"{own} imports the standard library only"
         elif target == "rayrec" or target.startswith("rayrec."):
@@ -180,6 +195,8 @@ def test_the_walk_finds_every_layer():
         ("jobs.train_dlrm", "from actors.rank import RankActor", "1: actors.rank"),
         ("rayrec.data.loader", "import actors", "1: actors"),
         ("rayrec.errors", "import rayrec.layout", "1: rayrec.layout"),
+        ("rayrec.spec.optimizers", "import torch\n\ndef f():\n    import torch\n", "1: torch"),
+        ("rayrec.spec.optimizers", "def f():\n    import numpy\n", "2: numpy"),
         ("rayrec.sparse.kjt", "import rayrec.fancy", "1: rayrec.fancy"),
         ("rayrec.fancy.thing", "", "1: package 'fancy'"),
     ],
@@ -203,6 +220,8 @@ def test_an_offence_is_found_and_named(module, source, named):
         ("rayrec.driver.rank_group", "import ray\nfrom actors.rank import RankActor"),
         ("actors.rank", "from rayrec.train import RankTrainer"),
         ("jobs.smoke", "import ray\nfrom rayrec import Driver\nfrom jobs.recipe import x"),
+        ("rayrec.spec.optimizers", "def f():\n    import torch\n"),
+        ("rayrec.spec.optimizers", "if TYPE_CHECKING:\n    from torch import Tensor\n"),
         ("rayrec.layout.codec", "FORMAT = 'rayrec.plan'"),  # a string, and no module of ours
     ],
 )

@@ -31,10 +31,12 @@ from rayrec.optim import (
     Adam,
     LarsSGD,
     PartialRowWiseAdam,
+    RMSprop,
     RowWiseAdagrad,
     SparseOptimizer,
 )
 from tests.optim_reference import (
+    FBGEMM_OPTIMIZERS,
     ReferenceTable,
     pooled,
     random_optimizer,
@@ -82,6 +84,14 @@ EQUALS_TORCH = {
     "adagrad decay": (
         Adagrad(0.1, eps=1e-4, weight_decay=0.2),
         lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-4, weight_decay=0.2),
+    ),
+    "rmsprop": (
+        RMSprop(0.1, eps=1e-4, alpha=0.9),
+        lambda p: torch.optim.RMSprop(p, 0.1, alpha=0.9, eps=1e-4),
+    ),
+    "rmsprop decay": (
+        RMSprop(0.1, eps=1e-4, weight_decay=0.2),
+        lambda p: torch.optim.RMSprop(p, 0.1, eps=1e-4, weight_decay=0.2),
     ),
     "adam": (Adam(0.1), lambda p: torch.optim.Adam(p, 0.1)),
     "adam l2": (
@@ -175,11 +185,12 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.seeds(range(6))
-@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+@pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)
 def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
-    options = {"weight_decay": 0.1} if seed % 2 and name not in ("sgd", "adagrad") else {}
-    options |= {"eps": 1e-3} if name not in ("sgd", "lars_sgd") else {}
-    optimizer, device = SPARSE_OPTIMIZERS[name](lr=0.1, **options), torch.device("cuda")
+    kind, device = SPARSE_OPTIMIZERS[name], torch.device("cuda")
+    options = {"weight_decay": 0.1} if seed % 2 and kind.fbgemm.decays else {}
+    options |= {"eps": 1e-3} if hasattr(kind, "eps") else {}
+    optimizer = kind(lr=0.1, **options)
     work = random_work(seed, optimizer, odd=False)
     ours, fused = (
         TorchLookup(work.group, optimizer, device),
@@ -396,7 +407,7 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(
             FusedLookup(work.group, optimizer, CPU)
 
 
-@pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
+@pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)
 def test_fbgemms_adam_alone_refuses_float16_on_a_gpu(name: str) -> None:
     optimizer, half = SPARSE_OPTIMIZERS[name](lr=0.1), DataType.FP16
     assert has_fused_kernel(optimizer, "cuda", half) is (name != "adam")

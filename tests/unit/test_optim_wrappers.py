@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -564,7 +565,7 @@ def test_marks_are_read_back_as_specs(cls, kwargs, want) -> None:
 @pytest.mark.parametrize(
     ("cls", "kwargs", "match"),
     [
-        (torch.optim.RMSprop, {}, "no counterpart.*PartialRowWiseAdam"),
+        (torch.optim.NAdam, {}, "no counterpart.*PartialRowWiseAdam"),
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, "momentum=0.9"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad"),
         (torch.optim.Adagrad, {"lr_decay": 0.1}, "lr_decay"),
@@ -642,3 +643,17 @@ def test_dense_rowwise_adagrad_refuses_sparse_gradients() -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ConfigError, match="sparse=False"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("name", SPARSE_OPTIMIZERS)
+def test_the_page_about_optimizers_has_its_line_and_state(name: str) -> None:
+    kind = SPARSE_OPTIMIZERS[name]
+    widths = list(kind.state_widths.values())
+    rows, elements = widths.count("row"), widths.count("element")
+    parts = ["D" if elements == 1 else f"{elements} D"] * bool(elements) + [str(rows)] * bool(rows)
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| `{kind.__name__}(")]
+    assert [cell.strip() for cell in line.split("|")][2:4] == [
+        f"`{name}`",
+        " + ".join(parts) or "none",
+    ]

@@ -17,7 +17,6 @@ from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.amounts import StepCost
 from rayrec.planner.costs import CostModel
 from rayrec.planner.memory import owner_memory
-from rayrec.planner.optimizers import SPARSE_STATES
 from rayrec.planner.work import TableWork, returned_rows, shard_traffic, summed_ranks
 from tests.unit.plan_worlds import memory_by_rank, random_hosts, random_layout
 
@@ -265,18 +264,6 @@ def test_what_a_pipeline_hides_of_the_input_is_not_priced() -> None:
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="'adamw' is unknown"):
         EmbeddingShardingPlanner(Topology.local(1), 8, sparse_optimizer="adamw")
-
-
-def test_states_are_those_of_the_optimizers() -> None:
-    from rayrec.optim import sparse  # needs torch, which the planner does not
-
-    for name, optimizer in sparse.SPARSE_OPTIMIZERS.items():
-        widths = list(optimizer.state_widths.values())
-        assert (SPARSE_STATES[name].per_row, SPARSE_STATES[name].per_element) == (
-            widths.count("row"),
-            widths.count("element"),
-        )
-    assert set(SPARSE_STATES) == set(sparse.SPARSE_OPTIMIZERS)
 
 
 def test_column_blocks_on_one_rank_are_sent_their_ids_once() -> None:

@@ -48,7 +48,7 @@ def count_memory(
     out = [RankMemory()] * plan.world_size
     for table, work in zip(tables, planner.request(tables).works(plan.tables), strict=True):
         per_rank = memory_by_rank(
-            work, plan.tables[table.name].layout, planner.costs.sparse_optimizer
+            work, plan.tables[table.name].layout, planner.asked.sparse_optimizer
         )
         out = [a + b for a, b in zip(out, per_rank, strict=True)]
     return out
@@ -80,19 +80,19 @@ def test_plans_fit_their_tables_and_every_ranks_memory(seed: int) -> None:
             repr(table.name) in str(error) for table in tables
         )
         return
-    plan.check(tables, planner.topology.world_size)
+    plan.check(tables, planner.asked.topology.world_size)
     assert list(plan.tables) == [table.name for table in tables]
     counted = count_memory(planner, tables, plan)
     assert all(
         memory.total <= limit
-        for memory, limit in zip(counted, planner.topology.memory_bytes, strict=True)
+        for memory, limit in zip(counted, planner.asked.topology.memory_bytes, strict=True)
     )
     estimates = plan.estimates
     assert estimates is not None
     assert [rank.memory_bytes for rank in estimates.ranks] == [memory.total for memory in counted]
     for table in tables:
         blocks = plan.tables[table.name].layout
-        least = planner.constraints.get(table.name, ParameterConstraints()).min_partition
+        least = planner.asked.constraints.get(table.name, ParameterConstraints()).min_partition
         if least and isinstance(blocks, TableLayout) and blocks.num_col_blocks > 1:
             assert min(b - a for a, b in itertools.pairwise(blocks.col_cuts)) >= least
     assert all(len(line) <= 100 for line in plan.report().splitlines())
@@ -122,7 +122,7 @@ def test_the_same_problem_gives_the_same_plan(seed: int) -> None:
 def test_predictions_are_the_sum_of_the_layouts_prices(seed: int) -> None:
     planner, tables = random_problem(seed, 10**11)
     plan = planner.plan(tables)
-    costs = CostModel(planner.topology, planner.costs.sparse_optimizer)
+    costs = CostModel(planner.asked.topology, planner.asked.sparse_optimizer)
     seconds = [costs.fixed_cost().total_s] * plan.world_size
     assert plan.estimates is not None
     for table, work in zip(tables, planner.request(tables).works(plan.tables), strict=True):
@@ -143,12 +143,10 @@ def slowest(
     tables: list[BaseEmbeddingConfig],
     layouts: list[TableLayout | Replicated],
 ) -> float:
-    seconds = [0.0] * planner.topology.world_size
+    seconds = [0.0] * planner.asked.topology.world_size
+    costs = CostModel(planner.asked.topology, planner.asked.sparse_optimizer)
     for work, layout in zip(planner.request(tables).works(), layouts, strict=True):
-        prices, home_s = (
-            planner.costs.price(work, layout),
-            planner.costs.layout_home_cost(work, layout).total_s,
-        )
+        prices, home_s = (costs.price(work, layout), costs.layout_home_cost(work, layout).total_s)
         seconds = [
             s + home_s + (prices[rank].total_s if rank in prices else 0.0)
             for rank, s in enumerate(seconds)

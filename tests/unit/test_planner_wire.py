@@ -13,8 +13,8 @@ from rayrec.layout import EmbeddingBagConfig, Replicated, TableLayout, Topology
 from rayrec.layout.kinds import row_wise, table_wise
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.costs import CostModel
-from rayrec.planner.wire import CODINGS, Wire
 from rayrec.planner.work import TableWork, table_work
+from rayrec.spec.wire import WIRE_PRECISIONS, CommType, ExchangeOptions
 from tests.unit.plan_worlds import memory_by_rank, random_layout
 
 TABLE = EmbeddingBagConfig(50_000, 64, "t", feature_names=["f"])
@@ -26,7 +26,7 @@ def work_of(forward: str, backward: str, world_size: int = 4) -> TableWork:
         ParameterConstraints(pooling_factor=3),
         512,
         world_size,
-        wire=Wire.of(forward, backward),
+        wire=ExchangeOptions(qcomms_forward=forward, qcomms_backward=backward).wire,
     )
 
 
@@ -35,15 +35,14 @@ def test_codings_are_those_of_the_runtimes_codecs() -> None:
     import torch
 
     # needs torch, which the planner does not
-    from rayrec.comm.codec import Codecs, CommType, QCommsConfig
+    from rayrec.comm.codec import Codecs, QCommsConfig
 
-    assert set(CODINGS) == {kind.value for kind in CommType}
     for kind in CommType:
         codec = Codecs.of(QCommsConfig(forward_precision=kind)).forward
         values = torch.randn(1280)
         sent = values if codec is None else codec.encode(values, [1280])
-        assert sent.numel() * sent.element_size() == 1280 * 4 * CODINGS[kind.value].size
-        assert (codec is None) == (CODINGS[kind.value].passes == 0)
+        assert sent.numel() * sent.element_size() == 1280 * 4 * kind.coding.size
+        assert (codec is None) == (kind.coding.passes == 0)
 
 
 @pytest.mark.seeds(range(30))
@@ -51,7 +50,7 @@ def test_only_rows_on_the_wire_shrink_and_each_direction_by_its_own_type(seed: i
     rng = random.Random(seed)
     model = CostModel(Topology(hosts=((0, 1), (2, 3)), memory_bytes=(1,) * 4))
     layout = random_layout(rng, 50_000, 64, 4)
-    forward, backward = rng.choice(list(CODINGS)), rng.choice(list(CODINGS))
+    forward, backward = rng.choice(WIRE_PRECISIONS), rng.choice(WIRE_PRECISIONS)
     plain, coded = work_of("fp32", "fp32"), work_of(forward, backward)
     summed = model.summed(plain, layout)
     before, after = model.amounts(plain, layout), model.amounts(coded, layout)
@@ -63,9 +62,11 @@ def test_only_rows_on_the_wire_shrink_and_each_direction_by_its_own_type(seed: i
         )
         for part, kind in (("output", forward), ("gradient", backward)):
             old, new = getattr(before[rank], part), getattr(after[rank], part)
-            assert new.far == pytest.approx(old.far * CODINGS[kind].size)
+            assert new.far == pytest.approx(old.far * CommType(kind).coding.size)
             # sums inside a host travel as they are
-            assert new.near == pytest.approx(old.near * (CODINGS[kind].size if summed == 1 else 1))
+            assert new.near == pytest.approx(
+                old.near * (CommType(kind).coding.size if summed == 1 else 1)
+            )
             silent = isinstance(layout, Replicated) and part == "output"
             assert new.stream == old.stream if kind == "fp32" or silent else new.stream > old.stream
 
@@ -114,14 +115,18 @@ def test_codecs_make_the_step_faster_where_the_wire_is_slow_and_slower_where_it_
 
 
 def test_a_driver_plans_for_the_types_of_its_run() -> None:
-    from rayrec.driver.planning import resolve_plan
+    import torch
+
+    from rayrec.driver import OptimizerConfig, RunConfig
+    from rayrec.driver.planning import Planning
 
     topology = Topology.uniform(2, 1, 10**10, "cuda", inter_host_bw=1e9)
     given = {"qcomms_forward": "int8", "qcomms_backward": "bf16"}
-    found = resolve_plan(
-        "auto", [TABLE], topology, global_batch_size=1024, sparse_optimizer="sgd", **given
-    )  # type: ignore[arg-type]
-    wanted = EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd", **given).plan([TABLE])  # type: ignore[arg-type]
+    sgd = OptimizerConfig(name="sgd", lr=0.1)
+    run = RunConfig(global_batch_size=1024, steps=1, sparse_optimizer=sgd, **given)
+    planning = Planning(torch.nn.Identity, run, "auto", None, [TABLE], None)
+    found = planning.plan(topology)
+    wanted = EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd", **given).plan([TABLE])
     assert (
         found.estimates
         == wanted.estimates

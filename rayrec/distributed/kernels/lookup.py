@@ -42,35 +42,21 @@ from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, is_vectorized
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType
-from rayrec.optim import (
-    LAMB,
-    SGD,
-    Adagrad,
-    Adam,
-    LarsSGD,
-    PartialRowWiseAdam,
-    RowWiseAdagrad,
-    SparseOptimizer,
-)
+from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 
-_KERNEL_OPTIMIZER = {
-    SGD: EmbOptimType.EXACT_SGD,
-    Adagrad: EmbOptimType.EXACT_ADAGRAD,
-    RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    Adam: EmbOptimType.ADAM,
-    PartialRowWiseAdam: EmbOptimType.PARTIAL_ROWWISE_ADAM,
-    LAMB: EmbOptimType.LAMB,
-    LarsSGD: EmbOptimType.LARS_SGD,
-}
-_KERNEL_TYPE = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16}
+_TRAINED_TYPES = (DataType.FP32, DataType.FP16)  # that FBGEMM's kernels train
 _ON_GPU = {
     "device": EmbeddingLocation.DEVICE,
     "host": EmbeddingLocation.MANAGED,
     "cached": EmbeddingLocation.MANAGED_CACHING,
 }
 _DECAY_MODE = {"l2": WeightDecayMode.L2, "decoupled": WeightDecayMode.DECOUPLE}
-_ON_CPU = (SGD, Adagrad, RowWiseAdagrad)
-_COUNTS_ITERATIONS = (Adam, LAMB)
+_NO_ARGUMENTS = (
+    "lr",
+    "max_gradient",
+    "max_row_norm",
+    "weight_decay_mode",
+)  # said otherwise, or not
 
 
 class Lookup(Protocol):
@@ -130,7 +116,7 @@ def make_lookup(
     fused = (
         has_fused_kernel(optimizer, device.type, group.key.data_type)
         and not group.key.odd
-        and group.key.data_type in _KERNEL_TYPE
+        and group.key.data_type in _TRAINED_TYPES
     )
     return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
 
@@ -143,31 +129,27 @@ def has_fused_kernel(
     Args:
         data_type: of the rows.
     """
-    if optimizer.max_row_norm is not None:
+    kernel = optimizer.fbgemm
+    if kernel is None or optimizer.max_row_norm is not None:
         return False
-    if device_type == "cuda" and type(optimizer) is Adam and data_type is not DataType.FP32:
-        return False
-    decay = getattr(optimizer, "weight_decay", 0.0)
     if device_type == "cpu":
-        return isinstance(optimizer, _ON_CPU) and not decay
-    if not decay or isinstance(optimizer, (RowWiseAdagrad, LAMB, LarsSGD)):
-        return True
-    return isinstance(optimizer, Adam) and optimizer.weight_decay_mode == "decoupled"
+        return kernel.on_cpu and not optimizer.weight_decay
+    if data_type is not DataType.FP32 and not kernel.float16:
+        return False
+    return not optimizer.weight_decay or optimizer.decay_mode in kernel.decays
 
 
 def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:
-    """The optimizer as keyword arguments of FBGEMM's kernel."""
-    arguments: dict[str, Any] = {"optimizer": _KERNEL_OPTIMIZER[type(optimizer)], "eps": 1e-8}
+    """The optimizer as keyword arguments of FBGEMM's kernel, which it has."""
+    assert optimizer.fbgemm is not None
     values = optimizer.hyperparameters
+    arguments = {name: value for name, value in values.items() if name not in _NO_ARGUMENTS}
+    arguments = {"eps": 1e-8, **arguments}
+    arguments["optimizer"] = EmbOptimType[optimizer.fbgemm.name]
     arguments["learning_rate"] = values["lr"]
-    arguments |= {
-        n: values[n]
-        for n in ("eps", "beta1", "beta2", "momentum", "eta", "weight_decay")
-        if n in values
-    }
     # the others have one fixed mode, and NONE means it
-    if isinstance(optimizer, RowWiseAdagrad) and optimizer.weight_decay:
-        arguments["weight_decay_mode"] = _DECAY_MODE[optimizer.weight_decay_mode]
+    if optimizer.weight_decay and len(optimizer.fbgemm.decays) > 1:
+        arguments["weight_decay_mode"] = _DECAY_MODE[optimizer.decay_mode]
     if optimizer.max_gradient is not None:
         arguments |= {"gradient_clipping": True, "max_gradient": optimizer.max_gradient}
     return arguments
@@ -201,7 +183,7 @@ class FusedLookup:
         self.kernel = SplitTableBatchedEmbeddingBagsCodegen(
             [(*shard.shape, location, compute) for shard in group.shards],
             feature_table_map=list(group.slot_shards),
-            weights_precision=_KERNEL_TYPE[group.key.data_type],
+            weights_precision=SparseType[group.key.data_type.name],
             output_dtype=SparseType.FP32,
             stochastic_rounding=False,
             pooling_mode=PoolingMode.SUM,
@@ -228,11 +210,11 @@ class FusedLookup:
     @property
     def iteration(self) -> int:
         """Updates so far; always 0 for optimizers that do not correct their bias."""
-        return int(self.kernel.iter_cpu) if isinstance(self.optimizer, _COUNTS_ITERATIONS) else 0
+        return int(self.kernel.iter_cpu) if self.optimizer.counts_updates else 0
 
     @iteration.setter
     def iteration(self, value: int) -> None:
-        if isinstance(self.optimizer, _COUNTS_ITERATIONS):
+        if self.optimizer.counts_updates:
             self.kernel.iter_cpu.fill_(value)
             self.kernel.iter.fill_(value)
 

@@ -37,7 +37,6 @@ from rayrec.distributed.kernels.bands import (
 )
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.parts import Share, cut_rows, ids_per_slot
-from rayrec.distributed.kernels.row_update import update_rows
 from rayrec.distributed.kernels.slot_rows import take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Task, Workers
@@ -290,7 +289,7 @@ class TorchLookup:
             )
             weight = band.weight.index_select(0, rows).float()
             state = {name: tensor.index_select(0, rows) for name, tensor in band.state.items()}
-            update_rows(self.optimizer, self.learning_rate, self.iteration, weight, sums, state)
+            self.optimizer.update_rows(self.learning_rate, self.iteration, weight, sums, state)
             put_rows(band.weight, rows, weight.to(band.weight.dtype))
             for name, tensor in state.items():
                 put_rows(band.state[name], rows, tensor)
