@@ -235,7 +235,8 @@ def main() -> None:
     args = parser.parse_args()
     names = available(args.systems)
     lines = [
-        f"| pooling | system | ms per step, median (quartiles) | CPU ms | faults | speed against {names[0]} |",
+        "| pooling | system | ms per step, median (quartiles) | CPU ms | faults "
+        f"| speed against {names[0]} |",
         "|---|---|---|---|---|---|",
     ]
     results: dict[str, Any] = {}
@@ -252,12 +253,13 @@ def main() -> None:
         ).items():
             ms, speed = found["ms"], {k: 1 / found["ratio"][k] for k in ("median", "p25", "p75")}
             results[f"pooling {pooling}, {name}"] = found
-            middle = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f}) | {found['cpu_ms']:.1f} | {found['faults']}"
-            lines.append(
-                f"| {pooling} | {name} | {middle} | {speed['median']:.2f}x ({speed['p75']:.2f} to {speed['p25']:.2f}) |"
-            )
+            middle = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
+            middle += f" | {found['cpu_ms']:.1f} | {found['faults']}"
+            ratio = f"{speed['median']:.2f}x ({speed['p75']:.2f} to {speed['p25']:.2f})"
+            lines.append(f"| {pooling} | {name} | {middle} | {ratio} |")
     lines.append(
-        f"\nMedians over {args.rounds} rounds of {args.steps} steps or more, quartiles in brackets; CPU ms and faults of one rank per step."
+        f"\nMedians over {args.rounds} rounds of {args.steps} steps or more, quartiles in "
+        "brackets; CPU ms and faults of one rank per step."
     )
     report.show("dlrm", results, lines)
 

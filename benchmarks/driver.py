@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from benchmarks import report
 from benchmarks.ranks import join
 from benchmarks.workload import quartiles
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.train.progress import ProgressReport
 
 FIRST_STEPS = 30

@@ -174,7 +174,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     lines = [
-        "| pooling | case | threads | ms per step, median (quartiles) | time against the reference | against one thread | bytes |",
+        "| pooling | case | threads | ms per step, median (quartiles) | time against the reference "
+        "| against one thread | bytes |",
         "|---|---|---|---|---|---|---|",
     ]
     results: dict[str, Any] = {}
@@ -205,10 +206,12 @@ def main() -> None:
             case = f"pooling {pooling}, {name}" + (f", {threads} threads" if threads > 1 else "")
             results[case] = {"ms": ms, "ratio": ratio, "against one thread": alone, "bytes": more}
             spread = f"{ms['median']:.2f} ({ms['p25']:.2f} to {ms['p75']:.2f})"
-            ratios = f"{ratio['median']:.2f}x | {alone['median']:.2f}x ({alone['p25']:.2f} to {alone['p75']:.2f})"
+            spread = f"({alone['p25']:.2f} to {alone['p75']:.2f})"
+            ratios = f"{ratio['median']:.2f}x | {alone['median']:.2f}x {spread}"
             lines.append(f"| {pooling} | {name} | {threads} | {spread} | {ratios} | {more:.1f}x |")
     lines.append(
-        f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, {args.rounds} interleaved rounds."
+        f"\n{work.tables} tables, {args.dim} columns, {args.batch} bags each, "
+        f"{args.rounds} interleaved rounds."
     )
     report.show("lookup", results, lines)
 

@@ -123,7 +123,8 @@ def run_case(
             )
         try:
             times = time_in_turns(systems, turns, profiles)
-        except RankEndedError as error:  # gradients of torch's sparse tables, summed by gloo, end a process now and then
+        # gradients of torch's sparse tables, summed by gloo, end a process now and then
+        except RankEndedError as error:
             if error.system != "plain":
                 raise
             print(f"{error} It is left out.")

@@ -16,9 +16,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs.options import add_scaling_options, names, open_data, output_path, read_text, scaling_of
+from jobs.options import add_scaling_options, names
 from jobs.recipe import ModelRecipe
 from jobs.report import scores_beside_truth, scores_line, truth_beside, write_result
+from jobs.settings import open_data, output_path, read_text, scaling_of
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
@@ -76,16 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     held_out = open_data(args.eval, recipe.schema, args.schema or f"the schema of {checkpoint}")
     truth = truth_beside(args.eval)
     driver = Driver(recipe, None, scaling, run, eval_data=held_out, plan=args.plan)
-    found = driver.evaluate(checkpoint, predictions=args.predictions, keys=args.keys)
-    scores = scores_beside_truth(found, truth)
+    metrics = driver.evaluate(checkpoint, predictions=args.predictions, keys=args.keys)
+    scores = scores_beside_truth(metrics, truth)
     print(f"{checkpoint} at step {manifest.step}: {scores_line(scores)}")
     if args.predictions is not None:
         print(f"predictions: {args.predictions}")
     ranks = max(1, scaling.num_workers)
-    write_result(
-        args.result,
-        {"checkpoint": checkpoint, "steps": manifest.step, "ranks": ranks, "eval": scores},
-    )
+    result = {"checkpoint": checkpoint, "steps": manifest.step, "ranks": ranks, "eval": scores}
+    write_result(args.result, result)
     return 0
 
 

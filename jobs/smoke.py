@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from jobs.options import add_scaling_options, scaling_of
+from jobs.options import add_scaling_options
+from jobs.settings import scaling_of
 from rayrec.command import Parser, run_command
 from rayrec.errors import CommError
 from rayrec.train.seat import RankContext

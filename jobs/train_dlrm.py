@@ -19,17 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.options import (
-    add_keeping_options,
-    add_scaling_options,
-    add_training_options,
-    open_data,
-    output_path,
-    read_text,
-    run_of,
-    scaling_of,
-    sizes,
-)
+from jobs.options import add_keeping_options, add_scaling_options, add_training_options, sizes
 from jobs.recipe import MODELS, ModelRecipe
 from jobs.report import (
     Told,
@@ -39,6 +29,7 @@ from jobs.report import (
     scores_line,
     truth_beside,
 )
+from jobs.settings import open_data, output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command

@@ -30,14 +30,11 @@ from jobs.options import (
     add_training_options,
     cutoffs,
     names,
-    output_path,
-    read_text,
-    run_of,
-    scaling_of,
     sizes,
 )
 from jobs.report import Told, fit_and_report, process_start
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
+from jobs.settings import output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command

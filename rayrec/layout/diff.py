@@ -25,6 +25,7 @@ def moved_shards(
     of a replicated table by the first replica.
     """
     sources = before.layout.shards(name)
+    # Every replica holds the whole table, so a rank that has one needs nothing sent.
     holders: set[int] = set()
     if isinstance(before.layout, Replicated):
         holders = set(before.layout.ranks)

@@ -69,6 +69,7 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
         )
     rows = even_cuts(table.num_embeddings, len(hosts[0]))
     cols = even_cuts(table.embedding_dim, len(hosts), COLUMN_MULTIPLE)
+    # Column block j lies on host j; transposed, owners are row block by row block.
     by_column = [hosts[j][: len(rows) - 1] for j in range(len(cols) - 1)]
     return TableLayout(rows, cols, tuple(zip(*by_column, strict=True)))
 
@@ -117,6 +118,7 @@ def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
         return False
     if len(hosts[0]) < 2 or len({len(host) for host in hosts}) != 1:
         return False
+    # A host sums what it holds of a bag, so it must hold all row blocks or none, one on each rank.
     for column in zip(*layout.owners, strict=True):
         counts = Counter(column)
         filled = [host for host in hosts if any(rank in counts for rank in host)]

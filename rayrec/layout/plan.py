@@ -103,6 +103,7 @@ class ShardingPlan:
             raise PlanError(str(error)) from None
         if (named := sum(len(host) for host in self.hosts)) != self.world_size:
             raise PlanError(f"hosts name {named} ranks, the plan has world_size={self.world_size}.")
+        # Replicas stay equal because every rank makes every update, so all ranks must hold one.
         for name, placement in self.tables.items():
             layout = placement.layout
             if isinstance(layout, Replicated) and set(layout.ranks) != set(range(self.world_size)):

@@ -23,10 +23,10 @@ def lower_bound(items: Sequence[Item], world_size: int) -> float:
     take at most T; the cheapest of those for the mean rank must not add up to more than T. The
     smallest such T is found by bisection.
     """
-    home = sum(min(option.home_s for option in item.options) for item in items)
+    home = sum(item.least(lambda option: option.home_s) for item in items)
     ways = []  # per item: (seconds that its rank takes at least, seconds of the mean rank)
     for item in items:
-        others = home - min(option.home_s for option in item.options)
+        others = home - item.least(lambda option: option.home_s)
         pieces = [option.work_s / option.num_ranks + option.home_s for option in item.options]
         means = [option.mean_s for option in item.options]
         ways.append([(own + others, mean) for own, mean in zip(pieces, means, strict=True)])
@@ -48,6 +48,7 @@ def lower_bound(items: Sequence[Item], world_size: int) -> float:
         return low
     largest = max(max(way) for each in ways for way in each)
     high = max(low, largest) * len(items) + home
+    # Bisection: `low` is never possible, `high` always is.
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if possible(middle) else (middle, high)

@@ -101,45 +101,41 @@ class CostModel:
         rows = self._owned_rows(work, shards, summed)
         slots = len(shards) * work.features
         pieces = len({shard.rows for shard in shards}) * work.features * world
-        id_bytes = traffic.id_bytes
-        ids_in = Amounts(
-            pieces, stream=2.0 * world * id_bytes, near=near * id_bytes, far=far * id_bytes
-        )
+        # Headers, lengths and ids of all ranks arrive and are grouped by slot: two passes.
+        sent = traffic.id_bytes
+        ids_in = Amounts(pieces, stream=2.0 * world * sent, near=near * sent, far=far * sent)
+        # The backward sorts ids, sums gradients of equal ones, and updates each row once.
         sorting = rows.ids * SORT_BYTES + rows.gradients
         update = Amounts(slots, items=rows.ids, stream=sorting, rows=rows.updated)
         if work.in_place:
             return StepAmounts(ids_in, update=update)
         there, back = work.wire
         # Pooled rows are copied for the wire, 2 passes; gradients are scaled in place.
-        copies, gradient_copies = 2.0, 2.0
-        near_sizes = there.size, back.size
+        copies, gradient_copies, near_sizes = 2.0, 2.0, (there.size, back.size)
         if summed > 1:
             # Rows are summed as well, and gradients handed on inside the host; only what goes from
             # host to host is coded.
             near, far = world // summed * (summed - 1), world // summed - 1
-            copies, gradient_copies = 4.0, 5.0
-            near_sizes = 1.0, 1.0
+            copies, gradient_copies, near_sizes = 4.0, 5.0, (1.0, 1.0)
         copies = 0.0 if replicated else copies + there.passes / summed
         gradient_copies += back.passes / summed
         out, into = 0.0 if replicated else traffic.row_bytes, traffic.row_bytes
+        # Ids and rows are read, pooled rows written.
         pooling = rows.ids * ID_BYTES + rows.read + rows.values
-        return StepAmounts(
-            ids_in,
-            Amounts(slots, items=rows.ids, stream=pooling, rows=rows.touched),
-            Amounts(
-                slots,
-                stream=copies * rows.values,
-                near=near * out * near_sizes[0],
-                far=far * out * there.size,
-            ),
-            Amounts(
-                slots,
-                stream=gradient_copies * rows.values,
-                near=near * into * near_sizes[1],
-                far=far * into * back.size,
-            ),
-            update,
+        lookup = Amounts(slots, items=rows.ids, stream=pooling, rows=rows.touched)
+        output = Amounts(
+            slots,
+            stream=copies * rows.values,
+            near=near * out * near_sizes[0],
+            far=far * out * there.size,
         )
+        gradient = Amounts(
+            slots,
+            stream=gradient_copies * rows.values,
+            near=near * into * near_sizes[1],
+            far=far * into * back.size,
+        )
+        return StepAmounts(ids_in, lookup, output, gradient, update)
 
     def _owned_rows(self, work: TableWork, shards: Sequence[Shard], summed: int) -> _Rows:
         optimizer = optimizer_class(self.sparse_optimizer)
@@ -186,6 +182,7 @@ class CostModel:
         ids_out = Amounts(home_slots=pieces, items=sorted_items, stream=2 * total.id_bytes)
         if work.in_place:
             return self._read_in_place(work, ids_out, 1 if replicated else slots // blocks)
+        # Of a replicated table only the rows of its own copy arrive; of ranks that sum, one sum.
         arriving = total.row_bytes / (work.world_size if replicated else summed)
         decoding = 0.0 if replicated else work.wire.forward.passes
         every_bag = work.bags * work.dim * ROW_ELEMENT_BYTES * blocks
@@ -210,6 +207,7 @@ class CostModel:
     def _read_in_place(self, work: TableWork, ids_out: Amounts, column_blocks: int) -> StepAmounts:
         """Each rank looks up its own bags, and writes the gradient of its output once."""
         ids = work.ids * column_blocks
+        # A split by columns reads every id once per block; rows are read at their own width.
         output = (work.bags if work.pooled else work.ids) * work.dim * ROW_ELEMENT_BYTES
         read = ids * _lines(-(-work.dim // column_blocks) * work.element_bytes)
         touched = work.distinct_at_home * _lines(work.dim * work.element_bytes)
@@ -231,6 +229,7 @@ class CostModel:
     def _seconds(self, rates: PartRates, amounts: Amounts) -> float:
         slots, home_slots, items, stream, rows, near, far = amounts
         topology = self.topology
+        # fixed work + bytes through memory + bytes over each link; parts of a step do not overlap
         counted = slots * rates.slot_s + home_slots * rates.home_slot_s + items * rates.item_s
         moved = (stream * rates.stream + rows * rates.rows) / topology.memory_bw
         return counted + moved + near / topology.intra_host_bw + far / topology.inter_host_bw
@@ -271,6 +270,7 @@ class CostModel:
     def fixed_cost(self) -> StepCost:
         """The fixed time of every part and the latency of the collectives, once a step."""
         rates = self.topology.rates
+        # A hidden input part hides its collectives' latency as well.
         waited = COLLECTIVES - OF_INPUT * self.topology.input_hidden
         latency = waited * self.topology.latency_s if self.topology.world_size > 1 else 0.0
         parts = self._shown(StepCost(*(getattr(rates, part).fixed_s for part in PARTS)))

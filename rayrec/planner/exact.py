@@ -30,6 +30,7 @@ def solve(items: Sequence[Item], topology: Topology, known: float) -> list[Choic
     packing = Packing(topology, items, topology.memory_bytes)
     ways = [_ways(item) for item in items]
     best = _Best(known * (1 - 1e-9))
+    # Items with most work first: their branches end soonest.
     order = sorted(range(len(items)), key=lambda i: (-items[i].options[0].work_s, i))
     _branch(packing, order, ways, best)
     return [best.choices[item] for item in range(len(items))] if best.choices else None

@@ -117,6 +117,7 @@ def non_negative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> li
     for j, k in product(used, used):
         gram[j][k] = sum(r[j] * r[k] for r in rows) / (scale[j] * scale[k])
     aim = {j: sum(r[j] * w for r, w in zip(rows, wanted, strict=True)) / scale[j] for j in used}
+    # Columns of length 1 make the steps of the descent comparable; x is scaled back at the end.
     x = dict.fromkeys(used, 0.0)
     for _ in range(SWEEPS):
         moved = 0.0

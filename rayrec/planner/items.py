@@ -12,7 +12,8 @@ from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
 from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints, storages_of
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Item, Option, Routes, join_options, price_options
+from rayrec.planner.options import Item, Option
+from rayrec.planner.pricing import Routes, join_options, price_options
 from rayrec.planner.work import TableWork, table_work
 from rayrec.spec.wire import FLOAT32, Wire
 

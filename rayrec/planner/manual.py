@@ -17,7 +17,8 @@ from rayrec.layout.units import format_bytes
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.constraints import NO_CONSTRAINTS, check_kinds
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Option, price_options
+from rayrec.planner.options import Option
+from rayrec.planner.pricing import price_options
 from rayrec.planner.work import table_work, weight_bytes
 
 BATCH_SIZE = 2048  # rows per rank; one id per bag. Only ratios between tables matter
@@ -38,6 +39,7 @@ def manual_plan(
     check_tables(tables)
     check_kinds([kind])
     places = [_places(table, kind, topology) for table in tables]
+    # Work decides where tables lie; bytes only where that exceeds a rank's memory.
     for by_bytes in (False, True):
         placements, used = _place(tables, places, topology, by_bytes)
         if all(taken <= limit for taken, limit in zip(used, topology.memory_bytes, strict=True)):

@@ -47,6 +47,7 @@ def seat_neighbours(
             loads[rank] += choice.option.seconds[locality[rank]][position]
             used[rank] += choice.option.num_bytes[position]
     top = max(loads, default=0.0) * more
+    # A rank that is over its limit already gets no more.
     most = [max(limit, old) for limit, old in zip(limits, used, strict=True)]
     for group in groups.values():
         near = locality[choices[group[0]].ranks[0]]
@@ -84,6 +85,7 @@ class _Seats:
             shares[rank] += value
         left = list(shares.items())
         for i, value in enumerate(self.seconds):
+            # A rank is full when less than half of the item fits: its rest goes to the next rank.
             while len(left) > 1 and left[0][1] < value / 2:
                 (_, rest), (rank, share) = left[:2]
                 left[:2] = [(rank, share + rest)]

@@ -55,7 +55,7 @@ class Packing:
         self.used = [0] * world
         self.home_bytes = 0
         self.home_s = 0.0
-        self.least_home = [min(option.home_bytes for option in item.options) for item in items]
+        self.least_home = [item.least(lambda option: option.home_bytes) for item in items]
         # on every rank, for the buffers of items that have no place yet
         self.reserve = sum(self.least_home)
         self.choices: dict[int, Choice] = {}
@@ -89,6 +89,7 @@ class Packing:
             loads[rank] += load
             used[rank] += num_bytes
             self.on_rank[rank].add(item)
+        # Every rank is home of its batch, whatever it owns.
         self.home_bytes += option.home_bytes
         self.home_s += option.home_s
         self.reserve -= self.least_home[item]
@@ -148,6 +149,7 @@ class Packing:
         """
         if self._tight is None:
             self._tight = min(map(sub, self.limits, self.used))
+        # What every rank needs as home then, the buffers of items without a place included.
         home = self.home_bytes + self.reserve - self.least_home[item] + option.home_bytes
         if self._tight < home:
             return None  # some rank has no room for buffers of its own batch
@@ -168,6 +170,7 @@ class Packing:
         loads, limits, used = self.loads, self.limits, self.used
         count, need = option.num_ranks, option.most_bytes - option.home_bytes + home
         order = self.order() if len(site) == len(loads) else sorted(site, key=loads.__getitem__)
+        # Any position may come to any of the ranks, so each must have room for the largest piece.
         ranks = []
         for rank in order:
             if limits[rank] - used[rank] >= need and rank not in banned:

@@ -24,6 +24,7 @@ def polish(packing: Packing, bound: float) -> None:
     while idle < PATIENCE and packing.slowest > bound * 1.0005:
         ranked = packing.order()
         rank = next((r for r in reversed(ranked) if r not in stuck), None)
+        # To relieve a rank that is not the slowest does not make the step faster.
         if rank is None or packing.loads[rank] < max(packing.loads) * 0.999:
             break
         if _relieve(packing, rank):
@@ -51,6 +52,7 @@ def _relieve(packing: Packing, rank: int) -> bool:
     mine = sorted(packing.on_rank[rank], key=lambda i: (-packing.choices[i].option.mean_s, i))
     for item in mine:
         old = packing.take(item)
+        # Seconds below what the rank had, home included: options differ in what they ask of homes.
         goal = (had + old.option.home_s) * (1 - 1e-6)
         best, best_key = None, (goal, INFINITE)
         for option in packing.items[item].options:

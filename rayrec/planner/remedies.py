@@ -185,6 +185,7 @@ def _batch(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     while size >= 1:
         text = f"lower batch_size from {request.batch_size} to {size} rows per rank"
         yield Change(text, replace(request, batch_size=size))
+        # Large batches fall faster: each attempt packs everything once.
         size = size // 2 if size < 16 else size // 4
 
 

@@ -77,7 +77,7 @@ class _Problem:
 def _problem(
     items: Sequence[Item], topology: Topology, recutter: Recutter | None = None
 ) -> _Problem:
-    least_work = [min(option.work_s for option in item.options) for item in items]
+    least_work = [item.least(lambda option: option.work_s) for item in items]
     order = sorted(range(len(items)), key=lambda i: (-least_work[i], i))
     bound = lower_bound(items, topology.world_size)
     return _Problem(items, topology, recutter, bound, tuple(order))
@@ -108,6 +108,7 @@ def pack(
         packings = [_by_bytes(items, topology) if last is None else last]
     best = min(packings, key=quality)
     if best.slowest > problem.bound * 1.001:
+        # Small problems are solved exactly where the search ended above the bound.
         exact = solve(items, topology, best.slowest)
         if exact is not None:
             return seat_neighbours(items, exact, topology, limits, more=1.0)
@@ -160,7 +161,8 @@ def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
         finer = _climb(problem, limits, FINE, polished)
         best = min((p for p in (best, finer) if p is not None), key=quality)
     _tidy(best, problem.order)
-    best = _rebuilt(best)
+    # Packed anew, sums are free of the rounding of many changes.
+    best = _packed(problem.topology, problem.items, limits, best.choices)
     if problem.recutter is not None:
         even_out(best, problem.recutter, problem.bound)
     choices = [best.choices[item] for item in range(len(problem.items))]
@@ -181,6 +183,7 @@ def _climb(
         if packing.slowest <= problem.bound * 1.001:
             break
     ladder.sort(key=quality)
+    # Which of the packings polishing helps most is not known before.
     for packing in ladder[:polished]:
         polish(packing, problem.bound)
     return min(ladder[:polished], key=quality, default=None)
@@ -223,6 +226,7 @@ def _under(packing: Packing, item: int, ceiling: float) -> Choice | None:
     lowest = packing.loads[packing.order()[0]]
     for option in packing.items[item].options:
         top = ceiling - option.home_s
+        # Not even pieces of equal size on the idlest ranks would stay below.
         if lowest + option.work_s / option.num_ranks > top * 1.000001:
             continue
         choice = packing.find(item, option, top)
@@ -260,11 +264,6 @@ def _tidy(packing: Packing, order: Sequence[int]) -> None:
         packing.put(item, better)
 
 
-def _rebuilt(packing: Packing) -> Packing:
-    """The same choices, free of the rounding of many changes."""
-    return _packed(packing.topology, packing.items, packing.limits, packing.choices)
-
-
 def _packed(
     topology: Topology, items: Sequence[Item], limits: Sequence[int], choices: Mapping[int, Choice]
 ) -> Packing:
@@ -280,12 +279,12 @@ def _by_bytes(items: Sequence[Item], topology: Topology) -> Packing:
     Raises:
         NoRoom: an item found no place.
     """
-    least = [min(option.most_bytes for option in item.options) for item in items]
+    least = [item.least(lambda option: option.most_bytes) for item in items]
     order = sorted(range(len(items)), key=lambda i: (-least[i], i))
     packing = Packing(topology, items, topology.memory_bytes, by_bytes=True)
     failed = _place_all(packing, order, 0.0)
     if failed is not None:
         raise NoRoom(failed, packing.free_bytes())
-    timed = _rebuilt(packing)
+    timed = _packed(topology, items, topology.memory_bytes, packing.choices)
     polish(timed, 0.0)
     return timed

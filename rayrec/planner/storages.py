@@ -34,6 +34,7 @@ def fixed_storages(items: Sequence[Item], world_size: int) -> Iterator[list[Item
     now = [path[0] for path in paths]
     total = told = sum(_bytes(option, world_size) for option in now)
     yield _restricted(items, now)
+    # Steps of all items by rising price of a byte; on each hull they come in this order anyway.
     changed = False
     for _, i, option in sorted(steps, key=lambda step: step[:2]):
         total += _bytes(option, world_size) - _bytes(now[i], world_size)
@@ -48,7 +49,7 @@ def fixed_storages(items: Sequence[Item], world_size: int) -> Iterator[list[Item
 
 def least_bytes(items: Sequence[Item], world_size: int) -> float:
     """Bytes of the mean rank that no packing avoids."""
-    return sum(min(_bytes(option, world_size) for option in item.options) for item in items)
+    return sum(item.least(lambda option: _bytes(option, world_size)) for item in items)
 
 
 def _bytes(option: Option, world_size: int) -> float:

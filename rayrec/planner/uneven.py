@@ -14,8 +14,9 @@ from itertools import accumulate, pairwise
 from rayrec.layout.geometry import COLUMN_MULTIPLE, TableLayout
 from rayrec.planner.candidates import Candidate
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Option, price_options
+from rayrec.planner.options import Option
 from rayrec.planner.packing import Choice, Packing
+from rayrec.planner.pricing import price_options
 from rayrec.planner.work import TableWork
 
 ROUNDS = 16
@@ -95,6 +96,7 @@ def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool
     owners = [row[0] for row in template.owners] if axis.rows else list(template.owners[0])
     if owners != sorted(owners):  # pieces are in the order of positions
         return False
+    # Loads without the item are where its new pieces start from.
     packing.take(item)
     lines = _lines(packing, recutter, tables[0], old, axis, sizes)
     wanted = _level([packing.loads[rank] for rank in old.ranks], lines, sum(sizes), axis)
@@ -131,6 +133,7 @@ def _lines(
     lines = []
     for i, (size, seconds) in enumerate(zip(sizes, now, strict=True)):
         reference, at = (large[i], other[0]) if size <= other[-1] else (small[i], other[-1])
+        # A slope below 0 is rounding: more rows take no less time.
         slope = max((seconds - reference) / (size - at), 0.0) if size != at else 0.0
         lines.append((seconds - slope * size, slope))
     return lines
@@ -164,10 +167,10 @@ def _level(
     high = max(load + start + slope * total for load, (start, slope) in pairs)
     high = _bisect(low, high, lambda ceiling: sum(sizes_under(ceiling)) >= total)
     wanted = sizes_under(high)
-    # Whole units, and what is left over to those that rounding took most from.
     sizes = [max(int(size) // axis.unit * axis.unit, axis.least) for size in wanted]
     rest = total - sum(sizes)
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i] - wanted[i], i))
+    # Those that rounding took most from come first when there is a rest, last when there is none.
     for turn in range(2 * len(sizes)):
         if abs(rest) < axis.unit:
             break

@@ -181,12 +181,14 @@ def returned_rows(work: TableWork, shard: Shard, summed: int = 1) -> float:
         return work.bags
     if math.gcd(len(shard.cols), work.dim) < COMPACT_COLUMNS:
         return work.bags
+    # Messages have the size of the fullest feature: of a binomial, mean + 2 standard deviations.
     mean = work.batch_size * filled
     return work.features * min(work.batch_size, mean + 2 * math.sqrt(mean * (1.0 - filled)))
 
 
 def shard_traffic(work: TableWork, shards: Sequence[Shard], summed: int = 1) -> Traffic:
     """Traffic of the shards of one table that one rank owns; `summed` as in `returned_rows`."""
+    # Ids cross once per row block, however many column blocks of it the rank owns.
     blocks = {(shard.rows.start, shard.rows.stop): shard for shard in shards}
     fraction = sum(stop - start for start, stop in blocks) / work.rows
     if work.in_place and not work.pooled:

@@ -55,6 +55,7 @@ def distinct_rows(rows: int, ids: float, skew: float = 0.0, first: int | None = 
     counted = rows if first is None else first
     if skew == 0.0:
         return -counted * math.expm1(-ids / rows)
+    # Poisson: a row of probability p is among n ids with probability 1 - e^(-n p).
     scale = -ids / _total(rows, skew)
     return -sum(
         count * math.expm1(scale * math.exp(-skew * rank)) for rank, count in _ranks(counted)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import write_synthetic
 from rayrec.distributed import DistributedModelParallel

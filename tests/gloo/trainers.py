@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.distributed import DistributedModelParallel
 from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology

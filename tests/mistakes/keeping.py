@@ -190,7 +190,8 @@ OWN_EVALUATION = [
             copied("clicks/eval", "eval"),
             content(
                 "truth.json",
-                '{"rows": 1000, "base_rate": 0.25, "bayes_auc": "high", "bayes_logloss": 0.4, "bayes_ne": 0.7, "shuffled_labels": false}',
+                '{"rows": 1000, "base_rate": 0.25, "bayes_auc": "high", "bayes_logloss": 0.4, '
+                '"bayes_ne": 0.7, "shuffled_labels": false}',
             ),
         ),
     ),

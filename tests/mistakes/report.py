@@ -28,7 +28,8 @@ def outcome(mistake: Mistake, ending: Ending) -> str:
     if not wrong:
         return f"{head}\n       {ended}"
     more = f"\n       left: {', '.join(ending.left)}" if ending.left else ""
-    return f"{head}\n       {ended}\n       wrong: {', '.join(wrong)}; wanted code {mistake.code} and {mistake.says!r}{more}"
+    wanted = f"wanted code {mistake.code} and {mistake.says!r}"
+    return f"{head}\n       {ended}\n       wrong: {', '.join(wrong)}; {wanted}{more}"
 
 
 def markdown(endings: Sequence[tuple[Mistake, Ending]]) -> str:

@@ -32,7 +32,7 @@ PLAN = [
     ("--ranks 7 --hosts 2", "do not divide"),
     ("--ranks 1000000000", "--ranks|16384"),
     (f"--ranks {HUGE}", "--ranks|16384"),
-    ("--hosts 0", "--hosts|at least 1"),
+    ("--hosts 0", "--hosts|between 1"),
     ("--hosts x", "--hosts|whole number"),
     ("--hosts 1000000000", "--hosts|16384"),
     ("--reserve 1", "--reserve|below 1"),

@@ -1,4 +1,4 @@
-"""Mistakes in the options of jobs.train_dlrm: values, paths, and options that do not go together."""
+"""Mistakes in the options of jobs.train_dlrm: values, paths, options that contradict."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 

@@ -131,7 +131,8 @@ class Refuse:
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Refuse())
 from rayrec.cli.main import main
-raise SystemExit(main(["plan", "--schema", {str(schema)!r}, "--topology", "h100", "--hosts", "2", "--html", {str(tmp_path / "p.html")!r}]))
+files = ["--schema", {str(schema)!r}, "--html", {str(tmp_path / "p.html")!r}]
+raise SystemExit(main(["plan", "--topology", "h100", "--hosts", "2", *files]))
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -1,4 +1,4 @@
-"""How a command ends when its storage refuses, its output is closed, or its words hold line breaks."""
+"""How a command ends when storage refuses, output is closed, or words hold line breaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from rayrec.command import Parser, run_command
 ROOT = Path(__file__).parents[2]
 MAIN = "from rayrec.command import run_command\nimport sys\n"
 TALKS = "def main(argv):\n    print('x' * 100)\n    return 0\n"
-FAILS = "from rayrec.errors import ConfigError\ndef main(argv):\n    print('x' * 100)\n    raise ConfigError('a mistake')\n"
+FAILS = """
+from rayrec.errors import ConfigError
+def main(argv):
+    print('x' * 100)
+    raise ConfigError('a mistake')
+"""
 
 
 def run(body: str, redirect: str) -> tuple[int, list[str]]:

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from torch import nn
 
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic

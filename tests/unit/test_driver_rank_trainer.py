@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import write_synthetic

@@ -26,7 +26,8 @@ tables = [EmbeddingBagConfig(10**i, 16, f"t{i}", feature_names=[f"f{i}"]) for i 
 topology = Topology.local(4)
 plan = EmbeddingShardingPlanner(topology, batch_size=64).plan(tables)
 plan.check(tables, 4)
-assert ShardingPlan.from_json(plan.to_json()) == plan and plan.report() and plan.diff(manual_plan(tables, "row_wise", topology))
+assert ShardingPlan.from_json(plan.to_json()) == plan and plan.report()
+assert plan.diff(manual_plan(tables, "row_wise", topology))
 """
 
 

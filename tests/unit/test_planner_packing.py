@@ -13,8 +13,9 @@ from rayrec.layout import KINDS, EmbeddingBagConfig, Topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Item, Option, price_options
+from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice, Packing
+from rayrec.planner.pricing import price_options
 from rayrec.planner.search import _least_harm, _place_all, _tidy
 from rayrec.planner.work import table_work
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs.options import open_data
 from jobs.recipe import ModelRecipe
+from jobs.settings import open_data
 from rayrec.data import FileDataset
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import write_synthetic

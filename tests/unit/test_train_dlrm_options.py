@@ -11,9 +11,9 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.options import open_data
 from jobs.recipe import MODELS
 from jobs.report import process_start, seconds_by_part, timing_table
+from jobs.settings import open_data
 from jobs.train_dlrm import main, parse
 from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS
@@ -21,7 +21,8 @@ from rayrec.train.progress import Milestone
 
 
 def test_every_option_reads_into_its_value() -> None:
-    words = "--train a --eval b --schema c --model dcn --ranks 3 --plan row_wise --global-batch-size 8 --steps 5 --epochs 2 --sparse-lr 0.5"
+    words = "--train a --eval b --schema c --model dcn --ranks 3 --plan row_wise"
+    words += " --global-batch-size 8 --steps 5 --epochs 2 --sparse-lr 0.5"
     words += " --dense-lr 0.25 --optimizer adam --seed 7 --checkpoint-dir d --result e"
     args = parse(words.split())
     assert (args.train, args.eval, args.schema, args.model, args.ranks, args.plan) == (
