@@ -85,7 +85,7 @@ class ScalingConfig:
             positive(f"ScalingConfig has resources_per_worker[{name!r}]", amount)
 
     def _check_cpus(self) -> None:
-        """Refuse amounts that Ray does not reserve, and options of a cluster where there is none."""
+        """Refuse amounts that Ray does not reserve, and options of a cluster if there is none."""
         whole = self.cpus_per_worker == int(self.cpus_per_worker)
         if self.cpus_per_worker < LEAST_CPUS or (self.cpus_per_worker > 1 and not whole):
             raise ConfigError(

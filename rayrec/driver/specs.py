@@ -64,7 +64,7 @@ def train_spec(
 
 
 def local_files(data: Dataset | None) -> list[tuple[str, int]]:
-    """Path and size of the data's files on this machine's disks; empty for data that know no files."""
+    """Path and size of the data's files on this machine's disks; empty if there are none."""
     return data.local_files() if isinstance(data, FileDataset) else []
 
 

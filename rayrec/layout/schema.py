@@ -156,7 +156,7 @@ class FeatureSchema:
         )
 
     def limits(self) -> dict[str, int]:
-        """Per feature, the rows of the smallest table it looks up: its ids must lie in [0, limit)."""
+        """Per feature, the rows of its smallest table: its ids must lie in [0, limit)."""
         out: dict[str, int] = {}
         for table in self.tables:
             for name in table.feature_names:

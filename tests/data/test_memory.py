@@ -36,7 +36,8 @@ def convert():
         held.append((which, to_batch(*made[which])))
         while len(held) > 5 or (held and rng.random() < 0.3):
             which, batch = held.pop(rng.randrange(len(held)))
-            assert all(torch.equal(t, e) for t, e in zip(tensors(batch), expected[which], strict=True)), which
+            pairs = zip(tensors(batch), expected[which], strict=True)
+            assert all(torch.equal(t, e) for t, e in pairs), which
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
 thread = threading.Thread(target=convert)

@@ -31,7 +31,7 @@ def first_rows(data: FileDataset) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.seeds(range(4))
 def test_every_row_names_its_file_and_number(tmp_path, kind, seed):
-    """Rows number themselves in a dense column, so the origin can be compared with what was read."""
+    """Rows number themselves in a dense column, to compare the origin with what was read."""
     rng = random.Random(seed)
     table = write_files(tmp_path, rng, kind, (*rng.choices((0, 1, 130, 301), k=3), 77))
     data = KINDS[kind](

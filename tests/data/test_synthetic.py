@@ -144,7 +144,8 @@ FORKS = """
 import subprocess, sys, threading
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import write_synthetic
-making = threading.Thread(target=write_synthetic, args=(sys.argv[1], SyntheticConfig(rows_train=300_000, rows_eval=1000)))
+config = SyntheticConfig(rows_train=300_000, rows_eval=1000)
+making = threading.Thread(target=write_synthetic, args=(sys.argv[1], config))
 making.start()
 while making.is_alive():
     subprocess.Popen(["true"], preexec_fn=int).wait()

@@ -119,7 +119,8 @@ def again(
 
     configs = tables(kind)
     save_checkpoint(
-        path, shards=model.shard_states(), tables=configs, plan=model.plan, rank=rank, world_size=world_size, gather=gather,
+        path, shards=model.shard_states(), tables=configs, plan=model.plan, rank=rank,
+        world_size=world_size, gather=gather,
         dense={}, dense_optimizer=None, step=1, cursor={},
     )  # fmt: skip
     other = sharded(kind, world_size, transport)

@@ -21,7 +21,7 @@ STEPS = 5  # all of equal batches on every rank
 
 
 class Even:
-    """A part of an even batch: replicas average over ranks, so every rank must hold as many rows."""
+    """A part of an even batch: replicas average over ranks, so all ranks hold as many rows."""
 
     def __init__(self, step: int, rank: int, world_size: int) -> None:
         whole = parts(step, 0, 1)

@@ -64,7 +64,7 @@ def cluster(private_home: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
-    """A small click data set with planted truth; its rows fill no whole number of the batches used."""
+    """A small click data set with planted truth; its rows fill no whole number of batches."""
     config = SyntheticConfig(
         rows_train=6007,
         rows_eval=2003,

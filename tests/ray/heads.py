@@ -152,7 +152,8 @@ def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
     """A second node of one CPU, in a mount namespace where `hidden` is an empty disk of its own.
     Needs root.
     """
-    ray = f"exec {BIN}/ray start --block --address={head.gcs} --num-cpus=1 --temp-dir={head.folder} --disable-usage-stats"
+    where = f"--address={head.gcs} --num-cpus=1 --temp-dir={head.folder}"
+    ray = f"exec {BIN}/ray start --block {where} --disable-usage-stats"
     script = f"mount -t tmpfs none {hidden} && {ray} --min-worker-port=0 --max-worker-port=0"
     with open(f"{head.folder}/node.log", "w") as log:
         process = subprocess.Popen(

@@ -88,7 +88,8 @@ ROWS = {
         "cat_1",
         put(200),
         None,
-        r"'cat_1' \(column 'cat_1'\) holds id 200 in row 4321 of '.*part-00000\.parquet'.*\[0, 200\)",
+        r"'cat_1' \(column 'cat_1'\) holds id 200 in row 4321 of "
+        r"'.*part-00000\.parquet'.*\[0, 200\)",
     ),
     "id out of range in a list": (
         "cat_5",

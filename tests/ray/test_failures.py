@@ -106,7 +106,8 @@ def test_the_cluster_is_free_again_after_a_failure(clicks: SyntheticPaths, tmp_p
 def test_more_ranks_than_cpus_is_refused_at_once_with_numbers(clicks: SyntheticPaths) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"7 ranks with 1 CPU each need 7 CPU, the cluster has {CLUSTER_CPUS}. Use num_workers=6",
+        match=rf"7 ranks with 1 CPU each need 7 CPU, the cluster has {CLUSTER_CPUS}. "
+        "Use num_workers=6",
     ):
         worlds.driver(clicks, CLUSTER_CPUS + 1).fit()
 

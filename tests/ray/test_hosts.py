@@ -33,7 +33,7 @@ SMALL = (
 
 
 def can_unshare() -> bool:
-    """Whether this process may make mount namespaces, which takes root outside of most containers."""
+    """Whether this process may make mount namespaces, which takes root in most places."""
     return (
         os.geteuid() == 0
         and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
@@ -135,7 +135,8 @@ def test_a_killed_raylet_is_named(two_hosts: Head, tmp_path: Path) -> None:
     assert job.returncode == 1
     last = errors.splitlines()[-1]
     assert re.match(
-        r"failed: rank 1 of 2 on .* failed after step \d+: its node('s raylet does not answer| died)",
+        r"failed: rank 1 of 2 on .* failed after step \d+: "
+        r"its node('s raylet does not answer| died)",
         last,
     ), last
 

@@ -124,7 +124,7 @@ def untrained(
 def test_every_optimizer_trains_the_tables(
     small: SyntheticPaths, untrained: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
-    """The dense part does not learn here, so whatever is learned the tables' optimizer has learned."""
+    """The dense part does not learn here: whatever is learned is of the tables' optimizer."""
     result = train(
         small,
         tmp_path,

@@ -62,7 +62,8 @@ def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> No
 
     with pytest.raises(
         TrainingFailed,
-        match=rf"rank {victim} of {RANKS} on .* could not (start|make the rendezvous): its process died",
+        match=rf"rank {victim} of {RANKS} on .* could not (start|make the rendezvous): "
+        "its process died",
     ):
         on_ranks(act)
 
@@ -76,7 +77,8 @@ def test_a_folder_or_a_file_that_a_rank_does_not_see_is_refused(tmp_path: Path) 
         group.see_files([(f"{tmp_path}/data.parquet", 4)], "data", 30.0)
         with pytest.raises(
             ConfigError,
-            match=rf"folder {tmp_path} is not shared by all hosts: rank 0 of 2 .* does not see what the driver",
+            match=rf"folder {tmp_path} is not shared by all hosts: rank 0 of 2 .* "
+            "does not see what the driver",
         ):
             group.see_folder(str(tmp_path), "another token", 30.0)
         with pytest.raises(

@@ -95,7 +95,7 @@ def random_batch(seed: int, variable: bool | None = None, keys: int | None = Non
 
 
 def bags_of(kjt: KeyedJaggedTensor) -> list[tuple[str, list[list[int]]]]:
-    """(key, bags) in order, read by Python arithmetic from keys, strides, lengths and values only."""
+    """(key, bags) in order, by Python arithmetic from keys, strides, lengths and values."""
     found, bag, at = [], 0, 0
     lengths, values = kjt.lengths().reshape(-1).tolist(), kjt.values().tolist()
     for key, stride in zip(kjt.keys(), kjt.stride_per_key(), strict=True):

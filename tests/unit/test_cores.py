@@ -92,7 +92,8 @@ with pinned(int(sys.argv[1]), [1, 1]) as mine:
     threads = {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}
     assert threads == {mine}, (threads, mine)
     print(*mine)
-assert {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")} == {frozenset(before)}
+tasks = os.listdir("/proc/self/task")
+assert {frozenset(os.sched_getaffinity(int(t))) for t in tasks} == {frozenset(before)}
 stop.set()
 """
 

@@ -1,4 +1,4 @@
-"""DeepFM: the factorization machine against all pairs, widths, empty batches, and that it learns."""
+"""DeepFM: its factorization machine against all pairs, widths, empty batches, learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JaggedTensor against lists of bags, and the FBGEMM wrappers against their plain-torch references."""
+"""JaggedTensor against lists of bags, and FBGEMM's wrappers against plain torch."""
 
 from __future__ import annotations
 

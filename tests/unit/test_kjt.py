@@ -241,7 +241,8 @@ def test_text_shows_keys_and_bags():
         ["a"], torch.arange(2), torch.tensor([0.5, 1.0]), torch.tensor([1, 1])
     )
     assert str(weighted) == (
-        'KeyedJaggedTensor({\n    "a": {\n        "values": [[0], [1]],\n        "weights": [[0.5], [1.0]]\n    }\n})\n'
+        'KeyedJaggedTensor({\n    "a": {\n        "values": [[0], [1]],\n'
+        '        "weights": [[0.5], [1.0]]\n    }\n})\n'
     )
 
 

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(not SHM.is_dir(), reason="looks at /proc and /de
 ORPHAN = """
 import subprocess, sys
 words = [sys.executable, "-c", "input()"]
-print(subprocess.Popen(words, stdin=0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True).pid)
+none = subprocess.DEVNULL
+print(subprocess.Popen(words, stdin=0, stdout=none, stderr=none, start_new_session=True).pid)
 """
 
 

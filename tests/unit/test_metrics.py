@@ -79,7 +79,7 @@ def test_ties_count_half_and_order_decides_the_rest():
 
 
 def test_bins_keep_the_order_of_numbers():
-    """Through zero, both signs, denormals, infinities: a greater logit never lands in a lower bin."""
+    """A greater logit never lands in a lower bin: zero, signs, denormals, infinities."""
     x = torch.cat([torch.logspace(-40, 38, 4000), torch.tensor([0.0, math.inf])])
     x = torch.cat([-x, x]).sort().values
     metrics = [

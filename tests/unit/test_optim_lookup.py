@@ -466,7 +466,8 @@ def test_kernel_arguments_name_every_constant() -> None:
     )
     assert str(arguments.pop("optimizer")) == "adam"
     assert arguments == {
-        "learning_rate": 0.2, "eps": 1e-5, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3, "gradient_clipping": True, "max_gradient": 2.0,
+        "learning_rate": 0.2, "eps": 1e-5, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3,
+        "gradient_clipping": True, "max_gradient": 2.0,
     }  # fmt: skip
     row_wise = kernel_arguments(RowWiseAdagrad(weight_decay=0.3, weight_decay_mode="decoupled"))
     assert (

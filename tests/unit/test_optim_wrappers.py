@@ -312,7 +312,8 @@ def test_a_fresh_optimizer_takes_no_state_of_another() -> None:
     dense_step(first, a)
     with pytest.raises(
         CheckpointError,
-        match=r"'0.weight' holds \['momentum_buffer'\], this optimizer's \['exp_avg', 'exp_avg_sq', 'step'\]",
+        match=r"'0.weight' holds \['momentum_buffer'\], this optimizer's "
+        r"\['exp_avg', 'exp_avg_sq', 'step'\]",
     ):
         keyed_adam(second).load_state_dict(a.state_dict())
     with pytest.raises(CheckpointError, match=r"\['exp_avg', 'exp_avg_sq', 'foreign', 'step'\]"):

@@ -18,7 +18,7 @@ MS = 1e-3
 
 
 def rank_times(extra_ms: float) -> RankTimes:
-    """Each part takes 2 ms, half of it waiting, and rest `extra_ms`; data and input are also ahead."""
+    """Each part takes 2 ms, half of it waiting, rest `extra_ms`; data and input are ahead."""
     parts = dict.fromkeys(STEP_PARTS, PartTimes(2 * MS, MS)) | {
         p: PartTimes(2 * MS, MS, 7 * MS, 3 * MS) for p in ("data", "input")
     }

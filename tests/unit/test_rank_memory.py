@@ -26,13 +26,15 @@ HEAP = """
 def heap(field):
     found, inside = 0, False
     for line in open("/proc/self/smaps"):
-        if line[0].islower() or line[0].isdigit():  # the line that opens a part; a marked part has lines of its own
+        # the line that opens a part; a marked part has lines of its own
+        if line[0].islower() or line[0].isdigit():
             inside = line.endswith("[heap]\\n")
         elif inside and line.startswith(field):
             found += int(line.split()[1]) << 10
     return found
 def in_heap(tensor):
-    parts = (line.split()[0].split("-") for line in open("/proc/self/maps") if line.endswith("[heap]\\n"))
+    lines = (line for line in open("/proc/self/maps") if line.endswith("[heap]\\n"))
+    parts = (line.split()[0].split("-") for line in lines)
     return any(int(first, 16) <= tensor.data_ptr() < int(last, 16) for first, last in parts)
 """
 
@@ -102,7 +104,8 @@ more = threading.Event()
 for _ in range(5):  # each makes an arena of its own
     threading.Thread(target=lambda: (torch.empty(9000), more.wait()), daemon=True).start()
 assert tune_malloc()
-threading.Thread(target=lambda: (torch.empty(9000), more.wait()), daemon=True).start()  # has the main one: the next thread gets another
+# has the main one: the next thread gets another
+threading.Thread(target=lambda: (torch.empty(9000), more.wait()), daemon=True).start()
 def run():
     huge = heap("AnonHugePages:")
     kept = torch.empty(16 << 20, dtype=torch.uint8).fill_(1)

@@ -110,7 +110,7 @@ class RowWiseAdagradLookup:
         self._anchor = torch.zeros(0, requires_grad=True)
 
     def __call__(self, routed: GroupIds) -> Tensor:
-        """(bags, D) float32: the pooled rows of every slot's bags; its backward updates the rows."""
+        """Return (bags, D) float32: the pooled rows; the backward pass updates the rows."""
         return _LookUp.apply(self, self._anchor, routed.ids, routed.offsets, routed.weights)
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -153,8 +153,9 @@ class RowWiseAdagradLookup:
             ids, offsets, weights = take_share(ids, offsets, weights, bags, share)
         of, a, b = self._slots, share.slots.start, share.slots.stop
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
-            grad, self.rows, self._places[a:b], of.starts_S[a:b], of.columns_S[a : b + 1], self._widest, of.sizes_S[a : b + 1], self._bits,
-            ids, offsets, _SUM, weights, False, self.sums, self._places[a:b], self._sum_offsets[a:b], self._lr, self.optimizer.eps,
+            grad, self.rows, self._places[a:b], of.starts_S[a:b], of.columns_S[a : b + 1],
+            self._widest, of.sizes_S[a : b + 1], self._bits, ids, offsets, _SUM, weights, False,
+            self.sums, self._places[a:b], self._sum_offsets[a:b], self._lr, self.optimizer.eps,
         )  # fmt: skip
 
     def _clipped(self, grad: Tensor) -> Tensor:

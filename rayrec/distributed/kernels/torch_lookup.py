@@ -146,7 +146,7 @@ class TorchLookup:
         return pooled
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """See `GroupLookup.update_in_place`; of pooled groups `grad` has the group's columns alone."""
+        """See `GroupLookup.update_in_place`; a pooled group's `grad` has its columns alone."""
         with self.workers.alone():
             if self.group.key.sequence:
                 grad = grad[
@@ -173,7 +173,7 @@ class TorchLookup:
         return [self._grad_of_bags(band, grad) for band in self._bands]
 
     def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
-        """(S * B, D): the gradients of one band's bags, in the order that `Bags.grad_row_N` knows."""
+        """Return (S * B, D): the gradients of one band's bags, as `Bags.grad_row_N` counts them."""
         if len(self._bands) == 1:
             return grad.view(-1, band.width)
         return torch.cat([grad[:, column : column + band.width] for column in band.columns])

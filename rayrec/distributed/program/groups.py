@@ -8,8 +8,8 @@ serves. The *carrier* of a group brings its rows to the ranks that asked for the
 what that means (`rayrec.distributed.ways`).
 
 A replicated table has a slot on every rank: each replica sees the ids of all ranks and makes the
-same updates. A use of a sequence collection is looked up id by id: every id is a bag of its own, its
-pieces carry no lengths, and its slots have as many rows as ids.
+same updates. A use of a sequence collection is looked up id by id: every id is a bag of its own,
+its pieces carry no lengths, and its slots have as many rows as ids.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Piece:
-    """The ids of one feature that lie in one row block; `cuts` is None when there is only one block.
+    """The ids of one feature that lie in one row block; `cuts` is None when there is only one.
 
     Attributes:
         sequence: the piece carries no lengths.

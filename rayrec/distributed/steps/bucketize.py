@@ -70,8 +70,8 @@ class FilledBags:
     """Which bags of cut features have ids, where the others stay at home.
 
     Attributes:
-        bags: (source rows of bucketings that leave bags out, most bags of any) int64 numbers within their
-            feature; behind the last one B.
+        bags: (source rows of bucketings that leave bags out, most bags of any) int64 numbers
+            within their feature; behind the last one B.
         once: no bag has ids in two blocks. every: all bags have ids.
     """
 

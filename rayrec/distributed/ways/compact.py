@@ -127,7 +127,7 @@ class BlockPlan:
         return BlockPlan(matrices, plan.widths)
 
     def places(self, routed: RoutedIds) -> dict[tuple[int, int], Places]:
-        """Return where the rows of each matrix belong in this step; empty when all bags were sent."""
+        """Return where the rows of each matrix belong now; empty when all bags were sent."""
         filled = routed.source.filled
         if filled is None:
             return {}

@@ -1,4 +1,4 @@
-"""Tables in memory that all ranks share are read in place: rows do not travel, gradients travel once.
+"""Tables in memory that all ranks share are read in place; only gradients travel, once.
 
 Every rank looks up its own batch in all tables of a collection by one kernel, whoever owns them,
 straight into the output. In the backward pass it writes the gradient of that output, scaled, into
@@ -137,7 +137,7 @@ class InPlace(Way):
         return self._spaces[collection]
 
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """See `Way`. The owners of a sequence pick their ids themselves, and so know their homes."""
+        """See `Way`. The owners of a sequence pick their ids themselves, and know their homes."""
         if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 and not spec.sequence:
             return Address(CARRIER, layout.row_cuts)
         return Address(CARRIER, None)
@@ -147,7 +147,7 @@ class InPlace(Way):
         return tuple(use.feature for use in uses) if spec.sequence else (None,)
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
-        """See `Way`: kernels read gradients where they lie, if the columns of their slots ascend."""
+        """See `Way`: kernels read gradients where they lie, if their slots' columns ascend."""
         if key.sequence:
             return self._arrange_sequence(key, slots)
         gathered, chains = _chains(key, slots)
@@ -246,7 +246,7 @@ class _InPlaceLeg(Leg):
         return Joined.apply(self, step, step.anchor, *weights)
 
     def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Wanted]]:
-        """See `Leg`: look up the batch of this rank; `inputs` are the weights, if they are learned."""
+        """See `Leg`: look up this rank's batch; `inputs` are the weights, if they are learned."""
         outputs: list[Tensor] = []
         wanted = {}
         for collection, home in self._homes.items():

@@ -94,7 +94,7 @@ class Part(ABC):
 
 
 def stack(parts: Sequence[Tensor], width: int, scale: float, into: Tensor | None = None) -> Tensor:
-    """Return (rows of all parts, width): flat parts below each other, times `scale`, in one pass."""
+    """Return (rows of all parts, width): flat parts below each other, times `scale`."""
     if len(parts) == 1 and scale == 1.0:
         return parts[0].view(-1, width)
     sizes = [part.numel() for part in parts]

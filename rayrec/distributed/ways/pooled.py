@@ -175,7 +175,7 @@ class Pooled(Part):
     def _join_varying(
         self, home: Received, collection: int, bags: Mapping[str, int]
     ) -> list[Tensor]:
-        """Return per use (bags of its feature, width), where keys have different numbers of bags."""
+        """Return per use (bags, width), where keys have different numbers of bags."""
         plan, outputs = self.plan, []
         adds = [span for span in plan.adds if span.collection == collection]
         for use in self._slots.uses[collection]:
@@ -291,7 +291,7 @@ class Pooled(Part):
     def hop_back(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept, scale: float
     ) -> dict[GroupKey, Tensor]:
-        """Return the gradients of rows that are summed inside hosts; they have their own exchange."""
+        """Return the gradients of rows that are summed inside hosts, by their own exchanges."""
         if self._hops is None:
             return {}
         home, like = self._home_grads(step, grads, kept), next(iter(grads.values()))[0]

@@ -1,4 +1,4 @@
-"""The gradients of per-id weights, where a model learns them: back to the rank that read the ids."""
+"""The gradients of per-id weights that a model learns go to the rank that read the ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RouteWeights(torch.autograd.Function):
-    """Weights as the owners see them: an anchor, then one tensor per weighted group of this rank."""
+    """Weights as the owners see them: an anchor, then one tensor per weighted group."""
 
     @staticmethod
     def forward(ctx: Any, leg: MessageLeg, step: Step, weights: Tensor) -> tuple[Tensor, ...]:
