@@ -18,6 +18,16 @@ from tests.draws import draw
 from tests.simulation import batches_of, run_sharded, targets_of
 
 STEPS, WORLDS = 20, 50
+# a new optimizer must not change what is drawn
+OPTIMIZERS = (
+    "adagrad",
+    "adam",
+    "lamb",
+    "lars_sgd",
+    "partial_rowwise_adam",
+    "rowwise_adagrad",
+    "sgd",
+)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
@@ -31,7 +41,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def digest_of_world(seed: int) -> str:
     """Train one world on simulated ranks; the digest of all that it leaves."""
-    world, optimizers = draw(seed)
+    world, optimizers = draw(seed, optimizers=OPTIMIZERS)
     world.optimizer = optimizers  # type: ignore[assignment]  # one for each table
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)

@@ -6,6 +6,7 @@ The reference updates the unsharded tables row by row with the formula of tests/
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -128,8 +129,12 @@ class Draw(NamedTuple):
     optimizers: dict[str, SparseOptimizer]
 
 
-def draw(seed: int, hosts: tuple[tuple[int, ...], ...] | None = None) -> Draw:
-    """Everything, as a function of the seed; on given hosts when asked for."""
+def draw(
+    seed: int,
+    hosts: tuple[tuple[int, ...], ...] | None = None,
+    optimizers: Sequence[str] = tuple(sorted(SPARSE_OPTIMIZERS)),
+) -> Draw:
+    """Everything, as a function of the seed; on given hosts, by some optimizers, when asked for."""
     rng = random.Random(f"everything {seed}")
     if hosts is None:
         sizes = rng.choice(HOSTS)
@@ -157,7 +162,7 @@ def draw(seed: int, hosts: tuple[tuple[int, ...], ...] | None = None) -> Draw:
     tables = [table for group in collections for table in group]
     placements = {table.name: TablePlacement(random_layout(table, hosts, rng)) for table in tables}  # type: ignore[arg-type]
     plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
-    kinds = sorted(SPARSE_OPTIMIZERS)
+    kinds = list(optimizers)
     common = options_of(rng.choice(kinds), rng)
     own = rng.random() < 0.3
     optimizers = {

@@ -167,7 +167,6 @@ ADDRESSES = [
     ("http://127.0.0.1:8265", "RAY_ADDRESS"),
     ("gcs://127.0.0.1:1", "RAY_ADDRESS|nothing answers"),
     ("[::1]:1", "RAY_ADDRESS"),
-    ("auto", "RAY_ADDRESS|auto"),
 ]
 
 
