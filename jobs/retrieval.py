@@ -246,7 +246,11 @@ def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
 
 
 def _shares(total: int, rank: int, world_size: int) -> list[range]:
-    """This rank's rows in each of the same number of calls on every rank."""
+    """Ranges of this rank's rows, one per call of a tower.
+
+    Together the ranks cover 0 .. total - 1 once. A call is a collective, so every rank gets equally
+    many ranges; some may be empty. A range has at most CHUNK rows, which bounds the memory.
+    """
     shares = []
     for start in range(0, total, CHUNK * world_size):
         call = range(start, min(start + CHUNK * world_size, total))

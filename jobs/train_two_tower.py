@@ -119,13 +119,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(
     args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]
 ) -> int:
+    # The model trains on the positives alone: the negatives of a row are the candidates of the other
+    # rows of its batch. Held-out rows are read here once, so that a damaged file costs no run.
     from rayrec.data import FeatureSchema, ParquetDataset
     from rayrec.driver import Driver
 
     extras: dict[str, Any] = {"two_tower": {**asdict(recipe), "log_q": not args.no_log_q}}
     data = ParquetDataset(paths.positives, FeatureSchema.from_json(paths.schema, "the schema"))
     scorer = RetrievalScorer(paths=paths, query=args.query, candidate=args.candidate, ks=args.ks)
-    candidates = len(scorer.truth().item_ids)  # held-out rows are checked before training, too
+    candidates = len(scorer.truth().item_ids)
     if max(args.ks) > candidates:
         raise ConfigError(
             f"--ks {max(args.ks)} is longer than a list of all {candidates} candidates."

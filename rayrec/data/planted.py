@@ -143,6 +143,9 @@ class Planted:
         return Rows(dense, ids, labels, logits)
 
     def _draw(self, part: int, index: int, rows: int) -> tuple[NDArray[np.float32], list[Ids]]:
+        # The features of one chunk: dense columns (rows, num_dense), and one `Ids` per sparse
+        # column. A column of single ids has one id in a row, a list column has 0 to 4. The 3 behind
+        # the seed keeps these numbers apart from those of the labels and of the truth.
         rng = np.random.Generator(np.random.Philox(mix_int(self.config.seed, 3, part, index)))
         dense = rng.standard_normal((rows, self.config.num_dense), dtype=np.float32)
         ids = []
@@ -152,6 +155,8 @@ class Planted:
                 ends = np.cumsum(rng.integers(0, 5, rows))
                 offsets = np.concatenate([[0], ends]).astype(np.int32)
                 n = int(offsets[-1])
+            # The inverse of the Zipf law gives a rank of popularity; `popular` says which id has
+            # that rank.
             ids.append(Ids(popular[np.searchsorted(cdf, rng.random(n), side="right")], offsets))
         return dense, ids
 

@@ -44,7 +44,15 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The failure to report; `also` is what another rank said that may be the reason."""
+    """The failure to report.
+
+    Attributes:
+        rank, host: who failed; the host is "" where it is not known.
+        cause: the error in one line. traceback: its text, or "".
+        step: global steps that the rank had done.
+        also: what another rank said that may be the reason, or "".
+        mistake: the error itself where it is a user's mistake.
+    """
 
     rank: int
     host: str

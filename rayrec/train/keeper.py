@@ -148,6 +148,8 @@ class Keeper:
 
         Args:
             path: a checkpoint whose tables and dense layers have this model's names and sizes.
+            optimizer_state: take the state of the sparse and dense optimizers, too; otherwise they
+                begin anew.
         Raises:
             CheckpointError: it is missing, damaged, of another model, or was trained with other
                 sparse optimizers whose state is wanted.

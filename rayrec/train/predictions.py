@@ -42,6 +42,7 @@ class PredictionConfig:
     keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Keys stand beside COLUMNS in one file, whose columns must have different names.
         for name in self.keys:
             if name in COLUMNS or self.keys.count(name) > 1:
                 what = "is named twice"
