@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
+    # Options are checked before the checkpoint is opened: a run that cannot be costs nothing.
     outputs = {"--result": args.result, "--predictions": args.predictions}
     separate_files(outputs, {"--eval": args.eval, "--schema": args.schema, "--plan": args.plan})
     args.result = output_path("--result", args.result)
@@ -66,8 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     manifest = read_manifest(checkpoint)
     recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
     if args.schema:
+        # The tables of the other schema are compared with the saved ones when the run starts.
         recipe = replace(recipe, schema=read_text("--schema", args.schema))
     scaling = scaling_of(args)
+    # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
+    # same.
     run = RunConfig(
         global_batch_size=args.global_batch_size,
         epochs=1,
@@ -75,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkpoint=CheckpointConfig(at_end=False),
     )
     held_out = open_data(args.eval, recipe.schema, args.schema or f"the schema of {checkpoint}")
+    # It is read before the ranks start, so that a damaged file costs no run.
     truth = truth_beside(args.eval)
     driver = Driver(recipe, None, scaling, run, eval_data=held_out, plan=args.plan)
     metrics = driver.evaluate(checkpoint, predictions=args.predictions, keys=args.keys)

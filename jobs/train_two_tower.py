@@ -107,10 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             temperature=args.temperature,
             log_q=None,
         )
+        # The towers are checked before the positives are written: a run that cannot be costs
+        # nothing.
         recipe.check()
         paths = write_positives(
             rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives")
         )
+        # The correction needs the counts of the positives, which are known only now.
         if not args.no_log_q:
             recipe = replace(recipe, log_q=paths.log_q)
         return _train(args, recipe, paths, timing)
@@ -119,8 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(
     args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]
 ) -> int:
-    # The model trains on the positives alone: the negatives of a row are the candidates of the other
-    # rows of its batch. Held-out rows are read here once, so that a damaged file costs no run.
+    # The model trains on the positives alone: the negatives of a row are the candidates of the
+    # other rows of its batch. Held-out rows are read once before, so that a damaged file costs no
+    # run.
     from rayrec.data import FeatureSchema, ParquetDataset
     from rayrec.driver import Driver
 
@@ -142,6 +146,7 @@ def _train(
 def _outcome(result: Result) -> Told:
     scores: dict[str, dict[str, float]] = {"model": {}, "popularity": {}}
     for name, value in result.metrics.items():
+        # Names are "model recall@10" and the like; "queries" and "candidates" have no second word.
         who, _, score = name.partition(" ")
         if score:
             scores[who][score] = value

@@ -49,6 +49,8 @@ class BatchLoader(Iterator[Batch]):
             batch = next(self._made)
             self.batches = self.batches[1:]
             return batch
+        # The queue gives batches in order, then None at the end of the data or the error that ended
+        # the thread.
         item = self._queue.get()
         if isinstance(item, Batch):
             self.batches = self.batches[1:]

@@ -231,7 +231,11 @@ class RankGroup:
     def _answers(
         self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
     ) -> list[Any]:
-        """Their values, or a failure of the first rank that gave none; see `answers`."""
+        """Wait for the answers of `ranks`, by default of all ranks, in the order of `references`.
+
+        A rank that gives none within `timeout_s` is a failure, which says that it was asked to do
+        `what`; see `answers`.
+        """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
         return answers(asked, self.addresses, self.world_size, what, timeout_s, self._check)
 

@@ -58,6 +58,7 @@ def diff_plans(
         lines.append(f"hosts: {sizes[0]} -> {sizes[1]} ranks each")
     if list(before.tables) != list(after.tables) and set(before.tables) == set(after.tables):
         lines.append("tables: the same in another order")
+    # Removed tables are told as well, so the names of both plans are looked at, each once.
     every = list(dict.fromkeys([*before.tables, *after.tables]))
     changed = [name for name in every if before.tables.get(name) != after.tables.get(name)]
     for name in changed:
@@ -78,6 +79,7 @@ def _table_lines(
     head = f"{name}: {before.kind(name)} -> {after.kind(name)}"
     if old.storage != new.storage:
         head += f", storage {old.storage.label} -> {new.storage.label}"
+    # Rectangles of tables of two sizes cannot be compared: the table is another one.
     if old.layout.shape != new.layout.shape:
         (r0, c0), (r1, c1) = old.layout.shape, new.layout.shape
         return [f"{head}, resized {r0} x {c0} -> {r1} x {c1}"]

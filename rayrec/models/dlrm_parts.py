@@ -97,6 +97,8 @@ class InteractionArch(nn.Module):
         """Rows -> interactions."""
         if dense_features is None:
             return torch.cat((sparse_features.flatten(1), pairwise_dots(sparse_features)), dim=1)
+        # The dense row is one of the F + 1 rows whose pairs are multiplied, and passes on itself
+        # too.
         rows = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         return torch.cat((dense_features, pairwise_dots(rows)), dim=1)
 
@@ -145,6 +147,7 @@ class InteractionProjectionArch(nn.Module):
         """Rows -> interactions."""
         batch, width = sparse_features.shape[0], sparse_features.shape[2]
         rows = _side_by_side(dense_features, sparse_features)
+        # (B, F1 D) and (B, D F2) are viewed as matrices; their product is (B, F1, F2).
         left, right = self.interaction_branch1(rows), self.interaction_branch2(rows)
         left = left.view(batch, left.shape[1] // width, width)
         products = torch.bmm(left, right.view(batch, width, right.shape[1] // width)).flatten(1)

@@ -80,6 +80,8 @@ class Profile:
         """What adds up to the step, and below it what does not."""
         ranks, lines = self.ranks, []
         for part, what in STEP_PARTS.items():
+            # Waiting is taken out of every part and shown once, so that a slow rank does not make
+            # all others look slow.
             own = [rank.parts[part].seconds - rank.parts[part].waited for rank in ranks]
             if any(own):
                 lines.append(self._row(part, own, what))
@@ -159,6 +161,7 @@ def _rank_json(rank: RankTimes) -> dict[str, Any]:
 def _line(
     name: str, share: str, values: list[float], what: str, form: Callable[[float], str] = format_ms
 ) -> str:
+    # The three numbers stand for any number of ranks; the most is what a step waits for.
     if len(values) > MAX_COLUMNS:
         values = [min(values), sum(values) / len(values), max(values)]
     cells = "".join(f"{form(value):>9}" for value in values)
