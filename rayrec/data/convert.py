@@ -57,11 +57,13 @@ def to_batch(
         InputError: names feature, column, row, `source` and value of the first bad entry, and the
             remedy.
     """
+    # Messages count rows over all chunks of a table, as the user sees them.
     parts, row = [], first_row
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
         columns = read_columns(batch, schema, partial(_row_name, row, source), binary_labels)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
+    # An empty table has no chunk that would be checked, and must still have the columns.
     if isinstance(data, pa.Table) and not parts:
         check_columns(data.schema, schema, source)
     return assemble(parts, schema, global_rows=data.num_rows)

@@ -78,6 +78,7 @@ def _produce(made: Iterator[Batch], out: _Queue, stop: threading.Event) -> None:
             out.put(batch)
             if stop.is_set():
                 return
+    # Whatever ends the thread reaches the consumer, which would wait for ever otherwise.
     except BaseException as error:
         last = error
     out.put(last)

@@ -32,6 +32,7 @@ def answers(
 
     waiting, deadline = list(references.values()), time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
+        # Short turns, so that a signal is obeyed while the ranks are silent.
         check()
         turn_s = min(WAIT_TURN_S, timeout_s)
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)
@@ -46,6 +47,7 @@ def answers(
         except ray.exceptions.RayTaskError as error:
             raised = error.cause if error.cause is not None else error
             words = str(raised).strip()
+            # A mistake of the user comes before everything else: it says what to change.
             mistake = as_user_mistake(raised, words)
             if mistake is not None:
                 raise mistake from error

@@ -133,6 +133,7 @@ class Controller:
                 try:
                     self.state = actions[self.state]()
                 except Exception as error:
+                    # An error while ending cannot be answered by ending once more.
                     if self.state is State.SHUTTING_DOWN:
                         raise
                     self._error, self.state = error, State.SHUTTING_DOWN
@@ -169,6 +170,7 @@ class Controller:
         self._watch.at("planning")
         self._prepared = self._prepare(self._group)
         task = self._prepared.task
+        # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         if task is None:
             return State.SHUTTING_DOWN
         check()
@@ -184,6 +186,7 @@ class Controller:
         self._on_poll()
         ranks = self._group.observe(POLL_S, ANSWER_S)
         self._note_progress(ranks)
+        # Events stay in the group in order; each is shown once.
         for event in self._group.events[self._shown :]:
             self._on_event(event)
         self._shown = len(self._group.events)
@@ -214,6 +217,7 @@ class Controller:
         """Tell the watch whether any rank moved since the last look, and what they are doing."""
         polls = [rank.poll for rank in ranks]
         progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]
+        # Answers without news are no progress, or a run that hangs would look alive.
         if progress == self._progress:
             return
         self._progress = progress
@@ -255,6 +259,7 @@ class Controller:
                 self._on_event(
                     f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s"
                 )
+            # A rank that speaks again may be told of again.
             elif rank.silent_s < SILENT_S:
                 self._told_silent.discard(rank.rank)
 

@@ -24,6 +24,8 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
     """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can."""
     for resource, each in scaling.bundle.items():
         have, need = total.get(resource, 0.0), each * scaling.num_workers
+        # Ray counts resources in steps of 0.0001, so sums of fractions may be off by less than
+        # that.
         if need > have + 1e-6:
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
@@ -60,6 +62,7 @@ def placed(
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
+    # What the cluster has as a whole is compared, not what is free now: other work may end.
     missing = shortage(scaling, ray.cluster_resources())
     if missing and cluster.fixed and scaling.placement_timeout_s is None:
         hint = (
@@ -73,6 +76,7 @@ def placed(
     bundles = [dict(scaling.bundle)] * scaling.num_workers
     group = placement_group(bundles, strategy=scaling.placement_strategy)
     try:
+        # Room is mostly there within moments, and then nothing need be said.
         if not _wait(group, min(NOTICE_AFTER_S, wait_s), check):
             what = missing or "other work holds the resources"
             notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")

@@ -94,6 +94,7 @@ def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float 
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
         return Verdict(action="finish" if done else "wait")
     own = [rank for rank in ranks if rank.death or _own_error(rank)]
+    # When all ranks have failed, no further cause can arrive.
     settled = all(_failed(rank) for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
         return Verdict(action="wait")
@@ -107,6 +108,7 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     first = min(failed, key=_order)
     error = _error(first)
     if first.death:
+        # A death says little of its reason; the error of another rank may tell it.
         also = ""
         for rank in failed:
             said = _own_error(rank)
@@ -118,6 +120,7 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
         )
     assert error is not None
     if error.collateral:
+        # All failed ranks blame another one. A rank that is silent meanwhile is that other one.
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
         if hung:
             mute = max(hung, key=lambda rank: rank.silent_s)

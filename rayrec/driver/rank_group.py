@@ -73,7 +73,11 @@ class RankGroup:
         (port,) = self._answers(
             [self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s
         )
+        # The task holds the model function and the plan; it goes into the object store once for all
+        # ranks.
         shared = ray.put(task)
+        # Names in the rendezvous carry the generation, so that a second task does not read the
+        # first one's.
         self._generation += 1
         self._polls, self._seen, self.events = [None] * self.world_size, 0, []
         self._answered = [time.monotonic()] * self.world_size
@@ -109,6 +113,7 @@ class RankGroup:
         asked = set(self._pending.values())
         for rank, actor in enumerate(self._actors):
             if rank not in asked and not self._ended(rank):
+                # Rank 0 reports for all: its windows are merged over the ranks.
                 self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
         if self._pending:
             asked_now = list(self._pending)
@@ -211,6 +216,8 @@ class RankGroup:
         import ray
 
         asked = [actor.stacks.remote() for actor in self._actors]
+        # A rank that hangs in native code gives no stack; the others still show where it is waited
+        # for.
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
         lines = []
         for rank, reference in enumerate(asked):

@@ -95,6 +95,7 @@ def _latest(
     manager = CheckpointManager(run.run_path)
     whole: list[tuple[str, Manifest]] = []
     damage: DamagedCheckpointError | None = None
+    # Older whole checkpoints are kept as well: damage inside the newest is found by the ranks.
     for step in reversed(manager.steps()):
         path = manager.path(step)
         try:

@@ -31,7 +31,8 @@ def _option(
     home_s: float,
     world_size: int,
 ) -> Option:
-    # Before ranks are chosen: the best case for the mean rank, the worst for the largest piece.
+    # `seconds` holds one entry per number of ranks that a host may have. Which host it will be is
+    # not known yet, so the mean rank takes the best case, and the largest piece the worst.
     work_s = min(sum(values) for values in seconds.values())
     return Option(
         candidates=candidates,

@@ -50,11 +50,10 @@ class Keeper:
         world_size: int,
     ) -> None:
         self._spec, self._model, self._tables = spec, model, tables
-        # There is no dense optimizer where the run only scores.
+        # `dense` is None where the model has no dense parameters.
         self._dense, self._place = dense, place
         self._rank, self._world_size = rank, world_size
-        # The checkpoint that was written or restored last in this run's folder; it is not written
-        # again.
+        # What stands here already is not written again.
         self.newest: str | None = None
 
     def save(self, step: int, path: str | None = None) -> str:

@@ -69,6 +69,7 @@ class PredictionWriter:
         local = isinstance(self._filesystem, fs.LocalFileSystem)
         self._folder, _, name = self._path.rpartition("/")
         self._partial = f"{self._folder}/.{name}.partial" if local else self._path
+        # What is made here is removed again if the file is abandoned.
         self._makes_folder = local and rank == 0 and not os.path.isdir(self._folder)
         self._waiting: list[pa.Table] = []
         self._file: pq.ParquetWriter | None = None
@@ -86,6 +87,7 @@ class PredictionWriter:
         """
         mine = None if origin is None else self._table(scores, labels, origin)
         parts: list[Any] = [mine]
+        # Ranks without rows of a batch send None, since the gather is a collective.
         if self._world_size > 1:
             everyone: list[Any] | None = [None] * self._world_size if self._rank == 0 else None
             dist.gather_object(mine, everyone)
@@ -105,6 +107,8 @@ class PredictionWriter:
             return
         try:
             self._file.close()
+            # On a local disk the rows lie in a hidden file until now. In an object store the file
+            # appears when it is closed.
             if self._partial != self._path:
                 os.replace(self._partial, self._path)
         except (OSError, pa.ArrowException) as error:
@@ -140,6 +144,7 @@ class PredictionWriter:
             return
         try:
             table = pa.concat_tables(self._waiting, promote_options="permissive")
+            # Each rank sent a dictionary of file names of its own; a Parquet column has one.
             table = table.unify_dictionaries()
             self._waiting = []
             if self._file is None:
