@@ -67,7 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     manifest = read_manifest(checkpoint)
     recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
     if args.schema:
-        # The tables of the other schema are compared with the saved ones when the run starts.
         recipe = replace(recipe, schema=read_text("--schema", args.schema))
     scaling = scaling_of(args)
     # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
@@ -79,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkpoint=CheckpointConfig(at_end=False),
     )
     held_out = open_data(args.eval, recipe.schema, args.schema or f"the schema of {checkpoint}")
-    # It is read before the ranks start, so that a damaged file costs no run.
     truth = truth_beside(args.eval)
     driver = Driver(recipe, None, scaling, run, eval_data=held_out, plan=args.plan)
     metrics = driver.evaluate(checkpoint, predictions=args.predictions, keys=args.keys)

@@ -58,7 +58,6 @@ def _report_run(
     result: Result, args: argparse.Namespace, timing: list[Milestone], outcome: Outcome
 ) -> None:
     """Print what a run has to show, and write it to --result."""
-    # The job measured the parts before the run, the driver those of the run.
     timing += result.milestones
     if args.timing:
         print(timing_table(timing))

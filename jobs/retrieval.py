@@ -103,7 +103,6 @@ class TwoTowerRecipe:
                 f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. Choose with "
                 "--query and --candidate."
             )
-        # A table belongs to a tower if any of its features does.
         sides = []
         for names in (self.query, self.candidate):
             sides.append([table for table in tables if set(table.feature_names) & set(names)])

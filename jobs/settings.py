@@ -48,7 +48,6 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
             f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. Leave one of "
             "them out."
         )
-    # 0 workers mean one rank in this process, without Ray.
     return ScalingConfig(
         num_workers=0 if local else args.ranks or default_ranks(),
         use_gpu=args.gpu,
@@ -166,7 +165,6 @@ def _storage(path: str | None) -> tuple[str | None, str]:
         return None, "run"
     whole = lasting_path("--checkpoint-dir", path)
     parent, _, name = whole.rpartition("/")
-    # The root of a disk or of a bucket cannot be the folder of one run.
     if not name or parent.endswith(":/"):
         raise ConfigError(
             f"--checkpoint-dir {path} names no folder for the run; add one, such as {whole}/run."

@@ -132,7 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Prepared(SmokeTask())
 
     scaling = scaling_of(args)
-    # Other events are the progress of training, which this job does not have.
     say = lambda event: print(event, flush=True) if isinstance(event, str) else None  # noqa: E731
     ran = Controller(scaling, prepare, say, timeout_s=60.0, obeys_stop=False).run()
     print(f"OK {ran.results[0][0]}")

@@ -162,7 +162,6 @@ def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Mileston
     )
     print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
-    # A full disk is found before Ray starts.
     check_room(folder, config)
     signals = stack.enter_context(hold_signals())
     with ThreadPoolExecutor(1) as pool:

@@ -113,7 +113,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = write_positives(
             rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives")
         )
-        # The correction needs the counts of the positives, which are known only now.
         if not args.no_log_q:
             recipe = replace(recipe, log_q=paths.log_q)
         return _train(args, recipe, paths, timing)

@@ -151,7 +151,6 @@ def _topology(options: argparse.Namespace) -> Topology:
             f"--reserve is of presets; {options.topology} says how much memory each rank has."
         )
     topology = Topology.from_json(_read(options.topology), options.topology)
-    # A file says its ranks and hosts. The options may repeat them, but not change them.
     for name, asked, have in (
         ("ranks", options.ranks, topology.world_size),
         ("hosts", options.hosts, len(topology.hosts)),

@@ -66,7 +66,6 @@ def measure(
     ]
     measured = {}
     for table in schema.tables:
-        # Features that share a table share its rows, so their ids are counted together.
         columns = [column_of[feature] for feature in table.feature_names]
         ids, seen = [], []  # of every step: how many ids, and of how many different rows
         for step in steps:

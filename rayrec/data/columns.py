@@ -113,7 +113,6 @@ def _dense(
     dense = np.empty((rows, len(arrays)), np.float32)
     for i, (spec, array) in enumerate(zip(schema.dense, arrays, strict=True)):
         dense[:, i] = _floats(array, spec.column, "dense", spec.fill)
-    # The place is looked for only where something is wrong: the check itself is one pass.
     if not np.isfinite(dense).all():
         row, i = (int(x) for x in np.argwhere(~np.isfinite(dense))[0])
         raise InputError(

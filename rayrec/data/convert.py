@@ -57,7 +57,6 @@ def to_batch(
         InputError: names feature, column, row, `source` and value of the first bad entry, and the
             remedy.
     """
-    # Messages count rows over all chunks of a table, as the user sees them.
     parts, row = [], first_row
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
         columns = read_columns(batch, schema, partial(_row_name, row, source), binary_labels)

@@ -22,6 +22,11 @@ def answers(
 ) -> list[Any]:
     """Wait for one answer of each rank in `references`; the values in the same order.
 
+    Args:
+        references: by rank, what the call gave.
+        addresses: where ranks are, as far as that is known.
+        what: what they were asked to do, as in "rank 1 could not start".
+        check: called several times a second, so that a signal is obeyed while the ranks are silent.
     Raises:
         TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s`
             seconds.
@@ -32,7 +37,6 @@ def answers(
 
     waiting, deadline = list(references.values()), time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
-        # Short turns, so that a signal is obeyed while the ranks are silent.
         check()
         turn_s = min(WAIT_TURN_S, timeout_s)
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)

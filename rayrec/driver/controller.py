@@ -186,7 +186,6 @@ class Controller:
         self._on_poll()
         ranks = self._group.observe(POLL_S, ANSWER_S)
         self._note_progress(ranks)
-        # Events stay in the group in order; each is shown once.
         for event in self._group.events[self._shown :]:
             self._on_event(event)
         self._shown = len(self._group.events)
@@ -259,7 +258,6 @@ class Controller:
                 self._on_event(
                     f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s"
                 )
-            # A rank that speaks again may be told of again.
             elif rank.silent_s < SILENT_S:
                 self._told_silent.discard(rank.rank)
 

@@ -189,8 +189,6 @@ class Driver:
                 )
                 return Prepared(FitTask(spec=spec, scorer=self._scorer), plan, predicted)
 
-            # Hosts that do not see the files fail before training and not in the middle of an
-            # epoch.
             files = [*local_files(data), *local_files(self._eval_data)]
             ran = self._control(display, prepare, log, folder, {"data": files})
             result = _result(ran, display)
@@ -235,7 +233,6 @@ class Driver:
         files = {"data": local_files(scored)}
         if checkpoint is not None:
             checkpoint = absolute_path("checkpoint", checkpoint)
-            # What a manifest tells is checked here, before ranks are started for it.
             check_scored(checkpoint, self._planning.tables())
             files["checkpoint"] = manifest_file(checkpoint)
         display = Display(self._run.progress)

@@ -76,7 +76,6 @@ def placed(
     bundles = [dict(scaling.bundle)] * scaling.num_workers
     group = placement_group(bundles, strategy=scaling.placement_strategy)
     try:
-        # Room is mostly there within moments, and then nothing need be said.
         if not _wait(group, min(NOTICE_AFTER_S, wait_s), check):
             what = missing or "other work holds the resources"
             notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")

@@ -30,7 +30,6 @@ VERSION = 1
 
 def plan_to_json(plan: ShardingPlan) -> str:
     """The plan as text that `plan_from_json` reads; ends with a newline."""
-    # Tables keep the order of the plan, which is the order of slots on every rank.
     entries = {
         name: _table_to_data(placement, plan.hosts) for name, placement in plan.tables.items()
     }
@@ -73,7 +72,6 @@ def _table_to_data(placement: TablePlacement, hosts: tuple[tuple[int, ...], ...]
     if isinstance(layout, Replicated):
         data |= {"shape": layout.shape, "replicated": layout.ranks}
     else:
-        # The fields of a `TableLayout` are the fields of the file: row_cuts, col_cuts, owners.
         data |= asdict(layout)
     storage = asdict(placement.storage).items()
     return {**data, "storage": {name: value for name, value in storage if value is not None}}

@@ -58,7 +58,6 @@ def diff_plans(
         lines.append(f"hosts: {sizes[0]} -> {sizes[1]} ranks each")
     if list(before.tables) != list(after.tables) and set(before.tables) == set(after.tables):
         lines.append("tables: the same in another order")
-    # Removed tables are told as well, so the names of both plans are looked at, each once.
     every = list(dict.fromkeys([*before.tables, *after.tables]))
     changed = [name for name in every if before.tables.get(name) != after.tables.get(name)]
     for name in changed:

@@ -97,7 +97,6 @@ class PlanEstimates:
     @property
     def slowest_rank(self) -> int:
         """The rank that a step waits for."""
-        # The first rank wins among equals, so that a report repeats.
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].total_s)
 
     @property

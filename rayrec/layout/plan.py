@@ -142,7 +142,6 @@ class ShardingPlan:
                 f"the plan is for {self.world_size} ranks, the world has {world_size}. Make a plan "
                 f"for {world_size} ranks."
             )
-        # Tables may come in any order: the order of slots is that of the plan.
         wanted = {table.name: table for table in tables}
         if missing := [name for name in wanted if name not in self.tables]:
             raise PlanError(

@@ -90,7 +90,6 @@ def preset_topology(
     else:
         gpu = PRESETS[name]
         memory_bytes = gpu.memory_gb * 1e9
-        # The figures of the data sheets become rates per rank and direction, in bytes per second.
         speeds = {
             "memory_bw": gpu.memory_gb_s * 1e9 * RANDOM_ROWS,
             "intra_host_bw": gpu.nvlink_gb_s / 2 * 1e9 * LINK_USE,

@@ -34,7 +34,6 @@ def _headline(plan: ShardingPlan) -> str:
     head = f"Plan: {tables} on {ranks} ({hosts})"
     if estimates is None:
         return head
-    # The fullest rank need not be the slowest one, so both are told.
     worst = max(estimates.ranks, key=lambda rank: rank.memory_bytes)
     imbalance = estimates.step_s / estimates.mean_s if estimates.mean_s else 1.0
     return (

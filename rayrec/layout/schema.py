@@ -82,7 +82,6 @@ class FeatureSchema:
         _unique([c.column for c in self.dense], "dense column")
         _unique([f.name for f in self.features], "feature")
         _unique([t.name for t in self.tables], "table")
-        # The names are unique from here on, so a dictionary loses none.
         by_name = {f.name: f for f in self.features}
         used: set[str] = set()
         for table in self.tables:

@@ -178,7 +178,6 @@ class Topology:
     def to_json(self) -> str:
         """One JSON object as text."""
         data = asdict(self)
-        # What people look for first stands first; the constants follow.
         first = {name: data.pop(name) for name in ("hosts", "device", "memory_bytes")}
         return json.dumps({**first, **data})
 

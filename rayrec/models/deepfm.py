@@ -176,7 +176,6 @@ class SimpleDeepFMNN(nn.Module):
         self.inter_arch = FMInteractionArch(
             rows * width, names, deep_fm_dimension, dense_device, per_column
         )
-        # The columns are the dense row, the deep part, and the one number of the machine.
         self.over_arch = DeepFMOverArch(has_dense * width + deep_fm_dimension + 1, dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:

@@ -55,7 +55,6 @@ class DLRM(nn.Module):
         self._start(
             embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device
         )
-        # How wide the interactions are follows from F and D, so users do not say it.
         interaction = InteractionArch(self.sparse_arch.F)
         self.inter_arch: nn.Module = interaction
         wide = interaction.out_features(self.sparse_arch.D, self.dense_arch is not None)
@@ -151,7 +150,6 @@ class DLRM_Projection(DLRM):
                     f"interaction_branch{number}_layer_sizes={list(sizes)} must end in a multiple "
                     f"of the tables' embedding_dim, {width}."
                 )
-            # Each branch is an MLP of all rows. Its output is cut into rows of D, or columns of D.
             branches.append(
                 DenseArch((self.sparse_arch.F + has_dense) * width, sizes, dense_device)
             )

@@ -97,8 +97,6 @@ class InteractionArch(nn.Module):
         """Rows -> interactions."""
         if dense_features is None:
             return torch.cat((sparse_features.flatten(1), pairwise_dots(sparse_features)), dim=1)
-        # The dense row is one of the F + 1 rows whose pairs are multiplied, and passes on itself
-        # too.
         rows = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         return torch.cat((dense_features, pairwise_dots(rows)), dim=1)
 

@@ -241,7 +241,6 @@ def _tower(
     tables = collection.embedding_bag_configs()
     named = zip(tables, get_embedding_names_by_table(tables), strict=True)
     widths = {name: table.embedding_dim for table, names in named for name in names}
-    # The order of the features is the order of the MLP's input columns, so it is kept as given.
     chosen = list(widths) if features is None else list(features)
     unknown = [name for name in chosen if name not in widths]
     if unknown or not chosen:

@@ -205,7 +205,12 @@ class CostModel:
         )
 
     def _read_in_place(self, work: TableWork, ids_out: Amounts, column_blocks: int) -> StepAmounts:
-        """Each rank looks up its own bags, and writes the gradient of its output once."""
+        """Each rank looks up its own bags, and writes the gradient of its output once.
+
+        Args:
+            ids_out: what a home does to hand its ids to their owners.
+            column_blocks: of the table; each holds a slot for every feature.
+        """
         ids = work.ids * column_blocks
         # A split by columns reads every id once per block; rows are read at their own width.
         output = (work.bags if work.pooled else work.ids) * work.dim * ROW_ELEMENT_BYTES
@@ -213,6 +218,7 @@ class CostModel:
         touched = work.distinct_at_home * _lines(work.dim * work.element_bytes)
         pooling = ids * ID_BYTES + read + output
         lookup = Amounts(column_blocks * work.features, items=ids, stream=pooling, rows=touched)
+        # The gradient is read from the output's, which is as large, and written once.
         return StepAmounts(ids_out, lookup, gradient=Amounts(stream=2.0 * output))
 
     def seconds(self, amounts: StepAmounts) -> StepCost:

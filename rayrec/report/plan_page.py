@@ -210,7 +210,6 @@ def _map(plan: ShardingPlan) -> str:
     # cells.
     cell = max(3.0, min(64.0, (CHART_WIDTH - NAMES) / plan.world_size))
     width, height = NAMES + cell * plan.world_size, ROW * len(names)
-    # The legend names only those kinds that the plan uses.
     kinds = [kind for kind in KIND_COLORS if any(plan.kind(name) == kind for name in names)]
     legend = "".join(f'<span><i class="k-{kind}"></i>{kind}</span>' for kind in kinds)
     every = max(1, -(-plan.world_size // int(max(1, cell * plan.world_size // 26))))

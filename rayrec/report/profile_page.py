@@ -161,7 +161,6 @@ def _rank_json(rank: RankTimes) -> dict[str, Any]:
 def _line(
     name: str, share: str, values: list[float], what: str, form: Callable[[float], str] = format_ms
 ) -> str:
-    # The three numbers stand for any number of ranks; the most is what a step waits for.
     if len(values) > MAX_COLUMNS:
         values = [min(values), sum(values) / len(values), max(values)]
     cells = "".join(f"{form(value):>9}" for value in values)

@@ -69,7 +69,6 @@ class PredictionWriter:
         local = isinstance(self._filesystem, fs.LocalFileSystem)
         self._folder, _, name = self._path.rpartition("/")
         self._partial = f"{self._folder}/.{name}.partial" if local else self._path
-        # What is made here is removed again if the file is abandoned.
         self._makes_folder = local and rank == 0 and not os.path.isdir(self._folder)
         self._waiting: list[pa.Table] = []
         self._file: pq.ParquetWriter | None = None
