@@ -69,6 +69,7 @@ class SyntheticConfig:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least {low}.")
+        # The truth needs a user, an item and two small columns of single ids.
         if self.num_lists > self.num_features - 4:
             raise ConfigError(
                 f"num_lists={self.num_lists} of num_features={self.num_features}; four columns "
@@ -173,6 +174,8 @@ class Planted:
         return np.stack([main, (user * item).sum(1), cross, smooth])
 
     def _z(self, dense: NDArray[np.float32], ids: list[Ids]) -> F64:
+        # (rows,) the sum of the standardized terms. A term times the root of its share has that
+        # share as its variance.
         c = self.config
         main = 1 - c.low_rank - c.cross - c.dense
         share = np.array([main, c.low_rank, c.cross, c.dense if c.num_dense else 0.0])

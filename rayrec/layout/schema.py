@@ -195,8 +195,9 @@ class FeatureSchema:
                 "num_embeddings": t.num_embeddings,
                 "embedding_dim": t.embedding_dim,
             }
-            # Fields that have their default are left out: people read and edit the file.
             entry |= {"pooling": t.pooling.value.lower(), "features": list(t.feature_names)}
+            # From here on, fields that have their default are left out: people read and edit the
+            # file.
             if t.data_type is not DataType.FP32:
                 entry["data_type"] = t.data_type.value.lower()
             bounds = {"weight_init_min": t.weight_init_min, "weight_init_max": t.weight_init_max}
