@@ -149,7 +149,7 @@ def _check_shards(
     plan: ShardingPlan,
     rank: int,
 ) -> None:
-    # A shard that nobody saves, or two ranks save, would only be missed at a restore.
+    # A shard that nobody saved would only be missed at a restore.
     wanted, given = set(plan.shards(rank)), {state.shard for state in shards}
     for shard in sorted(wanted ^ given, key=lambda s: (s.table, s.rows.start, s.cols.start)):
         what = "was given but is not in the plan"

@@ -211,7 +211,7 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
             return values
         return hash_integers(values, feature.hash_buckets)
     assert feature.hash_buckets is not None
-    # Its cells have no offsets; the cast gives them some.
+    # Text of fixed size has no offsets; the cast gives it some.
     if pa.types.is_fixed_size_binary(leaf.type):
         leaf = leaf.cast(pa.binary())
     # Arrow's buffers of text: offsets into the bytes, 64 bits wide for the large types

@@ -24,8 +24,7 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
     """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can."""
     for resource, each in scaling.bundle.items():
         have, need = total.get(resource, 0.0), each * scaling.num_workers
-        # Ray counts resources in steps of 0.0001, so sums of fractions may be off by less than
-        # that.
+        # Sums of fractions of a CPU may be off in their last digits.
         if need > have + 1e-6:
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
