@@ -81,6 +81,7 @@ class ShardedEmbeddings:
             has_replicas=peers is not None,
         )
         self._deployed = deploy(world, plan)
+        # needs a gradient, so that a rank without rows runs the backward pass as well
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._sharing = Sharing(len(world.specs))
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -159,6 +160,7 @@ class ShardedEmbeddings:
             lookup.iteration = iteration
             if self._lr is not None:
                 lookup.set_learning_rate(self._lr)
+        # Until here the old plan is whole, so that a failure above leaves a working engine.
         self._deployed = new
         self._sharing.clear()
         return sent
@@ -184,6 +186,7 @@ class ShardedEmbeddings:
             CommError: a peer is gone.
         """
         ride = Ride.on(kjt, self)
+        # An earlier collection may have run the exchange of this KJT for this one, too.
         output = self._sharing.take(collection, ride)
         if output is None:
             together = self._sharing.together(collection, tuple(kjt.keys()), ride)
@@ -193,15 +196,23 @@ class ShardedEmbeddings:
         return output
 
     def forward_distinct(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
-        """Return the output of a sequence collection, with every id sent once per feature."""
+        """Return the output of a sequence collection, with every id sent once per feature.
+
+        Returns:
+            Per use (ids of its feature, width) float32, as `forward` returns it.
+        Raises:
+            InputError, CommError: as in `forward`.
+        """
         slots = self._deployed.program(frozenset([collection])).slots
         ride = Ride.on(kjt, self)
         if ride.distinct is None:
             if self.options.check_ids:
+                # checked before the sort, which relies on ids that are not negative
                 check_ids(kjt, slots.limits, source=f"rank {self.exchange.rank}")
             ride.distinct = distinct_ids(kjt)
         rows, places = self.forward(collection, ride.distinct.kjt), ride.distinct.places
         uses = slots.uses[collection]
+        # The backward pass of this gather sums the gradients of equal ids before they travel.
         return tuple(
             r.index_select(0, places[use.feature]) for r, use in zip(rows, uses, strict=True)
         )
@@ -222,6 +233,7 @@ class ShardedEmbeddings:
                 "prefetch needs an exchange of its own: build the model with "
                 "DistributedModelParallel(prefetch=True), and do not close it."
             )
+        # The thread must route for the very collections that the forward pass will ask for.
         together = self._sharing.first_call(tuple(kjt.keys()))
         learned = kjt.weights_or_none() is not None and kjt.weights().requires_grad
         if together is None or self.options.dedup_sequences or learned:
@@ -282,6 +294,7 @@ class ShardedEmbeddings:
             timer=self.timer,
         )
         outputs: dict[int, Outputs] = {}
+        # Legs have the same order on all ranks, since each may enter collectives.
         for leg in program.legs:
             counts = program.slots.outputs(leg.collections, bool(bags))
             outputs |= by_collection(leg.run(step), counts)
@@ -294,6 +307,7 @@ class ShardedEmbeddings:
             checked = None
             if self.options.check_ids:
                 source = f"rank {self.exchange.rank}"
+                # On a GPU the ids are only read now; `route` judges them where it waits anyway.
                 checked = start_check_ids(kjt, program.slots.limits, source)
             send, watched = program.send_plan(kjt), self.watched(exchange)
             return route(kjt, program.slots, send, watched, program.unpack, track, checked)
@@ -303,6 +317,7 @@ class ShardedEmbeddings:
         return exchange if self.timer is None else self.timer.watch(exchange)
 
     def _look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
+        # Evaluation updates no row, so replicas need nothing of each other.
         if self.peers is None or not torch.is_grad_enabled():
             return self.lookups[key](ids)
         return look_up_with_peers(self.lookups[key], ids, self.peers)

@@ -46,6 +46,7 @@ class GroupLookup:
         space: TableSpace | None = None,
     ) -> None:
         self.group, self.space = group, space
+        # where each shard begins in the merged table, which has one row per row of all shards
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
@@ -71,6 +72,7 @@ class GroupLookup:
         """
         assert not isinstance(self.kernel, FusedLookup), "a GPU's rows are read by no other rank"
         if self.group.gradient is not None and self.group.gradient.gathered:
+            # This kernel reads (rows, sum of slot widths) only; see `GradientColumns`.
             grad = torch.cat(
                 [grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1
             )
@@ -129,6 +131,7 @@ class GroupLookup:
 
 
 def _merged(group: LookupGroup, rows: int) -> LookupGroup:
+    # All slots become one, over one shard with the rows of all: ids are rows of it already.
     name = "+".join(dict.fromkeys(shard.table for shard in group.shards))
     shard = Shard(name, range(rows), range(group.key.width), group.shards[0].rank)
     first = group.slots[0]

@@ -39,13 +39,19 @@ class TableSpace:
     def of(
         tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange
     ) -> TableSpace | None:
-        """Shared memory of zeros for tables of one type, or None where ranks have none; all ranks
-        call it together.
+        """Lay tables out in shared memory, all zeros; None where the ranks share no memory.
+
+        All ranks call it together.
+
+        Args:
+            tables: of one element type.
+            layouts: of each table; they may cut columns into blocks, and those into row blocks.
         """
         starts: dict[Shard, int] = {}
         used = 0
         for table in tables:
             layout = layouts[table.name]
+            # Row blocks of one column block lie below each other, so the block reads as one table.
             blocks: dict[tuple[int, int], int] = {}  # (replica, first column) -> first value
             for shard in layout.shards(table.name):
                 width, replica = (
@@ -54,7 +60,7 @@ class TableSpace:
                 )
                 block = (replica, shard.cols.start)
                 if block not in blocks:
-                    # a row number tells where it is
+                    # At a multiple of its width, so that a row number alone tells where a row is.
                     blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))
                     used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width
@@ -66,6 +72,7 @@ class TableSpace:
             {table.name: layouts[table.name] for table in tables}, memory.view(dtype), starts
         )
         for shard in starts:
+            # Huge pages must be asked for before the owner writes its first row.
             if shard.rank == exchange.rank and exchange.world_size > 1:
                 make_huge(space.rows_of(shard))
         return space

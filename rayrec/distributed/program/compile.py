@@ -81,6 +81,7 @@ def granule_of(uses: Sequence[Use], plan: ShardingPlan) -> int:
     columns = 0
     for use in uses:
         layout = plan.tables[use.table].layout
+        # gcd(0, n) is n, so the first use sets the value.
         columns = gcd(columns, use.column, use.width)
         if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
             columns = gcd(columns, *layout.col_cuts)
@@ -106,6 +107,7 @@ def compile_slots(
     specs = {c: specs[c] for c in sorted(specs)}
     uses = {c: uses_of(c, spec.tables) for c, spec in specs.items()}
     granules = {c: granule_of(uses[c], plan) for c in specs}
+    # Every rank compiles all ranks, since it must know the shape of every message.
     builders = [_RankBuilder() for _ in range(world_size)]
     limits: dict[str, int] = {}
     for c, spec in specs.items():
@@ -113,8 +115,10 @@ def compile_slots(
         for use in uses[c]:
             config, placement = configs[use.table], plan.tables[use.table]
             rows, layout = config.num_embeddings, placement.layout
+            # An id must exist in every table that its feature looks up.
             limits[use.feature] = min(limits.get(use.feature, rows), rows)
             address = ways[c].address(spec, layout, granules[c])
+            # A merged table of a sequence, and a cache, hold rows of one width.
             one_width = spec.sequence or placement.storage.kind == "cached"
             for shard in layout.shards(use.table):
                 key = GroupKey(
@@ -128,6 +132,7 @@ def compile_slots(
                     width=len(shard.cols) if one_width else 0,
                     odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
                 )
+                # A table that is not cut for sending counts as one row block.
                 block = 0
                 if address.cuts is not None and isinstance(layout, TableLayout):
                     block = layout.row_block(shard.rows.start)
@@ -165,6 +170,7 @@ class _RankBuilder:
     def add(
         self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece, whole: bool
     ) -> None:
+        # Equal pieces get one number, so their ids are sent once per rank.
         index = self.pieces.setdefault(piece, len(self.pieces))
         self.slots.setdefault(key, []).append(Slot(use, shard, block, index, whole))
 
@@ -196,6 +202,7 @@ def group_of(
         first.setdefault(slot.shard, (slot.block if by_block else 0, slot.column))
     shards = tuple(sorted(first, key=lambda shard: first[shard]))
     rank_of = {shard: i for i, shard in enumerate(shards)}
+    # Slots follow their shards, and within a shard the columns of the output.
     ordered = tuple(sorted(slots, key=lambda slot: (rank_of[slot.shard], slot.column)))
     starts = () if bases is None else tuple(bases[shard] for shard in shards)
     return LookupGroup(key, shards, ordered, starts, gradient)

@@ -36,6 +36,7 @@ class Sizes:
     @staticmethod
     def of(header: Sequence[int], extents: int) -> Sizes:
         """Read a header: so many extents, ids per piece, bags per piece."""
+        # Each piece has one number of ids and one of bags, so both halves are equally long.
         half = extents + (len(header) - extents) // 2
         return Sizes(tuple(header[:extents]), tuple(header[extents:half]), tuple(header[half:]))
 
@@ -84,6 +85,7 @@ class SlotTable:
     @cached_property
     def extents(self) -> dict[int, slice]:
         """Return for each collection where its entries of the header are; see `Sizes.extents`."""
+        # Entries lie in the header collection by collection, as `headers` orders them.
         bounds = [0, *accumulate(len(entries) for entries in self.headers.values())]
         pairs = zip(self.headers, bounds, bounds[1:], strict=False)
         return {collection: slice(start, stop) for collection, start, stop in pairs}
@@ -96,6 +98,7 @@ class SlotTable:
         """
         counts = {}
         for collection in collections:
+            # Outputs with different numbers of rows cannot share one matrix.
             by_use = varying or self.collections[collection].sequence
             counts[collection] = len(self.uses[collection]) if by_use else 1
         return counts
@@ -114,5 +117,6 @@ def by_collection(
     outputs: Iterable[Tensor], counts: Mapping[int, int]
 ) -> dict[int, tuple[Tensor, ...]]:
     """Sort outputs that follow each other, so many of each collection, by their collection."""
+    # `counts` keeps its order, which is that of the outputs.
     flow = iter(outputs)
     return {c: tuple(next(flow) for _ in range(count)) for c, count in counts.items()}

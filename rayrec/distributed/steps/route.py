@@ -113,6 +113,7 @@ def _plan_cuts(
     slots: SlotTable, keys: Sequence[str], where: Mapping[str, int], device: torch.device
 ) -> tuple[tuple[Bucketing, ...], dict[Piece, int]]:
     """Return how features are cut by rows, and the source row of every piece that this gives."""
+    # One kernel call cuts all that is alike here; block 0 stands for all blocks of a feature.
     alike: dict[tuple[int, bool, bool, bool], dict[Piece, None]] = {}
     for rank in slots.ranks:
         for piece in rank.pieces:
@@ -123,6 +124,7 @@ def _plan_cuts(
     bucketings: list[Bucketing] = []
     base = len(keys)
     for (blocks, sequence, weighted, leaves_out), pieces in sorted(alike.items()):
+        # The rows of a bucketing come block by block, as the kernel writes them.
         for block in range(blocks):
             for i, piece in enumerate(pieces):
                 row_of[replace(piece, block=block)] = base + block * len(pieces) + i
@@ -176,6 +178,7 @@ def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Te
             rows.runs_of("weights", message.weights),
         )
         parts = [values.view(WORD) for values, _ in found]
+        # Every message begins at an even word, since its ids are read as 64 bits.
         if sum(part.numel() for part in parts) % 2:
             parts.append(pad)
         buffer.extend(parts)
@@ -231,6 +234,7 @@ def route(
     headers = pack_header(rows, slots, send)
     extents = len(send.extents)
     sent = tuple(Sizes.of(header, extents) for header in headers)
+    # What this rank looks up itself does not travel.
     words_out = []
     for rank, (slots_of_rank, sizes) in enumerate(zip(slots.ranks, sent, strict=True)):
         words_out.append(0 if rank == me else payload_words(slots_of_rank.pieces, sizes))
@@ -242,6 +246,7 @@ def route(
             raise ShapeError(
                 f"rank {me} received a negative count in a header: the ranks do not share one plan."
             )
+        # The headers have come, so the sizes of all payloads are known from here on.
         sizes = [Sizes.of(header, extents) for header in received]
         return [0 if rank == me else payload_words(mine, sizes[rank]) for rank in range(len(sizes))]
 

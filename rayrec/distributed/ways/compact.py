@@ -77,6 +77,7 @@ class Places:
         g, cut = self.columns.granule, self.columns.blocks.get(block)
         if cut is None:
             return
+        # In one row block only the index of the padding repeats, so a read and a write add up.
         index = self.index[:, cut].reshape(-1)
         rows = matrix.view(*self.index.shape, g)[:, cut].reshape(-1, g)
         blocks = output.view(-1, g)
@@ -88,6 +89,7 @@ class Places:
         """
         g = self.columns.granule
         blocks, index, into = grad.view(-1, g), self.index.view(-1), out.view(-1, g)
+        # Padding points to bag B, which has no gradient.
         index = index.clamp(max=blocks.shape[0] - 1)
         step = max(1, _CACHED_VALUES // g if grad.device.type == "cpu" else index.numel())
         for first in range(0, index.numel(), step):
@@ -107,7 +109,7 @@ class BlockPlan:
 
     @staticmethod
     def of(slots: SlotTable, plan: JoinPlan, send: SendPlan, device: torch.device) -> BlockPlan:
-        """Work it out for batches that are sent as `send` says."""
+        """Make the plan for batches that are sent as `send` says."""
         sizes = [len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)]
         firsts = offsets_of(sizes)[1:]
         # source row -> row of `FilledBags.bags`, which holds the rows of some bucketings only
@@ -142,6 +144,8 @@ class BlockPlan:
 def _columns(
     slots: Sequence[Slot], rows: Sequence[int], granule: int, device: torch.device
 ) -> _Columns:
+    # `rows` has per slot the row of `FilledBags.bags` that names its bags. A slot gives
+    # width / granule blocks, which lie side by side in the matrix.
     slot_of = [i for i, slot in enumerate(slots) for _ in range(slot.width // granule)]
     columns = [slot.column // granule + j for slot in slots for j in range(slot.width // granule)]
     blocks: dict[int, list[int]] = {}
@@ -161,6 +165,7 @@ def _columns(
 
 def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tensor:
     """(n, C), see `Places`."""
+    # The output has D / g blocks per bag, so block (bag, column) is number bag * D / g + column.
     bag_Cn = filled.bags.index_select(0, columns.rows_C)[:, :rows]
     return torch.add(columns.column_C, bag_Cn.t(), alpha=width // columns.granule).contiguous()
 
@@ -179,12 +184,14 @@ def join_blocks(
     bags, width = source.batch, plan.widths[collection]
     like = next(received.pooled[owner][number] for owner, number in here)
     # one row more than there are bags: the rows of the padding go there
+    # If every bag has ids in exactly one block, the rows below write all of the output.
     tiled = filled.once and filled.every
     output = like.new_empty(bags + 1, width) if tiled else like.new_zeros(bags + 1, width)
     for span in plan.writes[collection]:
         if (span.owner, span.matrix) not in here or span.replicated or span.hop:
             columns = slice(span.column, span.column + span.width)
             output[:bags, columns] = received.columns_of(span)
+    # No two rows meet in one place then, so they are written in any order, not added.
     if filled.once:
         for (owner, number), place in here.items():
             place.put(received.pooled[owner][number], output)

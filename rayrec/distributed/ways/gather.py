@@ -31,14 +31,14 @@ class BlockGather:
     def of(
         pieces: Sequence[tuple[int, int]], columns: int, least: int, device: torch.device
     ) -> BlockGather | None:
-        """The gather of spans that are neighbours in the output, or None where `torch.cat` is as
-        good.
+        """Make the gather of neighbouring output spans, or None where `torch.cat` is as good.
 
         Args:
             pieces: per span its first source column and its width, in output order.
             columns: of the source.
             least: spans from which on a gather is made.
         """
+        # Every span begins and ends at the border of a block, so the blocks move all of it.
         width = gcd(columns, *(value for piece in pieces for value in piece))
         if len(pieces) < least or width < _LEAST_WIDTH:
             return None

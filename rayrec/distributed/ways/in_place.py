@@ -78,9 +78,11 @@ class SharedGradients:
         """
         sizes = [rows * width for rows, width in shapes]
         if self._memory.numel() < sum(sizes):
+            # A power of two of bytes. All ranks know all shapes, so all grow in the same step.
             size = max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length())
             memory = exchange.share(size)
             assert memory is not None, "tables are shared"
+            # The pages are the same for all ranks, so one of them asks.
             if exchange.rank == 0:
                 make_huge(memory)
             self._memory = memory.view(torch.float32)
@@ -106,8 +108,10 @@ class InPlace(Way):
         """Lay tables out in shared memory; collections whose layouts stay keep their memory."""
         world, plan = opening.world, opening.plan
         coded = world.options.codecs != Codecs()
+        # A codec speaks of rows on the wire, which these rows never cross.
         if not world.options.share_tables or world.device.type != "cpu" or coded:
             return None
+        # Replicas swap ids and gradients around a kernel's own passes, which this way leaves out.
         if world.has_replicas:
             return None
         before = opening.before if isinstance(opening.before, InPlace) else None
@@ -169,6 +173,7 @@ class InPlace(Way):
             blocks.setdefault(slot.shard.cols.start, []).append(slot)
         groups = []
         for first, of_block in blocks.items():
+            # Shards begin at whole rows of the memory; see `TableSpace`.
             bases = {slot.shard: space.starts[slot.shard] // key.width for slot in of_block}
             gradient, part = GradientColumns(first), replace(key, part=first)
             groups.append(group_of(part, of_block, False, bases, gradient))
@@ -196,6 +201,7 @@ def _chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], list[list
         if all_gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
             gathered.extend(run)
             continue
+        # The columns of a chain must ascend: this run goes behind the last one.
         fitting = (c for c in chains if c[-1].column + c[-1].width <= run[0].column)
         chain = next(fitting, None)
         if chain is None:
@@ -206,6 +212,7 @@ def _chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], list[list
 
 
 def _columns(chain: Sequence[Slot]) -> GradientColumns:
+    # A kernel steps over the columns between two slots, so they need not be gathered.
     gaps = (b.column - a.column - a.width for a, b in pairwise(chain))
     return GradientColumns(chain[0].column, (0, *gaps))
 
@@ -275,6 +282,7 @@ class _InPlaceLeg(Leg):
             for group in self._groups:
                 key = group.key
                 step.lookups[key].update_in_place(whole[key.collection], step.routed.groups[key])
+        # Other ranks may still read what this rank has handed over.
         self._gradients.free = False
         return of_weights
 
@@ -294,18 +302,22 @@ class _InPlaceLeg(Leg):
             for (c, home), shape in zip(self._homes.items(), shapes, strict=True):
                 alone[c] = _alone(home, mine[c], shape, most_bags)
             return alone
+        # No forward pass came between, in which ranks would have met after the last backward.
         if not self._gradients.free:
             exchange.meet()
         whole = dict(zip(self._homes, self._gradients.matrices(shapes, exchange), strict=True))
         for c, home in self._homes.items():
+            # Rows of the matrix come in rank order.
             first = sum(rows[c][: exchange.rank])
             own = whole[c][first : first + rows[c][exchange.rank]]
             fill(own, home.joined(mine[c], most_bags), 1.0 / exchange.world_size)
+        # After this, every rank sees the gradients of all.
         exchange.meet()
         return whole
 
 
 def _alone(home: Home, grads: Sequence[Tensor], shape: tuple[int, int], most_bags: int) -> Tensor:
+    # The only rank updates all rows itself, so its gradients need no shared memory.
     if len(grads) == 1 and grads[0].shape == shape:
         return grads[0].contiguous()
     whole = grads[0].new_empty(shape)
@@ -327,10 +339,12 @@ def _sequence_ids(
     for slot, shard in zip(group.slots, group.slot_shards, strict=True):
         of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
     device = arrived[0].ids[group.slots[0].piece].device
+    # Slices of these two vectors are the lengths of all bags.
     one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD, device=device)
     none = torch.zeros_like(one)
     ids: list[Tensor] = []
     lengths: list[Tensor] = []
+    # Source by source and use by use, as the rows of the gradients lie.
     for of_source, source in zip(counts, arrived, strict=True):
         for use, count in enumerate(of_source):
             mine = of_use.get(use, [])

@@ -38,11 +38,11 @@ class Part(ABC):
 
     @abstractmethod
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """Return the values that an owner sends to a home rank, whose message had these sizes."""
+        """Return how many values an owner sends to a home rank, whose ids had these sizes."""
 
     @abstractmethod
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, ...]:
-        """Return the values that the home rank sends back to the owner, section by section.
+        """Return how many values the home rank sends back to the owner, section by section.
 
         A codec with blocks sees the sections apart, so that all replicas get the same values.
         """
@@ -62,8 +62,10 @@ class Part(ABC):
         """Return the outputs of each collection, and what `pack_back` needs to know.
 
         Args:
-            received: from every owner its values for this rank, flat.
-            rows: of this rank's own kernels.
+            received: from every owner its values for this rank, flat, as `pack` has put them there.
+            rows: the outputs of this rank's own kernels, where replicated tables are read.
+        Returns:
+            Collection -> its outputs, as `Leg.run` returns them; and anything to keep until then.
         """
 
     @abstractmethod
@@ -79,13 +81,18 @@ class Part(ABC):
         scale: float,
         kept: Any,
     ) -> None:
-        """Fill the buffer for every owner with the gradients of its rows, times `scale`."""
+        """Fill the flat buffer for every owner with the gradients of its rows, times `scale`.
+
+        Args:
+            grads: collection -> the gradients of its outputs, in their shapes.
+            kept: what `join` returned.
+        """
 
     @abstractmethod
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
-        """Return the gradient of every kernel's output, times `scale`.
+        """Return the gradient of every kernel's output, in its shape, times `scale`.
 
         Args:
             messages: from every home rank its gradients for this rank, flat.
@@ -95,10 +102,12 @@ class Part(ABC):
 
 def stack(parts: Sequence[Tensor], width: int, scale: float, into: Tensor | None = None) -> Tensor:
     """Return (rows of all parts, width): flat parts below each other, times `scale`."""
+    # The only part is the matrix already.
     if len(parts) == 1 and scale == 1.0:
         return parts[0].view(-1, width)
     sizes = [part.numel() for part in parts]
     stacked = parts[0].new_empty(sum(sizes)) if into is None else into.view(-1)
+    # A part may have been written to its place in `into`, which `data_ptr` tells.
     for part, place in zip(parts, stacked.split(sizes), strict=True):
         if scale != 1.0:
             torch.mul(part, scale, out=place)

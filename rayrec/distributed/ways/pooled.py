@@ -85,6 +85,7 @@ class Pooled(Part):
         """See `Part`."""
         ids = {}
         for matrix in (*self._mine.flat, self._mine.hop):
+            # The pieces of a matrix are padded to the fullest, since their rows lie side by side.
             rows = [matrix.rows(sizes) for sizes in got]
             for group in matrix.groups:
                 ids[group.key] = pooled_ids(group, rows, arrived)
@@ -106,6 +107,7 @@ class Pooled(Part):
         """See `Part`."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for matrix in self._mine.matrices:
+            # (bags of all home ranks, width), home rank by home rank: a split gives each its own.
             values = _side_by_side([rows[group.key] for group in matrix.groups])
             counts = [matrix.rows(sizes) for sizes in got]
             for message, part in zip(messages, values.split(counts), strict=True):
@@ -139,6 +141,7 @@ class Pooled(Part):
             parts = zip(values.split(counts), owner.matrices, strict=True) if counts else ()
             pooled.append([part.view(m.rows(sizes), m.width) for part, m in parts])
         replicas = self._mine.replicas
+        # A replica looks up the bags of all ranks, in rank order; only this rank's own are used.
         before = sum(replicas.rows(sizes) for sizes in routed.got[:rank])
         bags = replicas.rows(routed.sent[rank])
         own = [rows[group.key][before : before + bags] for group in replicas.groups]
@@ -161,12 +164,14 @@ class Pooled(Part):
         """Return (B, D): row blocks summed and column blocks side by side, where all bags came."""
         plan = self.plan
         if collection in plan.joins:
+            # (B, D) side by side: these matrices hold every column of the output once.
             first = []
             for owner, parts in zip(plan.owners, home.pooled, strict=True):
                 if parts and not owner.matrices[0].leaves_out:
                     first.append(parts[0])
             return plan.joins[collection](torch.cat(first, 1))
         output = torch.cat([home.columns_of(span) for span in plan.writes[collection]], 1)
+        # Row block 0 is written by now. The order of `adds` fixes the order of every sum.
         for span in plan.adds:
             if span.collection == collection:
                 output[:, span.column : span.column + span.width].add_(home.columns_of(span))
@@ -197,6 +202,7 @@ class Pooled(Part):
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
         """See `Part`."""
+        # Replicas would be a second matrix behind the first one in every message.
         if len(self._mine.matrices) != 1 or self._mine.replicas.groups:
             return None
         matrix = self._mine.matrices[0]
@@ -212,10 +218,12 @@ class Pooled(Part):
     ) -> None:
         """See `Part`."""
         home = self._home_grads(step, grads, kept)
+        # The owner cuts its buffer by the same counts, so matrices follow each other as in `flat`.
         for owner, (of_owner, sizes, buffer) in enumerate(
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
         ):
             at = 0
+            # The last matrix is that of the replicas, which has no gather.
             gathers = (*self.plan.cuts[owner], None)
             for i, matrix in enumerate(of_owner.flat):
                 count = matrix.values(sizes)
@@ -229,6 +237,7 @@ class Pooled(Part):
                 at += count
 
     def _home_grads(self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept) -> _Grads:
+        # `_write` reads (B, D) per collection, or one matrix per use where keys differ in bags.
         if step.bags:
             return _Grads({}, grads)
         # a gather by blocks and a look-up by index want a gradient in one piece
@@ -249,6 +258,7 @@ class Pooled(Part):
         """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`."""
         if not grads.uses:
             parts = [grads.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
+            # Long runs of columns: a product can write them without a second pass.
             if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
                 for span, part in zip(spans, parts, strict=True):
                     columns = slice(span.source, span.source + span.width)
@@ -275,6 +285,7 @@ class Pooled(Part):
     ) -> dict[GroupKey, Tensor]:
         """See `Part`."""
         grads: dict[GroupKey, Tensor] = {}
+        # per home rank: where its next matrix begins in its message
         ats = [0] * len(got)
         for matrix in self._mine.flat:
             if not matrix.groups:
@@ -310,4 +321,5 @@ class Pooled(Part):
 
 
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    # (rows, width) each -> (rows, sum of widths), contiguous, as a flat message needs it
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts), 1)

@@ -104,6 +104,7 @@ def plan_join(
     """
     owners = tuple(Owner.of(of_rank, list(widths)) for of_rank in slots.ranks)
     writes: dict[int, list[Span]] = {c: [] for c in widths}
+    # row block, or host of two hops -> spans: the key is their place in every sum
     adds: dict[int, list[Span]] = {}
     back: list[tuple[tuple[Span, ...], ...]] = []
     for number, owner in enumerate(owners):
@@ -112,6 +113,7 @@ def plan_join(
         back.append(tuple(_merge([span for _, span in part]) for part in parts))
         for part in parts:
             for block, span in part:
+                # All replicas get the gradient, but only the copy on this rank is read.
                 if span.replicated and number != rank:
                     continue
                 (writes[span.collection] if block == 0 else adds.setdefault(block, [])).append(span)
@@ -122,6 +124,7 @@ def plan_join(
         spans = [replace(span, hop=True) for _, span in of_host]
         hops_back.append(_merge(spans))
         for span in spans:
+            # The first host that has a column writes it; the others add to it.
             first = (span.collection, span.column) not in tiled
             tiled.add((span.collection, span.column))
             (writes[span.collection] if first else adds.setdefault(host, [])).append(span)
@@ -162,6 +165,7 @@ def _joins(
         whole = bool(owner.matrices) and not owner.matrices[0].leaves_out
         widths.append(owner.matrices[0].width if whole else 0)
     firsts = offsets_of(widths)
+    # A gather first puts the matrices side by side, so it must save several slices of each.
     least = 3 * sum(width > 0 for width in widths)
     gathers = {}
     for collection, spans in writes.items():
@@ -192,6 +196,9 @@ def _spans(
 
 
 def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
+    # A span joins the one before it if they are neighbours in the buffer and in the output: fewer
+    # spans mean fewer copies in every step. Replicas have a matrix number of their own, so they are
+    # never joined with rows that travel.
     merged: list[Span] = []
     for s in spans:
         last = merged[-1] if merged else None
