@@ -160,7 +160,6 @@ class ShardedEmbeddings:
             lookup.iteration = iteration
             if self._lr is not None:
                 lookup.set_learning_rate(self._lr)
-        # Until here the old plan is whole, so that a failure above leaves a working engine.
         self._deployed = new
         self._sharing.clear()
         return sent
@@ -186,7 +185,6 @@ class ShardedEmbeddings:
             CommError: a peer is gone.
         """
         ride = Ride.on(kjt, self)
-        # An earlier collection may have run the exchange of this KJT for this one, too.
         output = self._sharing.take(collection, ride)
         if output is None:
             together = self._sharing.together(collection, tuple(kjt.keys()), ride)
@@ -207,12 +205,10 @@ class ShardedEmbeddings:
         ride = Ride.on(kjt, self)
         if ride.distinct is None:
             if self.options.check_ids:
-                # checked before the sort, which relies on ids that are not negative
                 check_ids(kjt, slots.limits, source=f"rank {self.exchange.rank}")
             ride.distinct = distinct_ids(kjt)
         rows, places = self.forward(collection, ride.distinct.kjt), ride.distinct.places
         uses = slots.uses[collection]
-        # The backward pass of this gather sums the gradients of equal ids before they travel.
         return tuple(
             r.index_select(0, places[use.feature]) for r, use in zip(rows, uses, strict=True)
         )
@@ -317,7 +313,6 @@ class ShardedEmbeddings:
         return exchange if self.timer is None else self.timer.watch(exchange)
 
     def _look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
-        # Evaluation updates no row, so replicas need nothing of each other.
         if self.peers is None or not torch.is_grad_enabled():
             return self.lookups[key](ids)
         return look_up_with_peers(self.lookups[key], ids, self.peers)

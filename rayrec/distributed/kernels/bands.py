@@ -128,7 +128,6 @@ def bands_of(
     bands: list[Band] = []
     used = 0
     for width in dict.fromkeys(widths):
-        # Shards lie below each other; in a `space` each begins at a whole row of this width.
         shards, rows = {}, 0
         for shard in group.shards:
             if shard.shape[1] == width:
@@ -144,7 +143,6 @@ def bands_of(
             for name, per in optimizer.state_widths.items()
         }
         if space is None:
-            # Bands follow each other in the flat buffer.
             weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
         else:
             weight = space.as_table(width)
@@ -195,7 +193,6 @@ def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
     """
     rows = ids.to(band.index_type)
     if not ids.numel() or (band.first_rows.numel() == 1 and not next(iter(band.shards.values()))):
-        # one slot, whose shard begins at row 0
         return rows
     return rows + band.first_rows.to(band.index_type).repeat_interleave(
         bounds.diff(), output_size=ids.numel()

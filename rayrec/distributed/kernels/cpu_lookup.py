@@ -102,11 +102,9 @@ class RowWiseAdagradLookup:
             self.rows, starts, lanes.bounds, lanes.widths, self.workers, group.first_column
         )
         self._widest = max(lanes.widths)
-        # No id lies in a gap, so its state is never read and 0 does.
         self._sum_offsets = torch.tensor(
             [0 if shard is None else self._row_bounds[shard] for shard in lanes.shards]
         )
-        # The kernel numbers rows over all lanes and wants the bits of such a number.
         self._bits = max(1, lanes.bounds[-1].bit_length())
         self._places = torch.zeros(len(lanes.widths), dtype=torch.int32)
         self._lr = torch.tensor(optimizer.lr)

@@ -46,7 +46,6 @@ class GroupLookup:
         space: TableSpace | None = None,
     ) -> None:
         self.group, self.space = group, space
-        # where each shard begins in the merged table, which has one row per row of all shards
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
@@ -72,7 +71,6 @@ class GroupLookup:
         """
         assert not isinstance(self.kernel, FusedLookup), "a GPU's rows are read by no other rank"
         if self.group.gradient is not None and self.group.gradient.gathered:
-            # This kernel reads (rows, sum of slot widths) only; see `GradientColumns`.
             grad = torch.cat(
                 [grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1
             )

@@ -113,7 +113,6 @@ def make_lookup(
         if isinstance(optimizer, RowWiseAdagrad) and is_vectorized(optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, optimizer, workers, space)
         return TorchLookup(group, optimizer, device, workers, space)
-    # FBGEMM's kernels for GPUs take no odd widths and train two types of rows.
     fused = (
         has_fused_kernel(optimizer, device.type, group.key.data_type)
         and not group.key.odd

@@ -31,7 +31,7 @@ P = TypeVar("P")
 
 
 class Block(NamedTuple):
-    """Some bags of neighbouring slots; all bags unless there is one slot."""
+    """Some bags of neighbouring slots; several slots always have all their bags."""
 
     slots: range
     bags: range
@@ -57,14 +57,14 @@ def ids_per_slot(offsets: Tensor, slots: int) -> list[int]:
 
 
 def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int) -> list[Block]:
-    """Blocks that cover all bags of all slots.
+    """Return blocks of about equal work that cover all bags of all slots, the largest first.
 
     Args:
-        ids: of each slot.
-        widths: of each slot.
-        bags: of every slot.
+        ids: how many ids each slot has.
+        widths: the columns of each slot.
+        bags: how many bags every slot has.
+        threads: that share the blocks.
     """
-    # A kernel reads a row per id and writes one per bag.
     work = [(n + bags) * width for n, width in zip(ids, widths, strict=True)]
     most = sum(work) / (_TASKS_PER_THREAD * threads)
     if threads == 1 or not bags or sum(work) < LEAST_VALUES:
@@ -83,7 +83,6 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
             values = _CACHED_VALUES
             continue
         values += bags * width
-        # Neighbouring small slots share a task, until its output leaves the cache.
         if found and values <= _CACHED_VALUES and found[-1][0] + cost <= most:
             before, block = found[-1]
             found[-1] = before + cost, Block(range(block.slots.start, slot + 1), block.bags)
@@ -96,12 +95,13 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
 def cut_rows(
     ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], threads: int
 ) -> list[Share]:
-    """Shares that touch every row of every shard once.
+    """Return shares that together touch every row of every shard, each row in one share.
 
     Args:
-        ids: of each slot.
-        widths: of each slot.
-        shards: number of each slot's shard, ascending.
+        ids: how many ids each slot has.
+        widths: the columns of each slot.
+        shards: the number of each slot's shard, ascending.
+        threads: that work the shares off.
     """
     work = [n * width for n, width in zip(ids, widths, strict=True)]
     total = sum(work)

@@ -63,7 +63,6 @@ def pool_widened(
         mine = slice(int(cut[0]), int(cut[-1]))
         rows = table.index_select(0, ids_N[mine]).float()
         weights = None if weights_N is None else weights_N[mine]
-        # Bags of one id each: the rows are the sums.
         if rows.shape[0] == b - a and bool((cut.diff() == 1).all()):
             out[a:b] = rows if weights is None else rows * weights.unsqueeze(1)
         elif rows.shape[0]:
@@ -143,7 +142,6 @@ class SlotRows:
         a, b = block.slots.start, block.slots.stop
         if self.rows.dtype is torch.bfloat16:
             return self._widened_sums(block, ids, offsets, weights)
-        # The output has the columns of these slots alone, which begin at 0.
         columns, width = self.columns_S[a : b + 1], self.columns[b] - self.columns[a]
         columns = columns - columns[0] if a else columns
         return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
@@ -162,7 +160,6 @@ class SlotRows:
     def _table(self, slot: int) -> Tensor:
         """(rows, width): the rows of a slot's shard, and what lies behind them."""
         start, width = self.starts[slot], self.widths[slot]
-        # The shard's own number of rows is not needed, as no id lies behind them.
         count = (self.rows.numel() - start) // width
         return self.rows[start : start + count * width].view(count, width)
 
@@ -216,7 +213,6 @@ class SlotRows:
                 self._all_S[a:b],
             )
 
-        # Nothing is written to rows, so all shares of one slot are one task here.
         self.workers.run(
             [partial(fill, slots) for slots in dict.fromkeys(share.slots for share in shares)]
         )

@@ -51,7 +51,6 @@ class TableSpace:
         used = 0
         for table in tables:
             layout = layouts[table.name]
-            # Row blocks of one column block lie below each other, so the block reads as one table.
             blocks: dict[tuple[int, int], int] = {}  # (replica, first column) -> first value
             for shard in layout.shards(table.name):
                 width, replica = (
@@ -72,7 +71,6 @@ class TableSpace:
             {table.name: layouts[table.name] for table in tables}, memory.view(dtype), starts
         )
         for shard in starts:
-            # Huge pages must be asked for before the owner writes its first row.
             if shard.rank == exchange.rank and exchange.world_size > 1:
                 make_huge(space.rows_of(shard))
         return space

@@ -136,11 +136,9 @@ class TorchLookup:
             )
         if self._slots is not None:
             return self._slots.look_up(ids, offsets, weights)
-        # FBGEMM's pooling is for CPU: elsewhere torch pools the slots of one width at a time.
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         pooled = torch.empty(num_bags, self.group.width, device=self.device)
         for band, b in zip(self._bands, bags, strict=True):
-            # (S, B, D): one slot after the other, which go to their columns
             part = bag_sums(band.weight, b.rows_N, b.offsets, b.weights_N).view(
                 len(band.slots), num_bags, band.width
             )
@@ -203,7 +201,6 @@ class TorchLookup:
             [],
         )
         for band in self._bands:
-            # Neighbouring slots are one slice of ids, so there are few pieces to join.
             slots = runs(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
             own = complete_cumsum(
@@ -233,7 +230,6 @@ class TorchLookup:
         """(N,): what each id's weight scales, its row, times the gradient of its bag."""
         found = torch.empty_like(weights)
         for band, b, grad in zip(self._bands, bags, grads, strict=True):
-            # A block of rows is widened to float32 at a time, so that it fits a cache.
             step = max(1, self._block_elements() // band.width)
             dots = weights.new_empty(b.rows_N.numel())
 
@@ -284,7 +280,6 @@ class TorchLookup:
         touched_U, starts = touched_U.long(), complete_cumsum(counts_U)
         step = max(1, self._block_elements() // band.width)
         cuts = list(range(0, touched_U.numel(), step))
-        # One copy to the host tells where the ids of every block begin.
         heads = starts[::step].tolist() if len(cuts) > 1 else [0]
         heads = [*heads[: len(cuts)], bag_N.numel()]
         starts = starts.to(bag_N.dtype)

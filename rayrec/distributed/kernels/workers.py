@@ -47,7 +47,6 @@ class Workers:
             The error of a task, when all threads have stopped.
         """
         with self.alone():
-            # All threads draw from one iterator, so a thread that is done early takes more.
             left = iter(tasks)
             others = []
             if min(self.threads, len(tasks)) > 1:

@@ -81,7 +81,6 @@ def granule_of(uses: Sequence[Use], plan: ShardingPlan) -> int:
     columns = 0
     for use in uses:
         layout = plan.tables[use.table].layout
-        # gcd(0, n) is n, so the first use sets the value.
         columns = gcd(columns, use.column, use.width)
         if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
             columns = gcd(columns, *layout.col_cuts)
@@ -132,7 +131,6 @@ def compile_slots(
                     width=len(shard.cols) if one_width else 0,
                     odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
                 )
-                # A table that is not cut for sending counts as one row block.
                 block = 0
                 if address.cuts is not None and isinstance(layout, TableLayout):
                     block = layout.row_block(shard.rows.start)
@@ -202,7 +200,6 @@ def group_of(
         first.setdefault(slot.shard, (slot.block if by_block else 0, slot.column))
     shards = tuple(sorted(first, key=lambda shard: first[shard]))
     rank_of = {shard: i for i, shard in enumerate(shards)}
-    # Slots follow their shards, and within a shard the columns of the output.
     ordered = tuple(sorted(slots, key=lambda slot: (rank_of[slot.shard], slot.column)))
     starts = () if bases is None else tuple(bases[shard] for shard in shards)
     return LookupGroup(key, shards, ordered, starts, gradient)

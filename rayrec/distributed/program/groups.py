@@ -173,7 +173,6 @@ class LookupGroup:
     @cached_property
     def gaps(self) -> tuple[int, ...]:
         """Return per slot the columns between the one before and it in those gradients."""
-        # Without a gradient of more columns the slots lie side by side.
         gaps = () if self.gradient is None else self.gradient.gaps
         return gaps or (0,) * len(self.slots)
 

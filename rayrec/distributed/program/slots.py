@@ -85,7 +85,6 @@ class SlotTable:
     @cached_property
     def extents(self) -> dict[int, slice]:
         """Return for each collection where its entries of the header are; see `Sizes.extents`."""
-        # Entries lie in the header collection by collection, as `headers` orders them.
         bounds = [0, *accumulate(len(entries) for entries in self.headers.values())]
         pairs = zip(self.headers, bounds, bounds[1:], strict=False)
         return {collection: slice(start, stop) for collection, start, stop in pairs}
@@ -117,6 +116,5 @@ def by_collection(
     outputs: Iterable[Tensor], counts: Mapping[int, int]
 ) -> dict[int, tuple[Tensor, ...]]:
     """Sort outputs that follow each other, so many of each collection, by their collection."""
-    # `counts` keeps its order, which is that of the outputs.
     flow = iter(outputs)
     return {c: tuple(next(flow) for _ in range(count)) for c, count in counts.items()}

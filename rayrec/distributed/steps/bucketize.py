@@ -237,7 +237,6 @@ def bucketize(
     cuts: list[_Cut] = []
     for cut in bucketings:
         spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
-        # All keys in order need no copy before they are cut.
         in_place = cut.features == tuple(range(len(bags)))
         c_ids = ids if in_place else torch.cat([ids[span] for span in spans])
         if cut.sequence:
@@ -278,7 +277,6 @@ def bucketize(
             numbers = b_lengths.view(rows, -1).sum(1, dtype=torch.int64)
         part = SourcePart(b_ids, [], out_bags, b_lengths, b_weights, origin)
         cuts.append(_Cut(part, numbers, mask, c_lengths.numel()))
-    # One wait for the device reads the counts of all bucketings.
     counted: dict[int, _Filled] = {}
     for done, found in zip(cuts, _read([done.numbers for done in cuts]), strict=True):
         rows = len(done.part.bags)
@@ -351,11 +349,9 @@ def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBa
         parts[i] = replace(
             parts[i], bags=found.rows, lengths=parts[i].lengths.index_select(0, places)
         )
-        # A flat place is row * B + bag.
         bags.append(places.remainder_(found.mask.shape[1]))
     counts = [count for found in counted.values() for count in found.rows]
     device, num_bags = bags[0].device, next(iter(counted.values())).mask.shape[1]
-    # (rows, most bags of any): the first counts[i] of row i hold bags, the others B
     filled = torch.arange(max(counts), device=device) < to_device(counts, device)[:, None]
     return FilledBags(
         bags=torch.full(filled.shape, num_bags, device=device).masked_scatter_(

@@ -41,7 +41,6 @@ def distinct_ids(kjt: KeyedJaggedTensor) -> Distinct:
     owner = found // span
     lengths = torch.searchsorted(found, numbers * span).diff()  # `found` ascends
     firsts = lengths.cumsum(0) - lengths
-    # Distinct ids are numbered through all keys; a place counts within its key.
     local = inverse - firsts[keys]
     unique = KeyedJaggedTensor(
         kjt.keys(), found - owner * span, lengths=lengths.to(torch.int32), stride=1

@@ -51,7 +51,6 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
         weights = _gather(own.weights.detach(), peers, [n for n, _ in counts])
         weights[peers.rank] = own.weights  # in the graph, where they are learned
     per_slot = [part.view(slots, -1) for part in bags]  # [replica] (S, bags)
-    # [replica]: where the ids of each slot begin
     cuts = [offsets_of(part.sum(1).tolist()) for part in per_slot]
     # Slot by slot, and within a slot replica by replica, as one world would send them.
     order = [

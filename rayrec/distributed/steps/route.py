@@ -124,7 +124,6 @@ def _plan_cuts(
     bucketings: list[Bucketing] = []
     base = len(keys)
     for (blocks, sequence, weighted, leaves_out), pieces in sorted(alike.items()):
-        # The rows of a bucketing come block by block, as the kernel writes them.
         for block in range(blocks):
             for i, piece in enumerate(pieces):
                 row_of[replace(piece, block=block)] = base + block * len(pieces) + i
@@ -234,7 +233,6 @@ def route(
     headers = pack_header(rows, slots, send)
     extents = len(send.extents)
     sent = tuple(Sizes.of(header, extents) for header in headers)
-    # What this rank looks up itself does not travel.
     words_out = []
     for rank, (slots_of_rank, sizes) in enumerate(zip(slots.ranks, sent, strict=True)):
         words_out.append(0 if rank == me else payload_words(slots_of_rank.pieces, sizes))
@@ -246,7 +244,6 @@ def route(
             raise ShapeError(
                 f"rank {me} received a negative count in a header: the ranks do not share one plan."
             )
-        # The headers have come, so the sizes of all payloads are known from here on.
         sizes = [Sizes.of(header, extents) for header in received]
         return [0 if rank == me else payload_words(mine, sizes[rank]) for rank in range(len(sizes))]
 

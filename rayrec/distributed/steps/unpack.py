@@ -69,7 +69,6 @@ def _padded(
 
     Before a piece with a gap there are empty bags, which stand for the columns of the gap.
     """
-    # zeros for all padding; slices of it cost nothing
     none = arrived[0].lengths[pieces[0]].new_zeros(sum(rows))
     parts: list[Tensor] = []
     for piece, gap in zip(pieces, gaps, strict=True):
@@ -91,7 +90,6 @@ def sequence_ids(group: LookupGroup, arrived: Sequence[Arrived]) -> GroupIds:
     parts = [source.ids[slot.piece] for source in arrived for slot in group.slots]
     merged = torch.cat(parts)
     if len(group.shards) > 1:
-        # Shards lie below each other in the merged table: ids move by the rows before theirs.
         firsts = offsets_of(len(shard.rows) for shard in group.shards)
         of_slots = [firsts[i] for i in group.slot_shards]
         shift = to_device(of_slots * len(arrived), merged.device)

@@ -89,7 +89,6 @@ class Places:
         """
         g = self.columns.granule
         blocks, index, into = grad.view(-1, g), self.index.view(-1), out.view(-1, g)
-        # Padding points to bag B, which has no gradient.
         index = index.clamp(max=blocks.shape[0] - 1)
         step = max(1, _CACHED_VALUES // g if grad.device.type == "cpu" else index.numel())
         for first in range(0, index.numel(), step):
@@ -144,8 +143,6 @@ class BlockPlan:
 def _columns(
     slots: Sequence[Slot], rows: Sequence[int], granule: int, device: torch.device
 ) -> _Columns:
-    # `rows` has per slot the row of `FilledBags.bags` that names its bags. A slot gives
-    # width / granule blocks, which lie side by side in the matrix.
     slot_of = [i for i, slot in enumerate(slots) for _ in range(slot.width // granule)]
     columns = [slot.column // granule + j for slot in slots for j in range(slot.width // granule)]
     blocks: dict[int, list[int]] = {}
@@ -191,7 +188,6 @@ def join_blocks(
         if (span.owner, span.matrix) not in here or span.replicated or span.hop:
             columns = slice(span.column, span.column + span.width)
             output[:bags, columns] = received.columns_of(span)
-    # No two rows meet in one place then, so they are written in any order, not added.
     if filled.once:
         for (owner, number), place in here.items():
             place.put(received.pooled[owner][number], output)

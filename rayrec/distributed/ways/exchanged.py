@@ -52,7 +52,6 @@ class Exchanged(Way):
         """Open the exchanges inside and between hosts, if the plan needs them."""
         world, plan, before = opening.world, opening.plan, opening.before
         hops = before.hops if isinstance(before, Exchanged) else None
-        # Connections depend on the hosts alone, so they outlive a plan that keeps the hosts.
         if hops is not None and hops.hosts != plan.hosts:
             hops = None
         layouts = (placement.layout for placement in plan.tables.values())
@@ -66,7 +65,6 @@ class Exchanged(Way):
 
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
         """See `Way`."""
-        # Every rank has all rows of a replicated table, so it is sent all ids.
         if isinstance(layout, Replicated):
             return Address(sequences.REPLICAS if spec.sequence else matrices.REPLICAS, None)
         cut = isinstance(layout, TableLayout) and layout.num_row_blocks > 1
@@ -131,7 +129,6 @@ class MessageLeg(Leg):
         )
 
     def _weighted_pieces(self, owner: int) -> frozenset[int]:
-        # A piece may also be read by unweighted groups, which want no gradient of weights.
         pieces: set[int] = set()
         for group in self._slots.ranks[owner].groups:
             if group.key.collection in self.collections and group.key.weighted:
@@ -186,7 +183,6 @@ class MessageLeg(Leg):
         )
         outputs: dict[int, list[Tensor]] = {}
         kept = []
-        # [owner][part], flat views of what arrived
         of_parts = [message.split(sizes) for message, sizes in zip(messages, into, strict=True)]
         for i, part in enumerate(parts):
             joined, remembered = part.join(step, [message[i] for message in of_parts], rows)
@@ -208,7 +204,6 @@ class MessageLeg(Leg):
             out.append([part.grads_out(rank, sent[rank]) for part in parts])
             into.append([part.grads_out(self._rank, got[rank]) for part in parts])
         own = self._apart(step, codec)
-        # The message to this rank itself needs no room in the buffer of the exchange.
         sizes_out = [0 if rank == own else _total(sections) for rank, sections in enumerate(out)]
         flat = step.exchange.buffer(sum(sizes_out), grads[0])
         buffers = list(flat.split(sizes_out))
@@ -233,7 +228,6 @@ class MessageLeg(Leg):
             # Decoded gradients are scaled here, if they were not scaled before the wire.
             back.update(part.split(mine, got, scale / early, matrix))
         if self.pooled is not None:
-            # The pooled part is the first one wherever there is one.
             back.update(self.pooled.hop_back(step, of_parts[0], kept.of_parts[0], scale))
         return [back[group.key] for group in self.groups]
 
@@ -250,7 +244,6 @@ class MessageLeg(Leg):
         """Return the messages to all ranks one after the other, and the one that is kept apart."""
         got = step.routed.got
         packing = [part for part in self._parts if part.groups]
-        # A message that lies in one piece already is sent without a copy.
         if own is None and len(packing) == 1:
             whole = packing[0].whole(rows)
             if whole is not None:
@@ -303,7 +296,6 @@ class MessageLeg(Leg):
             return coded_all_to_all(step.exchange, codec, send, out, into)
         splits_out = [sum(sections) for sections in out]
         splits_in = [sum(sections) for sections in into]
-        # All ranks keep their own message, so the exchange expects nothing for it.
         splits_out[self._rank] = splits_in[self._rank] = 0
         received = step.exchange.views(send, splits_out, splits_in).wait()
         received[self._rank] = kept

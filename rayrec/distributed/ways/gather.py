@@ -38,7 +38,6 @@ class BlockGather:
             columns: of the source.
             least: spans from which on a gather is made.
         """
-        # Every span begins and ends at the border of a block, so the blocks move all of it.
         width = gcd(columns, *(value for piece in pieces for value in piece))
         if len(pieces) < least or width < _LEAST_WIDTH:
             return None

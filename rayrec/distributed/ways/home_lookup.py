@@ -115,7 +115,6 @@ class HomeLookup:
             tuple(uses),
             sum(use.width for use in uses),
         )
-        # (use, first value, width) of every column block: the slots of the kernel, in output order
         blocks = [(use, *block) for use in uses for block in space.column_blocks(use.table, rank)]
         rows = {table.name: table.num_embeddings for table in spec.tables}
         bounds = offsets_of(rows[use.table] for use, _, _ in blocks)
@@ -141,7 +140,6 @@ class HomeLookup:
                 [piece for key in order for piece in (bags[key], none[part.bags[key] :])]
             )
         elif order == tuple(range(len(keys))):
-            # The slots read the keys as they come, so the KJT is given to the kernel uncopied.
             return Wanted(
                 GroupIds(
                     part.ids,
@@ -181,7 +179,6 @@ class HomeLookup:
         parts = []
         for use, grad in zip(self.uses, grads, strict=True):
             parts.append((0, use.column, grad))
-            # The bags of a short key are padded by empty ones, whose gradient is 0.
             if grad.shape[0] < most_bags:
                 parts.append(
                     (

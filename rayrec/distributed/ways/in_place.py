@@ -78,11 +78,9 @@ class SharedGradients:
         """
         sizes = [rows * width for rows, width in shapes]
         if self._memory.numel() < sum(sizes):
-            # A power of two of bytes. All ranks know all shapes, so all grow in the same step.
             size = max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length())
             memory = exchange.share(size)
             assert memory is not None, "tables are shared"
-            # The pages are the same for all ranks, so one of them asks.
             if exchange.rank == 0:
                 make_huge(memory)
             self._memory = memory.view(torch.float32)
@@ -173,7 +171,6 @@ class InPlace(Way):
             blocks.setdefault(slot.shard.cols.start, []).append(slot)
         groups = []
         for first, of_block in blocks.items():
-            # Shards begin at whole rows of the memory; see `TableSpace`.
             bases = {slot.shard: space.starts[slot.shard] // key.width for slot in of_block}
             gradient, part = GradientColumns(first), replace(key, part=first)
             groups.append(group_of(part, of_block, False, bases, gradient))
@@ -201,7 +198,6 @@ def _chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], list[list
         if all_gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
             gathered.extend(run)
             continue
-        # The columns of a chain must ascend: this run goes behind the last one.
         fitting = (c for c in chains if c[-1].column + c[-1].width <= run[0].column)
         chain = next(fitting, None)
         if chain is None:
@@ -212,7 +208,6 @@ def _chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], list[list
 
 
 def _columns(chain: Sequence[Slot]) -> GradientColumns:
-    # A kernel steps over the columns between two slots, so they need not be gathered.
     gaps = (b.column - a.column - a.width for a, b in pairwise(chain))
     return GradientColumns(chain[0].column, (0, *gaps))
 
@@ -307,17 +302,14 @@ class _InPlaceLeg(Leg):
             exchange.meet()
         whole = dict(zip(self._homes, self._gradients.matrices(shapes, exchange), strict=True))
         for c, home in self._homes.items():
-            # Rows of the matrix come in rank order.
             first = sum(rows[c][: exchange.rank])
             own = whole[c][first : first + rows[c][exchange.rank]]
             fill(own, home.joined(mine[c], most_bags), 1.0 / exchange.world_size)
-        # After this, every rank sees the gradients of all.
         exchange.meet()
         return whole
 
 
 def _alone(home: Home, grads: Sequence[Tensor], shape: tuple[int, int], most_bags: int) -> Tensor:
-    # The only rank updates all rows itself, so its gradients need no shared memory.
     if len(grads) == 1 and grads[0].shape == shape:
         return grads[0].contiguous()
     whole = grads[0].new_empty(shape)
@@ -339,7 +331,6 @@ def _sequence_ids(
     for slot, shard in zip(group.slots, group.slot_shards, strict=True):
         of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
     device = arrived[0].ids[group.slots[0].piece].device
-    # Slices of these two vectors are the lengths of all bags.
     one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD, device=device)
     none = torch.zeros_like(one)
     ids: list[Tensor] = []

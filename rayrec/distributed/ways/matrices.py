@@ -70,7 +70,6 @@ class Owner:
         """Sort the groups that a rank has of some collections."""
         together: dict[int | None, list[LookupGroup]] = {}
         for group in rank.carried_by([POOLED, BLOCKS], collections):
-            # Row blocks that leave bags out are indexed into the output of one collection.
             apart = group.key.collection if group.key.carrier == BLOCKS else None
             together.setdefault(apart, []).append(group)
         return Owner(

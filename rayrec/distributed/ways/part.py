@@ -102,12 +102,10 @@ class Part(ABC):
 
 def stack(parts: Sequence[Tensor], width: int, scale: float, into: Tensor | None = None) -> Tensor:
     """Return (rows of all parts, width): flat parts below each other, times `scale`."""
-    # The only part is the matrix already.
     if len(parts) == 1 and scale == 1.0:
         return parts[0].view(-1, width)
     sizes = [part.numel() for part in parts]
     stacked = parts[0].new_empty(sum(sizes)) if into is None else into.view(-1)
-    # A part may have been written to its place in `into`, which `data_ptr` tells.
     for part, place in zip(parts, stacked.split(sizes), strict=True):
         if scale != 1.0:
             torch.mul(part, scale, out=place)

@@ -107,7 +107,6 @@ class Pooled(Part):
         """See `Part`."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for matrix in self._mine.matrices:
-            # (bags of all home ranks, width), home rank by home rank: a split gives each its own.
             values = _side_by_side([rows[group.key] for group in matrix.groups])
             counts = [matrix.rows(sizes) for sizes in got]
             for message, part in zip(messages, values.split(counts), strict=True):
@@ -164,7 +163,6 @@ class Pooled(Part):
         """Return (B, D): row blocks summed and column blocks side by side, where all bags came."""
         plan = self.plan
         if collection in plan.joins:
-            # (B, D) side by side: these matrices hold every column of the output once.
             first = []
             for owner, parts in zip(plan.owners, home.pooled, strict=True):
                 if parts and not owner.matrices[0].leaves_out:
@@ -218,12 +216,10 @@ class Pooled(Part):
     ) -> None:
         """See `Part`."""
         home = self._home_grads(step, grads, kept)
-        # The owner cuts its buffer by the same counts, so matrices follow each other as in `flat`.
         for owner, (of_owner, sizes, buffer) in enumerate(
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
         ):
             at = 0
-            # The last matrix is that of the replicas, which has no gather.
             gathers = (*self.plan.cuts[owner], None)
             for i, matrix in enumerate(of_owner.flat):
                 count = matrix.values(sizes)
@@ -258,7 +254,6 @@ class Pooled(Part):
         """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`."""
         if not grads.uses:
             parts = [grads.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
-            # Long runs of columns: a product can write them without a second pass.
             if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
                 for span, part in zip(spans, parts, strict=True):
                     columns = slice(span.source, span.source + span.width)
@@ -285,7 +280,6 @@ class Pooled(Part):
     ) -> dict[GroupKey, Tensor]:
         """See `Part`."""
         grads: dict[GroupKey, Tensor] = {}
-        # per home rank: where its next matrix begins in its message
         ats = [0] * len(got)
         for matrix in self._mine.flat:
             if not matrix.groups:
@@ -321,5 +315,4 @@ class Pooled(Part):
 
 
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    # (rows, width) each -> (rows, sum of widths), contiguous, as a flat message needs it
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts), 1)

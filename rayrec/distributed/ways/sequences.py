@@ -60,7 +60,6 @@ class Sequences(Part):
         """See `Part`."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for group in self._sharded[self._rank]:
-            # (ids of all home ranks, width), home rank by home rank
             parts = rows[group.key].split([_ids(group, sizes) for sizes in got])
             for message, part in zip(messages, parts, strict=True):
                 message.append(part.reshape(-1))
@@ -89,7 +88,6 @@ class Sequences(Part):
             sort(owner, self._sharded[owner], sizes, values)
         rank, own = self._rank, step.routed.sent[self._rank]
         for group in self._replicas[rank]:
-            # A replica looks up the ids of all ranks, in rank order; this rank uses its own rows.
             before = sum(_ids(group, sizes) for sizes in step.routed.got[:rank])
             sort(rank, [group], own, rows[group.key][before:].reshape(-1))
         outputs = {}
@@ -116,7 +114,6 @@ class Sequences(Part):
             if home is None:
                 columns.copy_(rows)
             else:
-                # `home` counts from the start of the KJT, the output from that of its feature.
                 columns[home - bounds[key]] = rows
         assert output is not None, "a use has slots"
         return output
@@ -143,7 +140,6 @@ class Sequences(Part):
         kept: None,
     ) -> None:
         """See `Part`."""
-        # Gradients leave in the order in which their rows came: by owner, group and slot.
         bounds, keys = step.routed.source.kjt_offsets, step.send.keys
         for owner, (sizes, buffer) in enumerate(zip(step.routed.sent, buffers, strict=True)):
             at = 0
@@ -151,7 +147,6 @@ class Sequences(Part):
                 for slot in group.slots:
                     count = sizes.ids[slot.piece] * slot.width
                     of_use = grads[slot.use.collection][slot.use.index]
-                    # (ids of the feature, width); below, the ids that this owner was sent
                     grad = of_use[:, slot.shard.cols.start : slot.shard.cols.stop]
                     home = _home_of(step, owner, slot)
                     if home is not None:
@@ -191,7 +186,6 @@ def _home_of(step: Step, owner: int, slot: Slot) -> Tensor | None:
 
     None stands for all ids of the feature, in order.
     """
-    # Source rows are numbered through all parts; the first part is the KJT itself.
     row = step.send.messages[owner].rows[slot.piece]
     for part in step.routed.source.parts:
         if row < len(part.counts):

@@ -104,7 +104,6 @@ def plan_join(
     """
     owners = tuple(Owner.of(of_rank, list(widths)) for of_rank in slots.ranks)
     writes: dict[int, list[Span]] = {c: [] for c in widths}
-    # row block, or host of two hops -> spans: the key is their place in every sum
     adds: dict[int, list[Span]] = {}
     back: list[tuple[tuple[Span, ...], ...]] = []
     for number, owner in enumerate(owners):
@@ -124,7 +123,6 @@ def plan_join(
         spans = [replace(span, hop=True) for _, span in of_host]
         hops_back.append(_merge(spans))
         for span in spans:
-            # The first host that has a column writes it; the others add to it.
             first = (span.collection, span.column) not in tiled
             tiled.add((span.collection, span.column))
             (writes[span.collection] if first else adds.setdefault(host, [])).append(span)
@@ -165,7 +163,6 @@ def _joins(
         whole = bool(owner.matrices) and not owner.matrices[0].leaves_out
         widths.append(owner.matrices[0].width if whole else 0)
     firsts = offsets_of(widths)
-    # A gather first puts the matrices side by side, so it must save several slices of each.
     least = 3 * sum(width > 0 for width in widths)
     gathers = {}
     for collection, spans in writes.items():
@@ -196,9 +193,8 @@ def _spans(
 
 
 def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
-    # A span joins the one before it if they are neighbours in the buffer and in the output: fewer
-    # spans mean fewer copies in every step. Replicas have a matrix number of their own, so they are
-    # never joined with rows that travel.
+    # Neighbours in the buffer and in the output become one span, which moves as one copy. Replicas
+    # have a matrix number of their own, so they are never joined with rows that travel.
     merged: list[Span] = []
     for s in spans:
         last = merged[-1] if merged else None

@@ -92,13 +92,11 @@ class TwoHop:
         """
         sizes, of_local = self._sizes(owners, routed), self._of_local
         width, local = sizes.width, self.host.rank
-        # [local index][host]: the values for the home rank with this place
         counts = [[sizes.rows[r] * width for r in group] for group in of_local]
         summed = torch.empty(0, device=device)
         if width:
             matrix = rows[0] if len(rows) == 1 else torch.cat(list(rows), 1)
             homes = matrix.split(list(sizes.rows))
-            # Home ranks are sorted by local index: each rank of this host gets one run of values.
             out = torch.cat([homes[r].reshape(-1) for group in of_local for r in group])
             mine = [sum(counts[local])] * self.host.world_size
             parts = self.host.views(out, [sum(group) for group in counts], mine).wait()
@@ -132,7 +130,6 @@ class TwoHop:
         # All ranks of a host have the same width, so none of them waits in the exchange below.
         if not width:
             return result
-        # Each rank of the host has other rows of the same bags, so each needs all gradients.
         gathered = self.host.all_gather(arrived, [sum(group) for group in counts]).wait()
         homes = result.split(list(sizes.rows))
         for group, group_counts, part in zip(of_local, counts, gathered, strict=True):

@@ -160,7 +160,6 @@ class Joined(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Send the gradients back."""
         back = ctx.leg.reverse(ctx.step, grads, ctx.kept)
-        # Autograd wants a gradient for the anchor, in its shape: (0,).
         return None, None, grads[0].new_empty(0), *back
 
 

@@ -44,7 +44,6 @@ class RouteWeights(torch.autograd.Function):
                     # All slots of a piece read the same weights, so their gradients add up.
                     before = of_source.get(slot.piece)
                     of_source[slot.piece] = part if before is None else before + part
-        # Pieces ascend, as they do in the message that brought the ids.
         back = [of_source[piece] for of_source in sums for piece in sorted(of_source)]
         send = torch.cat(back) if back else ctx.like.new_empty(0)
         received = step.exchange.all_to_all(
