@@ -79,6 +79,7 @@ class Int8Codec:
         """See `Codec`."""
         if not values.numel():
             return values.new_empty(0, dtype=torch.uint8)
+        # A block never spans two sections, so a section has the same bytes for every receiver.
         padded = [
             functional.pad(part, (0, -part.numel() % BLOCK)) for part in values.split(list(sizes))
         ]

@@ -60,7 +60,15 @@ class AverageStatic:
         self._first = True
 
     def hook(self, find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-        """The hook."""
+        """Average a bucket over the ranks; DDP calls it for every bucket of a backward pass.
+
+        Args:
+            find_exchange: gives the exchange between the ranks.
+            bucket: the gradients, flat; they are averaged in place.
+        Returns:
+            A future of the bucket's buffer.
+        """
+        # In the first pass DDP's own callback has begun: one that is queued now is too late.
         if not self._first:
             return average_gradients(find_exchange, bucket)
         torch.autograd.Variable._execution_engine.queue_callback(self._end_of_first)

@@ -1,6 +1,6 @@
 """The seam between the sharded runtime and the wire.
 
-`route` and `combine` speak to an `Exchange` and to nothing else, so that a simulated world, gloo,
+`route` and the ways speak to an `Exchange` and to nothing else, so that a simulated world, gloo,
 NCCL and shared memory run the same code. An exchange moves flat tensors of one dtype; it knows
 neither features nor tables. `Pending` is a launched collective: the only future type of the
 library. `Exchange` gives all that follows from `all_to_all` alone; shared memory overrides it to

@@ -61,8 +61,11 @@ class SharedMemoryExchange(Exchange):
     def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
         """Share memory between the ranks of `over`; None on all of them where one cannot.
 
-        All ranks call it.
+        All ranks call it together.
 
+        Args:
+            over: an exchange that joins the ranks already, which carries their first messages.
+            timeout_s: the longest wait for a peer.
         """
         reason = unsupported()
         made = None if reason else SharedMemoryExchange(over, timeout_s)

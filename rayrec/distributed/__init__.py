@@ -1,4 +1,4 @@
-"""The sharded runtime: slots, route, lookup, combine, and the modules around them."""
+"""The sharded runtime: programs, steps, kernels and ways, and the modules around them."""
 
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings

@@ -82,6 +82,7 @@ class Deployed:
         ranks = world.exchange.world_size
         slots = compile_slots(self.plan, specs, world.optimizers, ranks, here)
         legs = []
+        # The order of the registry: every rank enters the collectives of its legs in this order.
         for way in self.opened:
             of_way = [c for c, its_way in here.items() if its_way is way]
             if way is not None and of_way:
@@ -118,8 +119,10 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
     kernels = {} if before is None else before.lookups
     for c in range(len(world.specs)):
         space = way_of[c].space_of(c)
+        # Keys do not depend on which collections share a program, so one at a time finds all.
         for group in deployed.program(frozenset([c])).slots.ranks[rank].groups:
             kept = kernels.get(group.key)
+            # A kernel keeps its rows only if it serves the same shards in the same memory.
             if kept is None or kept.group != group or kept.space is not space:
                 kept = GroupLookup(group, world.device, world.workers, space)
             deployed.lookups[group.key] = kept

@@ -81,6 +81,7 @@ class ShardedEmbeddings:
             has_replicas=peers is not None,
         )
         self._deployed = deploy(world, plan)
+        # needs a gradient, so that a rank without rows runs the backward pass as well
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
         self._sharing = Sharing(len(world.specs))
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -193,7 +194,13 @@ class ShardedEmbeddings:
         return output
 
     def forward_distinct(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
-        """Return the output of a sequence collection, with every id sent once per feature."""
+        """Return the output of a sequence collection, with every id sent once per feature.
+
+        Returns:
+            Per use (ids of its feature, width) float32, as `forward` returns it.
+        Raises:
+            InputError, CommError: as in `forward`.
+        """
         slots = self._deployed.program(frozenset([collection])).slots
         ride = Ride.on(kjt, self)
         if ride.distinct is None:
@@ -222,6 +229,7 @@ class ShardedEmbeddings:
                 "prefetch needs an exchange of its own: build the model with "
                 "DistributedModelParallel(prefetch=True), and do not close it."
             )
+        # The thread must route for the very collections that the forward pass will ask for.
         together = self._sharing.first_call(tuple(kjt.keys()))
         learned = kjt.weights_or_none() is not None and kjt.weights().requires_grad
         if together is None or self.options.dedup_sequences or learned:
@@ -283,6 +291,7 @@ class ShardedEmbeddings:
             timer=self.timer,
         )
         outputs: dict[int, Outputs] = {}
+        # Legs have the same order on all ranks, since each may enter collectives.
         for leg in program.legs:
             counts = program.slots.outputs(leg.collections, bool(bags))
             outputs |= by_collection(leg.run(step), counts)
@@ -295,6 +304,7 @@ class ShardedEmbeddings:
             checked = None
             if self.options.check_ids:
                 source = f"rank {self.exchange.rank}"
+                # On a GPU the ids are only read now; `route` judges them where it waits anyway.
                 checked = start_check_ids(kjt, program.slots.limits, source)
             send, watched = program.send_plan(kjt), self.watched(exchange)
             return route(kjt, program.slots, send, watched, program.unpack, track, checked)

@@ -81,7 +81,8 @@ class NamedAsInner(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # a module that holds this one wrote names without ".module", and torch looks for them with
+        # The state_dict has the names of the inner module, which is called "module" in this one.
+        # torch looks for its names with that word, so each key of this module gets it, in place.
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

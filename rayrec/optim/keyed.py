@@ -125,6 +125,7 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
     def _load_parameter(
         self, name: str, own: MutableMapping[str, Any], saved: Mapping[str, Any]
     ) -> None:
+        # Both are judged before anything is copied. Tensors that exist are written in place.
         known = set(own) or self._state_keys(name)
         if known and known != set(saved):
             raise CheckpointError(
@@ -144,9 +145,7 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
                 own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 
     def _state_keys(self, name: str) -> set[str]:
-        """What the state of a parameter that has none yet will hold; nothing where that is not
-        known.
-        """
+        """Return the names of the state that a parameter will have; nothing if they are unknown."""
         return set()
 
     def post_load_state_dict(self) -> None:
@@ -198,7 +197,10 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self._optimizer.step(closure=closure)
 
     def _state_keys(self, name: str) -> set[str]:
-        """Found by a step of the same optimizer on a parameter of one element."""
+        """Find out by a step of the same optimizer on a parameter of one element.
+
+        torch makes a parameter's state in its first step, so no other place tells its names.
+        """
         parameter = self.params[name]
         probe = torch.zeros(
             [1] * parameter.dim(),

@@ -89,6 +89,7 @@ class Bags:
         rows = torch.arange(
             self.all_slots * self.bags, device=self.offsets.device, dtype=self.rows_N.dtype
         )
+        # (S, B) of row numbers: slot * B + bag, or bag * S + slot
         by_slot = (
             rows.view(self.all_slots, -1) if self.by_slot else rows.view(-1, self.all_slots).t()
         )
@@ -184,8 +185,11 @@ def slot_rows(
 
 
 def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
-    """Ids local to their shards -> rows of the band; `bounds` are the offsets where slots begin,
-    and the end.
+    """Return (N,) rows of the band's buffer, as `index_type`, for ids local to their shards.
+
+    Args:
+        ids: (N,) of the band's slots, slot by slot.
+        bounds: (S + 1,): where the ids of each slot begin, and their end.
     """
     rows = ids.to(band.index_type)
     if not ids.numel() or (band.first_rows.numel() == 1 and not next(iter(band.shards.values()))):
@@ -208,6 +212,7 @@ def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
     ):
         if table.dtype is torch.bfloat16:  # which numpy does not know
             table, values = table.detach().view(torch.int16), values.detach().view(torch.int16)
+        # one opaque item per row, which numpy moves as a piece
         row = np.dtype((np.void, table.shape[1] * table.element_size()))
         table.detach().numpy().view(row)[rows.numpy(), 0] = values.detach().numpy().view(row)[:, 0]
     else:

@@ -49,6 +49,7 @@ class _Lanes:
         before = None
         for slot, shard, gap in zip(group.slots, group.slot_shards, group.gaps, strict=True):
             rows = group.shards[shard].shape[0]
+            # A gap is a table of one row without ids; the slots of one shard share its number.
             if gap:
                 self._add(None, number, used, gap)
                 number, used = number + 1, used + 1
@@ -114,7 +115,13 @@ class RowWiseAdagradLookup:
         return _LookUp.apply(self, self._anchor, routed.ids, routed.offsets, routed.weights)
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """The kernel's forward pass."""
+        """Return (bags, D) float32, the sum of every bag's rows.
+
+        Args:
+            ids: (N,) int64, local to the shards.
+            offsets: (S * bags + 1,) int64, slot by slot.
+            weights: (N,) float32, or None.
+        """
         # a gather can write in place, FBGEMM's kernel is quicker alone
         if self.group.key.sequence and self.workers.threads > 1:
             return take_rows(self.rows.view(-1, self.group.width), ids, self.workers)
@@ -128,11 +135,12 @@ class RowWiseAdagradLookup:
             self.update(self._clipped(grad), routed.ids, routed.offsets, routed.weights)
 
     def update(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
-        """The kernel's backward pass, which updates the rows."""
+        """Update every row that has ids, once, by the sum of its gradients in `grad`, (bags, D)."""
         slots = len(self._shards)
         bags = (offsets.numel() - 1) // slots
         if self.workers.threads == 1:
             return self._update(grad, ids, offsets, weights, bags, Share(range(slots)))
+        # No two shares touch one row, so their tasks need no lock.
         shares = cut_rows(
             ids_per_slot(offsets, slots), self._slots.widths, self._shards, self.workers.threads
         )
@@ -151,6 +159,7 @@ class RowWiseAdagradLookup:
     ) -> None:
         if len(share.slots) < len(self._shards) or share.parts > 1:
             ids, offsets, weights = take_share(ids, offsets, weights, bags, share)
+        # The kernel reads each lane's gradient at its column of `grad`, and steps over gaps.
         of, a, b = self._slots, share.slots.start, share.slots.stop
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
             grad, self.rows, self._places[a:b], of.starts_S[a:b], of.columns_S[a : b + 1],
@@ -211,6 +220,7 @@ class _LookUp(torch.autograd.Function):
         ids, offsets, weights = ctx.routed
         with lookup.workers.alone():
             grad = lookup._clipped(grad)
+            # It reads the rows, so it must come before their update.
             weight_grad = (
                 lookup.weight_grad(grad, ids, offsets) if ctx.needs_input_grad[4] else None
             )

@@ -129,6 +129,7 @@ class GroupLookup:
 
 
 def _merged(group: LookupGroup, rows: int) -> LookupGroup:
+    # All slots become one, over one shard with the rows of all: ids are rows of it already.
     name = "+".join(dict.fromkeys(shard.table for shard in group.shards))
     shard = Shard(name, range(rows), range(group.key.width), group.shards[0].rank)
     first = group.slots[0]

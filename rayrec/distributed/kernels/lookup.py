@@ -104,7 +104,7 @@ def make_lookup(
         optimizer: the update that the backward pass applies.
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
-        space: where the rows of a group lie that is read in place, on CPU.
+        space: the shared memory of rows that are read in place, on CPU; None for rows of its own.
     Raises:
         ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's
             memory.

@@ -31,18 +31,18 @@ P = TypeVar("P")
 
 
 class Block(NamedTuple):
-    """Some bags of neighbouring slots; all bags unless there is one slot."""
+    """Some bags of neighbouring slots; several slots always have all their bags."""
 
     slots: range
     bags: range
 
 
 class Share(NamedTuple):
-    """Of neighbouring slots, with all slots of their shards, every `parts`-th block of rows from
-    block `part` on.
+    """Some rows of neighbouring slots: every `parts`-th block of rows, from block `part` on.
 
     Attributes:
-        parts: a power of two.
+        slots: all slots of some shards, so that no other share touches their rows.
+        parts: a power of two; 1 for all rows.
     """
 
     slots: range
@@ -51,18 +51,19 @@ class Share(NamedTuple):
 
 
 def ids_per_slot(offsets: Tensor, slots: int) -> list[int]:
-    """From the offsets of all bags, slot by slot."""
+    """Return the ids of every slot, from the (S * bags + 1,) offsets of all bags."""
     bags = (offsets.numel() - 1) // slots
     return offsets[::bags].diff().tolist() if bags else [0] * slots
 
 
 def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int) -> list[Block]:
-    """Blocks that cover all bags of all slots.
+    """Return blocks of about equal work that cover all bags of all slots, the largest first.
 
     Args:
-        ids: of each slot.
-        widths: of each slot.
-        bags: of every slot.
+        ids: how many ids each slot has.
+        widths: the columns of each slot.
+        bags: how many bags every slot has.
+        threads: that share the blocks.
     """
     work = [(n + bags) * width for n, width in zip(ids, widths, strict=True)]
     most = sum(work) / (_TASKS_PER_THREAD * threads)
@@ -71,6 +72,7 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
     found: list[tuple[float, Block]] = []
     values = _CACHED_VALUES
     for slot, (cost, width) in enumerate(zip(work, widths, strict=True)):
+        # Enough pieces for all threads, each of whose output fits the cache.
         pieces = min(bags, max(math.ceil(cost / most), math.ceil(bags * width / _CACHED_VALUES)))
         if pieces > 1:
             cuts = [bags * i // pieces for i in range(pieces + 1)]
@@ -93,12 +95,13 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
 def cut_rows(
     ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], threads: int
 ) -> list[Share]:
-    """Shares that touch every row of every shard once.
+    """Return shares that together touch every row of every shard, each row in one share.
 
     Args:
-        ids: of each slot.
-        widths: of each slot.
-        shards: number of each slot's shard, ascending.
+        ids: how many ids each slot has.
+        widths: the columns of each slot.
+        shards: the number of each slot's shard, ascending.
+        threads: that work the shares off.
     """
     work = [n * width for n, width in zip(ids, widths, strict=True)]
     total = sum(work)
@@ -106,10 +109,12 @@ def cut_rows(
         return [Share(range(len(ids)))]
     found: list[tuple[float, Share]] = []
     for _, same in groupby(range(len(ids)), key=lambda slot: shards[slot]):
+        # All slots of a shard stay together: two threads must not update one row.
         slots = list(same)
         cost = sum(work[slot] for slot in slots)
         first, last = slots[0], slots[-1] + 1
         if cost > total / threads:
+            # A power of two, so that `take_share` finds its blocks by a mask.
             parts = 1 << (threads - 1).bit_length()
             found += [(cost / parts, Share(range(first, last), i, parts)) for i in range(parts)]
         elif (
@@ -134,12 +139,13 @@ def take_share(
     """The ids of a share, in the same bags and the same order.
 
     Args:
-        ids: (N,) of all slots, those of a shard numbered alike.
-        offsets: (S * bags + 1,) of all slots.
+        ids: (N,) int64 of all slots. Equal ids of slots of one shard are the same row.
+        offsets: (S * bags + 1,) of all slots, slot by slot.
         weights: (N,) or None.
+        bags: of every slot.
     Returns:
-        The same for the share's slots; views of `ids` and `weights` where it has all rows of their
-        shards.
+        ids, offsets from 0 and weights of the share's slots alone. Bags keep their number and lose
+        the ids of other shares. `ids` and `weights` are views where the share has all rows.
     """
     offsets = offsets[share.slots.start * bags : share.slots.stop * bags + 1]
     first, last = int(offsets[0]), int(offsets[-1])
@@ -150,7 +156,9 @@ def take_share(
     )
     if share.parts == 1:
         return ids, offsets, weights
+    # A block is 1 << _ROW_BITS rows; the bits above count blocks, modulo `parts`.
     mine = ids.bitwise_and((share.parts - 1) << _ROW_BITS) == share.part << _ROW_BITS
+    # how many ids are kept before each bag: the offsets of what is left
     kept = complete_cumsum(mine.long()).index_select(0, offsets)
     return _compress(ids, mine), kept, None if weights is None else _compress(weights, mine)
 

@@ -124,6 +124,7 @@ class SlotRows:
         pooled = torch.empty(bags, self.columns[-1])
 
         def fill(block: Block) -> None:
+            # A block of several slots has all their bags, so its offsets are one run.
             first, last = (
                 block.slots.start * bags + block.bags.start,
                 (block.slots.stop - 1) * bags + block.bags.stop,
@@ -188,7 +189,7 @@ class SlotRows:
         return found
 
     def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-        """(N,) gradient of the per-id weights."""
+        """Return (N,): per id, its row times the gradient of its bag; `grad` has (bags, D)."""
         if self.rows.dtype is torch.bfloat16:
             return self._widened_weight_grad(grad, ids, offsets)
         slots = len(self.widths)

@@ -39,8 +39,13 @@ class TableSpace:
     def of(
         tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange
     ) -> TableSpace | None:
-        """Shared memory of zeros for tables of one type, or None where ranks have none; all ranks
-        call it together.
+        """Lay tables out in shared memory, all zeros; None where the ranks share no memory.
+
+        All ranks call it together.
+
+        Args:
+            tables: of one element type.
+            layouts: of each table; they may cut columns into blocks, and those into row blocks.
         """
         starts: dict[Shard, int] = {}
         used = 0
@@ -54,7 +59,7 @@ class TableSpace:
                 )
                 block = (replica, shard.cols.start)
                 if block not in blocks:
-                    # a row number tells where it is
+                    # At a multiple of its width, so that a row number alone tells where a row is.
                     blocks[block] = _round_up(used, lcm(width, _ALIGNMENT))
                     used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width

@@ -126,6 +126,7 @@ class TorchLookup:
     def _pool(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]
     ) -> Tensor:
+        # (bags, sum of slot widths) float32; `bags` are the same ids band by band
         if self.group.key.sequence:  # one slot, and every id a bag of its own
             table, rows_N = self._bands[0].weight, bags[0].rows_N
             return (
@@ -168,6 +169,7 @@ class TorchLookup:
         )
 
     def _by_band(self, grad: Tensor) -> list[Tensor]:
+        # per band (S * B, D) of gradients, in the order that `Bags.by_slot` tells
         limit = self.optimizer.max_gradient
         grad = grad if limit is None else grad.clamp(-limit, limit)
         return [self._grad_of_bags(band, grad) for band in self._bands]
@@ -181,6 +183,7 @@ class TorchLookup:
     def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[Bags]:
         """The bags of each band, with ids as rows of its buffer."""
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
+        # (S + 1,): where the ids of each slot begin
         bounds = offsets[:: max(num_bags, 1)]
         if len(self._bands) == 1:
             return [
@@ -268,10 +271,12 @@ class TorchLookup:
 
     def _update(self, band: Band, bags: Bags, grad: Tensor) -> None:
         """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
+        # A stable sort keeps equal ids in their order, so that their sum repeats bit for bit.
         sorted_N, order_N = bags.rows_N.sort(stable=True)
         bag_N = bags.grad_row_N().index_select(0, order_N)
         weights_N = None if bags.weights_N is None else bags.weights_N.index_select(0, order_N)
         touched_U, counts_U = sorted_N.unique_consecutive(return_counts=True)
+        # The ids of row touched_U[u] are sorted_N[starts[u] : starts[u + 1]].
         touched_U, starts = touched_U.long(), complete_cumsum(counts_U)
         step = max(1, self._block_elements() // band.width)
         cuts = list(range(0, touched_U.numel(), step))
@@ -281,6 +286,7 @@ class TorchLookup:
         for i, first in enumerate(cuts):
             rows = touched_U[first : first + step]
             ids = slice(heads[i], heads[i + 1])
+            # (rows of the block, D): the lookup transposed, with rows as bags and bags as rows
             sums = bag_sums(
                 grad,
                 bag_N[ids],
@@ -317,6 +323,7 @@ class _Pool(torch.autograd.Function):
         lookup: TorchLookup = ctx.lookup
         with lookup.workers.alone():
             by_band = lookup._by_band(grads[0].contiguous())
+            # It reads the rows, so it must come before their update.
             grad_of_weights = (
                 lookup._grad_of_weights(ctx.bags, by_band, ctx.weights)
                 if ctx.needs_input_grad[4]

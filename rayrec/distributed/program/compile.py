@@ -106,6 +106,7 @@ def compile_slots(
     specs = {c: specs[c] for c in sorted(specs)}
     uses = {c: uses_of(c, spec.tables) for c, spec in specs.items()}
     granules = {c: granule_of(uses[c], plan) for c in specs}
+    # Every rank compiles all ranks, since it must know the shape of every message.
     builders = [_RankBuilder() for _ in range(world_size)]
     limits: dict[str, int] = {}
     for c, spec in specs.items():
@@ -113,8 +114,10 @@ def compile_slots(
         for use in uses[c]:
             config, placement = configs[use.table], plan.tables[use.table]
             rows, layout = config.num_embeddings, placement.layout
+            # An id must exist in every table that its feature looks up.
             limits[use.feature] = min(limits.get(use.feature, rows), rows)
             address = ways[c].address(spec, layout, granules[c])
+            # A merged table of a sequence, and a cache, hold rows of one width.
             one_width = spec.sequence or placement.storage.kind == "cached"
             for shard in layout.shards(use.table):
                 key = GroupKey(
@@ -165,6 +168,7 @@ class _RankBuilder:
     def add(
         self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece, whole: bool
     ) -> None:
+        # Equal pieces get one number, so their ids are sent once per rank.
         index = self.pieces.setdefault(piece, len(self.pieces))
         self.slots.setdefault(key, []).append(Slot(use, shard, block, index, whole))
 

@@ -97,6 +97,7 @@ class GroupKey:
 
     @cached_property
     def _hash(self) -> int:
+        # Steps look keys up, so the hash is kept. Few keys differ in storage alone.
         address = self.collection, self.carrier, self.part, self.sequence, self.width
         return hash((*address, self.data_type, self.weighted, self.optimizer))
 
@@ -182,5 +183,6 @@ def is_vectorized(optimizer: SparseOptimizer, data_type: DataType) -> bool:
     The kernel reads the gradients of any columns where they lie; every other update on CPU wants
     those of its slots side by side.
     """
+    # FBGEMM's CPU kernel leaves out weight decay for tables of one feature; see `lookup`.
     plain = isinstance(optimizer, RowWiseAdagrad) and not optimizer.weight_decay
     return plain and data_type is DataType.FP32 and optimizer.max_row_norm is None

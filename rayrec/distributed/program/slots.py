@@ -36,6 +36,7 @@ class Sizes:
     @staticmethod
     def of(header: Sequence[int], extents: int) -> Sizes:
         """Read a header: so many extents, ids per piece, bags per piece."""
+        # Each piece has one number of ids and one of bags, so both halves are equally long.
         half = extents + (len(header) - extents) // 2
         return Sizes(tuple(header[:extents]), tuple(header[extents:half]), tuple(header[half:]))
 
@@ -96,6 +97,7 @@ class SlotTable:
         """
         counts = {}
         for collection in collections:
+            # Outputs with different numbers of rows cannot share one matrix.
             by_use = varying or self.collections[collection].sequence
             counts[collection] = len(self.uses[collection]) if by_use else 1
         return counts

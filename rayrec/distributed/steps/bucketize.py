@@ -168,6 +168,7 @@ def block_bucketize(
     )
     origin = None
     if where:
+        # The operator tells where each id went; `origin` is the inverse.
         origin = torch.empty_like(ids)
         origin[out[4].long()] = torch.arange(ids.numel(), device=ids.device)
     return out[0], out[1], out[2], origin
@@ -239,6 +240,7 @@ def bucketize(
         in_place = cut.features == tuple(range(len(bags)))
         c_ids = ids if in_place else torch.cat([ids[span] for span in spans])
         if cut.sequence:
+            # One long bag: the ids of a block keep their order, and no lengths travel.
             c_bags = [1] * len(cut.features)
             sizes = [span.stop - span.start for span in spans]
             c_lengths = to_device(sizes, ids.device, torch.int32)
@@ -253,11 +255,13 @@ def bucketize(
         if weights is not None and cut.weighted:
             c_weights = weights if in_place else torch.cat([weights[span] for span in spans])
         varying = None if len(set(c_bags)) == 1 else c_bags
+        # Rows of sequences and gradients of learned weights must find their way home.
         where = cut.sequence or (track and cut.weighted)
         b_lengths, b_ids, b_weights, origin = block_bucketize(
             c_lengths, c_ids, c_weights, cut.cuts, varying, where
         )
         if origin is not None and not in_place:
+            # `origin` counts the ids of this bucketing; it must count those of the KJT.
             home = torch.cat(
                 [torch.arange(span.start, span.stop, device=ids.device) for span in spans]
             )
@@ -280,6 +284,7 @@ def bucketize(
             counted[len(parts)] = _Filled(done.mask, found[rows:-1], found[-1], done.all_bags)
         parts.append(replace(done.part, counts=found[:rows]))
     filled = None
+    # An index costs more than it saves where most bags have ids in most blocks.
     if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(
         parts[i].lengths.numel() for i in counted
     ):

@@ -26,8 +26,15 @@ from rayrec.sparse.ops import offsets_of
 
 
 def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> Tensor:
-    """The rows of this group's bags, from a kernel that has read, and in the backward pass updates
-    with, the bags of all groups.
+    """Look up the bags of all groups, and return the rows of this group's own.
+
+    The backward pass updates rows by the gradients of all groups.
+
+    Args:
+        own: what this group's ranks were sent for the kernel.
+        peers: the ranks that hold replicas of the same shards.
+    Returns:
+        (bags of this group, D) float32, or (ids of this group, width) of a sequence.
     """
     slots = 1 if lookup.group.key.sequence else len(lookup.group.slots)
     lengths = own.offsets.diff()
@@ -45,6 +52,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
         weights[peers.rank] = own.weights  # in the graph, where they are learned
     per_slot = [part.view(slots, -1) for part in bags]  # [replica] (S, bags)
     cuts = [offsets_of(part.sum(1).tolist()) for part in per_slot]
+    # Slot by slot, and within a slot replica by replica, as one world would send them.
     order = [
         (s, r, slice(cuts[r][s], cuts[r][s + 1]))
         for s in range(slots)
@@ -63,6 +71,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
 
 def _gather(values: Tensor, peers: Exchange, sizes: Sequence[int]) -> list[Tensor]:
     """Every replica's values, in replica order."""
+    # The exchange lends what it brings only until its next collective.
     return [part.clone() for part in peers.all_gather(values, sizes).wait()]
 
 
@@ -80,8 +89,9 @@ class _OwnRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """(bags of this group, D) -> (bags of all groups, D), divided once more: by the number of
-        groups that are summed.
+        """(bags of this group, D) -> (bags of all groups, D), divided by the number of groups.
+
+        Each group has divided its gradients by its own ranks; together this is the mean over all.
         """
         width = grad.shape[1]
         parts = _gather(grad.contiguous().view(-1), ctx.peers, [n * width for n in ctx.bags])

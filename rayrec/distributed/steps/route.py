@@ -113,6 +113,7 @@ def _plan_cuts(
     slots: SlotTable, keys: Sequence[str], where: Mapping[str, int], device: torch.device
 ) -> tuple[tuple[Bucketing, ...], dict[Piece, int]]:
     """Return how features are cut by rows, and the source row of every piece that this gives."""
+    # One kernel call cuts all that is alike here; block 0 stands for all blocks of a feature.
     alike: dict[tuple[int, bool, bool, bool], dict[Piece, None]] = {}
     for rank in slots.ranks:
         for piece in rank.pieces:
@@ -176,6 +177,7 @@ def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Te
             rows.runs_of("weights", message.weights),
         )
         parts = [values.view(WORD) for values, _ in found]
+        # Every message begins at an even word, since its ids are read as 64 bits.
         if sum(part.numel() for part in parts) % 2:
             parts.append(pad)
         buffer.extend(parts)

@@ -67,6 +67,7 @@ class RoutesAhead:
         """Run `route` in the thread; every rank starts the same exchanges in the same order."""
         ready = None
         if self._stream is not None:
+            # The batch may still be on its way to the device, on the stream of the caller.
             ready = torch.cuda.current_stream(self._device).record_event()
             kjt.record_stream(self._stream)
         started = Started(collections, self._pool.submit(self._run, route, ready))
@@ -101,6 +102,7 @@ class RoutesAhead:
         if done is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(done)
+            # Otherwise the allocator reuses memory of the other stream that this one still reads.
             for tensor in _tensors(ids):
                 tensor.record_stream(stream)
         return ids if started.collections == collections else None

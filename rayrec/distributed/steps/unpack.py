@@ -32,6 +32,7 @@ class Arrived(NamedTuple):
     @staticmethod
     def of(message: Tensor, sizes: Sizes, pieces: Sequence[Piece]) -> Arrived:
         """Read a message, (words,) int32."""
+        # ids first, two words each, then lengths, then weights, all piece by piece
         weighted = {i: sizes.ids[i] for i, piece in enumerate(pieces) if piece.weighted}
         words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
         ids, lengths, weights = message[: sum(words)].split(words)

@@ -77,6 +77,7 @@ class Places:
         g, cut = self.columns.granule, self.columns.blocks.get(block)
         if cut is None:
             return
+        # In one row block only the index of the padding repeats, so a read and a write add up.
         index = self.index[:, cut].reshape(-1)
         rows = matrix.view(*self.index.shape, g)[:, cut].reshape(-1, g)
         blocks = output.view(-1, g)
@@ -107,7 +108,7 @@ class BlockPlan:
 
     @staticmethod
     def of(slots: SlotTable, plan: JoinPlan, send: SendPlan, device: torch.device) -> BlockPlan:
-        """Work it out for batches that are sent as `send` says."""
+        """Make the plan for batches that are sent as `send` says."""
         sizes = [len(send.keys), *(cut.blocks * len(cut.features) for cut in send.bucketings)]
         firsts = offsets_of(sizes)[1:]
         # source row -> row of `FilledBags.bags`, which holds the rows of some bucketings only
@@ -161,6 +162,7 @@ def _columns(
 
 def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tensor:
     """(n, C), see `Places`."""
+    # The output has D / g blocks per bag, so block (bag, column) is number bag * D / g + column.
     bag_Cn = filled.bags.index_select(0, columns.rows_C)[:, :rows]
     return torch.add(columns.column_C, bag_Cn.t(), alpha=width // columns.granule).contiguous()
 
@@ -179,6 +181,7 @@ def join_blocks(
     bags, width = source.batch, plan.widths[collection]
     like = next(received.pooled[owner][number] for owner, number in here)
     # one row more than there are bags: the rows of the padding go there
+    # If every bag has ids in exactly one block, the rows below write all of the output.
     tiled = filled.once and filled.every
     output = like.new_empty(bags + 1, width) if tiled else like.new_zeros(bags + 1, width)
     for span in plan.writes[collection]:

@@ -148,6 +148,7 @@ class MessageLeg(Leg):
         """See `Leg`: each kernel looks up its rows, then they go home."""
         anchor, ids = step.anchor, dict(step.routed.groups)
         if step.weights is not None:
+            # Learned weights join the graph here, as the kernels' backward gives their gradient.
             anchor, *of_groups = RouteWeights.apply(self, step, step.weights)
             for group, weights in zip(self.weighted, of_groups, strict=True):
                 ids[group.key] = replace(ids[group.key], weights=weights)
@@ -210,6 +211,7 @@ class MessageLeg(Leg):
         if own is not None:
             matrix, message = self._own_message(got, grads[0], _total(out[own]), own)
             buffers[own] = message
+        # [owner][part], flat views of the buffers; the parts write to them directly
         cut = [
             buffer.split([sum(sections) for sections in of_rank])
             for buffer, of_rank in zip(buffers, out, strict=True)
@@ -223,6 +225,7 @@ class MessageLeg(Leg):
             mine = []
             for values, of_rank in zip(messages, into, strict=True):
                 mine.append(values.split([sum(sections) for sections in of_rank])[i])
+            # Decoded gradients are scaled here, if they were not scaled before the wire.
             back.update(part.split(mine, got, scale / early, matrix))
         if self.pooled is not None:
             back.update(self.pooled.hop_back(step, of_parts[0], kept.of_parts[0], scale))

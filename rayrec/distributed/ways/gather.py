@@ -31,8 +31,7 @@ class BlockGather:
     def of(
         pieces: Sequence[tuple[int, int]], columns: int, least: int, device: torch.device
     ) -> BlockGather | None:
-        """The gather of spans that are neighbours in the output, or None where `torch.cat` is as
-        good.
+        """Make the gather of neighbouring output spans, or None where `torch.cat` is as good.
 
         Args:
             pieces: per span its first source column and its width, in output order.

@@ -1,4 +1,9 @@
-"""Collections that are read in place, as a rank reads them for its own batch."""
+"""Collections that are read in place, as a rank reads them for its own batch.
+
+Every rank maps the rows of all shards (`TableSpace`). So the forward pass is a local lookup of the
+ids of this rank's KJT, and no row travels. For the backward pass `joined` says where the gradients
+of this rank's outputs belong in a matrix that the owners of the rows read (`in_place`).
+"""
 
 # B rows of the home batch, D columns of a collection, N ids
 
@@ -22,7 +27,12 @@ Keys = tuple[str, ...]
 
 
 class Wanted(NamedTuple):
-    """What is to be looked up: bags, and of a sequence the ids of each use."""
+    """What is to be looked up.
+
+    Attributes:
+        ids: the bags of every slot of a pooled collection; one bag per id of a sequence.
+        counts: how many ids each use of a sequence has; empty for a pooled collection.
+    """
 
     ids: GroupIds
     counts: list[int]
@@ -32,8 +42,9 @@ class Home(Protocol):
     """One collection, for all its uses.
 
     Attributes:
-        uses: of the collection. width: D.
-        weighted: ids have weights.
+        uses: the uses of the collection, in output order.
+        width: D, the columns of the matrix that its gradients make.
+        weighted: whether ids have weights.
     """
 
     uses: tuple[Use, ...]
@@ -41,23 +52,28 @@ class Home(Protocol):
     weighted: bool
 
     def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
-        """What is to be looked up of a batch with these keys."""
+        """Return what is to be looked up of a batch with these keys."""
         ...
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
-        """The outputs; see `ReadInPlace`."""
+        """Return the outputs; `bags` has the bags of every feature, if they differ."""
         ...
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
-        """Gradients of the outputs as parts of one matrix of D columns: first row, first column and
-        values.
+        """Return the gradients of the outputs as parts of one matrix of D columns.
+
+        Args:
+            grads: per output, (bags or ids, its columns).
+            most_bags: the rows of the matrix of a pooled collection.
+        Returns:
+            (first row, first column, values) of each part; the parts cover the matrix.
         """
         ...
 
     def grad_of_weights(
         self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
     ) -> None:
-        """Add the gradient of the KJT's weights."""
+        """Add the gradient of the KJT's weights to `total`, (N,) in the order of the KJT."""
         ...
 
 
@@ -79,7 +95,8 @@ class HomeLookup:
     """A pooled collection: one kernel over all its tables writes the output.
 
     Args:
-        spec: of the collection. uses: of the collection.
+        spec: the collection.
+        uses: its uses, in output order.
         space: where its tables lie.
         rank: whose copies of replicated tables are read.
         workers: share the work.
@@ -111,8 +128,9 @@ class HomeLookup:
         self._features = _Features([use.feature for use, _, _ in blocks])
 
     def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
-        """The bags of every slot one after the other, those of keys with fewer bags than others
-        padded by empty ones.
+        """Return the bags of every slot, slot by slot: as many of each, ids local to its table.
+
+        Keys with fewer bags than others are padded by empty ones.
         """
         order, part, most = self._features.order(keys), rows.parts[0], rows.most_bags
         if len(set(part.bags)) > 1:
@@ -155,7 +173,7 @@ class HomeLookup:
         ]
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
-        """See `Home.joined`; the gradient of padded bags is 0."""
+        """See `Home`: one (B, D) gradient, or one per use where keys have different bags."""
         if len(grads) == 1 and grads[0].shape[1] == self.width:
             return [(0, 0, grads[0])]
         parts = []
@@ -204,14 +222,17 @@ class HomeSequence:
         self._features = _Features([use.feature for use in uses])
         self._blocks = [space.column_blocks(use.table, rank) for use in uses]
         self._uncut = all(len(blocks) == 1 for blocks in self._blocks)
+        # the row at which each table begins, if all memory is seen as one table of this width
         self._firsts = torch.tensor([blocks[0][0] // blocks[0][1] for blocks in self._blocks])
         self._space = space
         table = space.as_table(self.width)
         self._whole = SlotRows(table.view(-1), [0], [0, table.shape[0]], [self.width], workers)
 
     def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
-        """The ids of every use one after the other, as rows of the memory where no table is cut by
-        columns.
+        """Return the ids of every use, use by use, and how many each has.
+
+        Where no table is cut by columns, an id is a row of all memory seen as one table of this
+        width, so that one gather reads all tables. Elsewhere ids stay rows of their tables.
         """
         order, part = self._features.order(keys), rows.parts[0]
         ids, counts = (
@@ -264,8 +285,10 @@ def fill(matrix: Tensor, parts: Sequence[tuple[int, int, Any]], scale: float) ->
 
 
 def _put_scaled(values: Tensor, scale: float, out: Tensor) -> None:
-    """out = values * scale; a product that repeats one number, as the gradient of a sum does, would
-    not be vectorized.
+    """Write values * scale to `out`, of the same shape.
+
+    The gradient of a sum is one number that is expanded, with strides of 0, and torch does not
+    vectorize its product. So the number itself is scaled and then copied.
     """
     if 0 in values.stride() and values.numel():
         once = values[

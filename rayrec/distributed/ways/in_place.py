@@ -106,8 +106,10 @@ class InPlace(Way):
         """Lay tables out in shared memory; collections whose layouts stay keep their memory."""
         world, plan = opening.world, opening.plan
         coded = world.options.codecs != Codecs()
+        # A codec speaks of rows on the wire, which these rows never cross.
         if not world.options.share_tables or world.device.type != "cpu" or coded:
             return None
+        # Replicas swap ids and gradients around a kernel's own passes, which this way leaves out.
         if world.has_replicas:
             return None
         before = opening.before if isinstance(opening.before, InPlace) else None
@@ -275,6 +277,7 @@ class _InPlaceLeg(Leg):
             for group in self._groups:
                 key = group.key
                 step.lookups[key].update_in_place(whole[key.collection], step.routed.groups[key])
+        # Other ranks may still read what this rank has handed over.
         self._gradients.free = False
         return of_weights
 
@@ -294,6 +297,7 @@ class _InPlaceLeg(Leg):
             for (c, home), shape in zip(self._homes.items(), shapes, strict=True):
                 alone[c] = _alone(home, mine[c], shape, most_bags)
             return alone
+        # No forward pass came between, in which ranks would have met after the last backward.
         if not self._gradients.free:
             exchange.meet()
         whole = dict(zip(self._homes, self._gradients.matrices(shapes, exchange), strict=True))
@@ -331,6 +335,7 @@ def _sequence_ids(
     none = torch.zeros_like(one)
     ids: list[Tensor] = []
     lengths: list[Tensor] = []
+    # Source by source and use by use, as the rows of the gradients lie.
     for of_source, source in zip(counts, arrived, strict=True):
         for use, count in enumerate(of_source):
             mine = of_use.get(use, [])

@@ -38,11 +38,11 @@ class Part(ABC):
 
     @abstractmethod
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """Return the values that an owner sends to a home rank, whose message had these sizes."""
+        """Return how many values an owner sends to a home rank, whose ids had these sizes."""
 
     @abstractmethod
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, ...]:
-        """Return the values that the home rank sends back to the owner, section by section.
+        """Return how many values the home rank sends back to the owner, section by section.
 
         A codec with blocks sees the sections apart, so that all replicas get the same values.
         """
@@ -62,8 +62,10 @@ class Part(ABC):
         """Return the outputs of each collection, and what `pack_back` needs to know.
 
         Args:
-            received: from every owner its values for this rank, flat.
-            rows: of this rank's own kernels.
+            received: from every owner its values for this rank, flat, as `pack` has put them there.
+            rows: the outputs of this rank's own kernels, where replicated tables are read.
+        Returns:
+            Collection -> its outputs, as `Leg.run` returns them; and anything to keep until then.
         """
 
     @abstractmethod
@@ -79,13 +81,18 @@ class Part(ABC):
         scale: float,
         kept: Any,
     ) -> None:
-        """Fill the buffer for every owner with the gradients of its rows, times `scale`."""
+        """Fill the flat buffer for every owner with the gradients of its rows, times `scale`.
+
+        Args:
+            grads: collection -> the gradients of its outputs, in their shapes.
+            kept: what `join` returned.
+        """
 
     @abstractmethod
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
-        """Return the gradient of every kernel's output, times `scale`.
+        """Return the gradient of every kernel's output, in its shape, times `scale`.
 
         Args:
             messages: from every home rank its gradients for this rank, flat.

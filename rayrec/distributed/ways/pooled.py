@@ -85,6 +85,7 @@ class Pooled(Part):
         """See `Part`."""
         ids = {}
         for matrix in (*self._mine.flat, self._mine.hop):
+            # The pieces of a matrix are padded to the fullest, since their rows lie side by side.
             rows = [matrix.rows(sizes) for sizes in got]
             for group in matrix.groups:
                 ids[group.key] = pooled_ids(group, rows, arrived)
@@ -139,6 +140,7 @@ class Pooled(Part):
             parts = zip(values.split(counts), owner.matrices, strict=True) if counts else ()
             pooled.append([part.view(m.rows(sizes), m.width) for part, m in parts])
         replicas = self._mine.replicas
+        # A replica looks up the bags of all ranks, in rank order; only this rank's own are used.
         before = sum(replicas.rows(sizes) for sizes in routed.got[:rank])
         bags = replicas.rows(routed.sent[rank])
         own = [rows[group.key][before : before + bags] for group in replicas.groups]
@@ -167,6 +169,7 @@ class Pooled(Part):
                     first.append(parts[0])
             return plan.joins[collection](torch.cat(first, 1))
         output = torch.cat([home.columns_of(span) for span in plan.writes[collection]], 1)
+        # Row block 0 is written by now. The order of `adds` fixes the order of every sum.
         for span in plan.adds:
             if span.collection == collection:
                 output[:, span.column : span.column + span.width].add_(home.columns_of(span))
@@ -197,6 +200,7 @@ class Pooled(Part):
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
         """See `Part`."""
+        # Replicas would be a second matrix behind the first one in every message.
         if len(self._mine.matrices) != 1 or self._mine.replicas.groups:
             return None
         matrix = self._mine.matrices[0]
@@ -229,6 +233,7 @@ class Pooled(Part):
                 at += count
 
     def _home_grads(self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept) -> _Grads:
+        # `_write` reads (B, D) per collection, or one matrix per use where keys differ in bags.
         if step.bags:
             return _Grads({}, grads)
         # a gather by blocks and a look-up by index want a gradient in one piece

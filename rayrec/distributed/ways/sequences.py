@@ -72,6 +72,7 @@ class Sequences(Part):
         came: dict[tuple[int, int], list[_Came]] = {}
 
         def sort(owner: int, groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor) -> None:
+            # `values` are the rows of some groups, slot by slot: each (ids of its piece, width).
             at = 0
             for group in groups:
                 for slot in group.slots:
@@ -103,6 +104,7 @@ class Sequences(Part):
         output = None
         for slot, owner, rows in came:
             home = _home_of(step, owner, slot)
+            # An uncut use has one owner, which returns the rows in the order of the ids.
             if home is None and slot.width == use.width:
                 # the exchange only lends what it brings
                 return rows if owner == self._rank else rows.clone()

@@ -112,6 +112,7 @@ def plan_join(
         back.append(tuple(_merge([span for _, span in part]) for part in parts))
         for part in parts:
             for block, span in part:
+                # All replicas get the gradient, but only the copy on this rank is read.
                 if span.replicated and number != rank:
                     continue
                 (writes[span.collection] if block == 0 else adds.setdefault(block, [])).append(span)
@@ -192,6 +193,8 @@ def _spans(
 
 
 def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
+    # Neighbours in the buffer and in the output become one span, which moves as one copy. Replicas
+    # have a matrix number of their own, so they are never joined with rows that travel.
     merged: list[Span] = []
     for s in spans:
         last = merged[-1] if merged else None

@@ -83,11 +83,12 @@ class TwoHop:
         rows: Sequence[Tensor],
         device: torch.device,
     ) -> list[Tensor]:
-        """Return per host (R, D) sums of this rank's bags.
+        """Return per host the sums of this rank's bags: (R, D), R bags and D columns of that host.
 
         Args:
-            rows: of this rank's kernels, each (bags of all ranks, width).
-            device: where the sums lie, also those of a rank that has no such kernel.
+            owners: per rank, the pooled rows that it looks up.
+            rows: the outputs of this rank's kernels, each (bags of all ranks, width) float32.
+            device: where the sums lie; a rank without such kernels needs to know it, too.
         """
         sizes, of_local = self._sizes(owners, routed), self._of_local
         width, local = sizes.width, self.host.rank
@@ -99,6 +100,7 @@ class TwoHop:
             out = torch.cat([homes[r].reshape(-1) for group in of_local for r in group])
             mine = [sum(counts[local])] * self.host.world_size
             parts = self.host.views(out, [sum(group) for group in counts], mine).wait()
+            # In the order of the ranks, so that sums repeat. The exchange only lends the parts.
             summed = parts[0].clone()
             for part in parts[1:]:
                 summed += part
@@ -117,6 +119,7 @@ class TwoHop:
         """
         sizes, of_local = self._sizes(owners, routed), self._of_local
         width, local = sizes.width, self.host.rank
+        # [local index][host]: the values for the home rank with this place
         counts = [[sizes.rows[r] * width for r in group] for group in of_local]
         out = torch.cat([grad.reshape(-1) for grad in grads(sizes.home)])
         to_hosts = [[count * columns] for count, columns in sizes.home]
@@ -124,6 +127,7 @@ class TwoHop:
         parts = coded_all_to_all(self.peers, self.codecs.backward, out, to_hosts, from_hosts)
         arrived = torch.cat(parts)
         result = arrived.new_empty(sum(sizes.rows), width)
+        # All ranks of a host have the same width, so none of them waits in the exchange below.
         if not width:
             return result
         gathered = self.host.all_gather(arrived, [sum(group) for group in counts]).wait()

@@ -32,6 +32,7 @@ class RouteWeights(torch.autograd.Function):
         sent, got = step.routed.sent, step.routed.got
         sums: list[dict[int, Tensor]] = [{} for _ in got]  # [source][piece]
         for group, grad in zip(leg.weighted, grads, strict=True):
+            # (N,) gradients come slot by slot, and within a slot source by source.
             counts = [sizes.ids[slot.piece] for slot in group.slots for sizes in got]
             parts = iter(grad.split(counts))
             for slot in group.slots:
@@ -40,6 +41,7 @@ class RouteWeights(torch.autograd.Function):
                     if group.key.carrier == matrices.REPLICAS and source != rank:
                         # every replica computes it; the one on the source's own rank counts
                         part = torch.zeros_like(part)
+                    # All slots of a piece read the same weights, so their gradients add up.
                     before = of_source.get(slot.piece)
                     of_source[slot.piece] = part if before is None else before + part
         back = [of_source[piece] for of_source in sums for piece in sorted(of_source)]
