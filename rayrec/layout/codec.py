@@ -95,7 +95,8 @@ def plan_from_json(text: str, source: str) -> ShardingPlan:
         raise PlanError(f"{source}: version is {version}, this release reads version {VERSION}.")
     world_size, hosts = root.integer("world_size"), root.int_rows("hosts")
     entries = root.child("tables")
-    tables = {name: _table_from_fields(_named(entries, name, source)) for name in entries.keys()}  # noqa: SIM118
+    names = entries.keys()
+    tables = {name: _table_from_fields(_named(entries, name, source)) for name in names}
     estimates = root.optional("estimates", root.child)
     predicted = _estimates_from_fields(estimates, tuple(tables)) if estimates else None
     # Unknown fields are refused before the plan is checked: a misspelt name explains more than the

@@ -193,7 +193,8 @@ class DeepFMTrain(nn.Module):
 
     def forward(self, batch: ClickBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """B rows -> scalar loss; loss, logits (B,), labels (B,)."""
-        return DLRMTrain.forward(self, batch)  # type: ignore[arg-type]  # it reads self.model and nothing else
+        # the loss of a DLRM reads `self.model` and nothing else
+        return DLRMTrain.forward(self, batch)  # type: ignore[arg-type]
 
 
 def _side_by_side(embeddings: Sequence[Tensor]) -> Tensor:

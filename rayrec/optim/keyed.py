@@ -211,7 +211,8 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         probe.grad = torch.zeros_like(probe)
         group = next(g for g in self.param_groups if any(p is parameter for p in g["params"]))
         trial = object.__new__(type(self._optimizer))
-        trial.__dict__.update(KeyedOptimizer.__getstate__(self._optimizer))  # type: ignore[arg-type]
+        wrapped: Any = self._optimizer
+        trial.__dict__.update(KeyedOptimizer.__getstate__(wrapped))
         try:
             trial.__setstate__(
                 {"state": defaultdict(dict), "param_groups": [{**group, "params": [probe]}]}

@@ -269,4 +269,5 @@ class JaggedTensor(TensorBundle):
         return self._values, self._weights, self._lengths, self._offsets
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> JaggedTensor:
-        return JaggedTensor(*(None if t is None else change(t) for t in self._tensors()))  # type: ignore[arg-type]
+        values, *others = self._tensors()
+        return JaggedTensor(change(values), *(None if t is None else change(t) for t in others))

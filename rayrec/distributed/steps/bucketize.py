@@ -225,71 +225,79 @@ def bucketize(
             "a weighted EmbeddingBagCollection got a KeyedJaggedTensor without "
             "weights; pass weights=, one per id."
         )
-    weights = weights.detach().to(torch.float32) if weights is not None else None
-    lengths, ids = (
-        _viewable(kjt.lengths().reshape(-1).to(torch.int32)),
-        _viewable(kjt.values().to(torch.int64)),
-    )
-    weights = _viewable(weights) if weights is not None else None
+    if weights is not None:
+        weights = _viewable(weights.detach().to(torch.float32))
+    lengths = _viewable(kjt.lengths().reshape(-1).to(torch.int32))
+    ids = _viewable(kjt.values().to(torch.int64))
     bags, bounds = kjt.stride_per_key(), kjt.offset_per_key()
-    parts = [SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)]
-    bag_bounds = offsets_of(bags) if bucketings else []
-    cuts: list[_Cut] = []
-    for cut in bucketings:
-        spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
-        in_place = cut.features == tuple(range(len(bags)))
-        c_ids = ids if in_place else torch.cat([ids[span] for span in spans])
-        if cut.sequence:
-            # One long bag: the ids of a block keep their order, and no lengths travel.
-            c_bags = [1] * len(cut.features)
-            sizes = [span.stop - span.start for span in spans]
-            c_lengths = to_device(sizes, ids.device, torch.int32)
-        else:
-            c_bags = [bags[f] for f in cut.features]
-            c_lengths = (
-                lengths
-                if in_place
-                else torch.cat([lengths[bag_bounds[f] : bag_bounds[f + 1]] for f in cut.features])
-            )
-        c_weights = None
-        if weights is not None and cut.weighted:
-            c_weights = weights if in_place else torch.cat([weights[span] for span in spans])
-        varying = None if len(set(c_bags)) == 1 else c_bags
-        # Rows of sequences and gradients of learned weights must find their way home.
-        where = cut.sequence or (track and cut.weighted)
-        b_lengths, b_ids, b_weights, origin = block_bucketize(
-            c_lengths, c_ids, c_weights, cut.cuts, varying, where
-        )
-        if origin is not None and not in_place:
-            # `origin` counts the ids of this bucketing; it must count those of the KJT.
-            home = torch.cat(
-                [torch.arange(span.start, span.stop, device=ids.device) for span in spans]
-            )
-            origin = home[origin]
-        rows = len(c_bags) * cut.blocks
-        out_bags = [0] * rows if cut.sequence else c_bags * cut.blocks
-        mask = None
-        if varying is not None:
-            numbers = torch.stack([row.sum(dtype=torch.int64) for row in b_lengths.split(out_bags)])
-        elif cut.leaves_out and not kjt.variable_stride_per_key():
-            numbers, mask = _count(b_lengths, c_lengths, rows)
-        else:
-            numbers = b_lengths.view(rows, -1).sum(1, dtype=torch.int64)
-        part = SourcePart(b_ids, [], out_bags, b_lengths, b_weights, origin)
-        cuts.append(_Cut(part, numbers, mask, c_lengths.numel()))
+    whole = SourcePart(ids, list(kjt.length_per_key()), list(bags), lengths, weights)
+    varying = kjt.variable_stride_per_key()
+    cuts = [_cut(whole, bounds, one, track, varying) for one in bucketings]
+    parts = [whole]
     counted: dict[int, _Filled] = {}
-    for done, found in zip(cuts, _read([done.numbers for done in cuts]), strict=True):
-        rows = len(done.part.bags)
-        if done.mask is not None:
-            counted[len(parts)] = _Filled(done.mask, found[rows:-1], found[-1], done.all_bags)
-        parts.append(replace(done.part, counts=found[:rows]))
+    for cut, numbers in zip(cuts, _read([cut.numbers for cut in cuts]), strict=True):
+        rows = len(cut.part.bags)
+        if cut.mask is not None:
+            counted[len(parts)] = _Filled(cut.mask, numbers[rows:-1], numbers[-1], cut.all_bags)
+        parts.append(replace(cut.part, counts=numbers[:rows]))
     filled = None
+    with_ids = sum(part.total for part in counted.values())
     # An index costs more than it saves where most bags have ids in most blocks.
-    if counted and sum(found.total for found in counted.values()) < COMPACT_BELOW * sum(
-        parts[i].lengths.numel() for i in counted
-    ):
+    if counted and with_ids < COMPACT_BELOW * sum(parts[i].lengths.numel() for i in counted):
         filled = _leave_out(parts, counted)
     return SourceRows(tuple(parts), bounds, kjt.offsets(), filled)
+
+
+def _cut(
+    whole: SourcePart, bounds: Sequence[int], cut: Bucketing, track: bool, varying_keys: bool
+) -> _Cut:
+    """Cut the features of one bucketing by their row blocks, by one call of the kernel.
+
+    Args:
+        whole: the KJT as it is.
+        bounds: where the ids of each of its keys begin, and the end.
+        track: remember the origin of weighted pooled ids.
+        varying_keys: keys of the KJT have different numbers of bags.
+    """
+    ids, lengths, weights = whole.ids, whole.lengths, whole.weights
+    spans = [slice(bounds[f], bounds[f + 1]) for f in cut.features]
+    in_place = cut.features == tuple(range(len(whole.bags)))
+    cut_ids = ids if in_place else torch.cat([ids[span] for span in spans])
+    if cut.sequence:
+        # One long bag: the ids of a block keep their order, and no lengths travel.
+        bags = [1] * len(cut.features)
+        sizes = [span.stop - span.start for span in spans]
+        cut_lengths = to_device(sizes, ids.device, torch.int32)
+    else:
+        bags, cut_lengths = [whole.bags[f] for f in cut.features], lengths
+        if not in_place:
+            of_keys = lengths.split(whole.bags)
+            cut_lengths = torch.cat([of_keys[f] for f in cut.features])
+    cut_weights = None
+    if weights is not None and cut.weighted:
+        cut_weights = weights if in_place else torch.cat([weights[span] for span in spans])
+    varying = None if len(set(bags)) == 1 else bags
+    # Rows of sequences and gradients of learned weights must find their way home.
+    where = cut.sequence or (track and cut.weighted)
+    out_lengths, out_ids, out_weights, origin = block_bucketize(
+        cut_lengths, cut_ids, cut_weights, cut.cuts, varying, where
+    )
+    if origin is not None and not in_place:
+        # `origin` counts the ids of this bucketing; it must count those of the KJT.
+        ranges = [torch.arange(span.start, span.stop, device=ids.device) for span in spans]
+        origin = torch.cat(ranges)[origin]
+    rows = len(bags) * cut.blocks
+    out_bags = [0] * rows if cut.sequence else bags * cut.blocks
+    mask = None
+    if varying is not None:
+        of_rows = out_lengths.split(out_bags)
+        numbers = torch.stack([row.sum(dtype=torch.int64) for row in of_rows])
+    elif cut.leaves_out and not varying_keys:
+        numbers, mask = _count(out_lengths, cut_lengths, rows)
+    else:
+        numbers = out_lengths.view(rows, -1).sum(1, dtype=torch.int64)
+    part = SourcePart(out_ids, [], out_bags, out_lengths, out_weights, origin)
+    return _Cut(part, numbers, mask, cut_lengths.numel())
 
 
 class _Cut(NamedTuple):
