@@ -172,15 +172,15 @@ class RowWiseAdagradLookup:
         return grad.contiguous() if limit is None else grad.clamp(-limit, limit)
 
     def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-        """(N,) gradient of the per-id weights."""
+        """Return (N,): per id, its row times the gradient of its bag; `grad` has (bags, D)."""
         return self._slots.weight_grad(grad, ids, offsets)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         self._lr.fill_(lr)
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard."""
+        """Return live views of the rows and optimizer state of every shard."""
         (name,) = self.optimizer.state_widths
         found = []
         for i, shard in enumerate(self.group.shards):

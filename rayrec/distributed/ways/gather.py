@@ -45,7 +45,7 @@ class BlockGather:
         return BlockGather(width, torch.tensor(index, device=device), columns)
 
     def __call__(self, source: Tensor, out: Tensor | None = None) -> Tensor:
-        """(B, columns) -> (B, output columns), into `out`, which is contiguous, if given."""
+        """Return (B, output columns) from (B, columns), in a contiguous `out` if it is given."""
         rows = source.shape[0]
         blocks = source.contiguous().view(rows, self.columns // self.width, self.width)
         into = None if out is None else out.view(rows, self.index.numel(), self.width)

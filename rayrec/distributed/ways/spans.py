@@ -142,7 +142,12 @@ def plan_join(
 def _cuts(
     parts: Sequence[Sequence[Span]], columns: int, device: torch.device
 ) -> tuple[BlockGather | None, ...]:
-    """Return for each matrix of an owner how its gradient is gathered from `columns` columns."""
+    """Return for each matrix of an owner how its gradient is gathered; None to copy span by span.
+
+    Args:
+        columns: the columns of the only collection's gradient; 0 if there are several collections,
+            since a gather has one source.
+    """
     gathers = []
     for spans in parts:
         pieces = [(span.column, span.width) for span in spans]
