@@ -202,8 +202,14 @@ def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
 
 
 def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Write rows of a table: on CPU each as one piece by numpy, as torch's index_copy moves one
-    element at a time.
+    """Write values to some rows of a table, in place.
+
+    On CPU numpy writes each row as one piece, where torch's index_copy moves one element at a time.
+
+    Args:
+        table: (rows, D), or (rows,) for a state with one number per row.
+        rows: (U,) int64; where one repeats, any of its values may stay.
+        values: (U, D) or (U,), in the type of the table.
     """
     if (
         table.device.type == "cpu"
