@@ -147,7 +147,10 @@ class RankActor:
 
 
 def interface_of(address: str) -> str:
-    """Name of the network interface that holds the IPv4 `address`, or "" when none does."""
+    """Name of the network interface that holds the IPv4 `address`, or "" when none does.
+
+    Gloo is told its interface by name, and Ray knows only the address of the node.
+    """
     import fcntl
     import struct
 

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
+    # Options are checked before the checkpoint is opened: a run that cannot be costs nothing.
     outputs = {"--result": args.result, "--predictions": args.predictions}
     separate_files(outputs, {"--eval": args.eval, "--schema": args.schema, "--plan": args.plan})
     args.result = output_path("--result", args.result)
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.schema:
         recipe = replace(recipe, schema=read_text("--schema", args.schema))
     scaling = scaling_of(args)
+    # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
+    # same.
     run = RunConfig(
         global_batch_size=args.global_batch_size,
         epochs=1,

@@ -61,8 +61,12 @@ class Truth(NamedTuple):
         train, held_out = read_rows(train_path, columns), read_rows(held_out_path, columns)
         is_click = click_labels(train, schema, train_path) == 1
         positive = click_labels(held_out, schema, held_out_path) == 1
+        # Types of the two parts may differ, such as int32 and int64; the wider one is taken.
         everything = pa.concat_tables([train, held_out], promote_options="permissive")
+        # The features of an item are those of the first row that holds it; the same for users
+        # below.
         item_ids, item_rows = np.unique(items.ids(everything), return_index=True)
+        # Both lists have an entry for every user id that there can be, with ids or without.
         wanted = lists_of(users.ids(held_out)[positive], items.ids(held_out)[positive], users.size)
         seen = lists_of(users.ids(train), items.ids(train), users.size)
         first = np.flatnonzero(positive)
@@ -89,6 +93,7 @@ def mark(lists: Sequence[IdArray], rows: range, width: int) -> Tensor:
 
 def lists_of(owners: IdArray, items: IdArray, size: int) -> list[IdArray]:
     """Per owner, the items beside it."""
+    # The order is stable, so each list keeps the order of the rows.
     order = np.argsort(owners, kind="stable")
     return np.split(items[order], np.cumsum(np.bincount(owners, minlength=size))[:-1])
 
@@ -138,6 +143,7 @@ def read_rows(path: str, columns: Sequence[str]) -> pa.Table:
         InputError: it cannot be read, or lacks a column.
     """
     try:
+        # A name that occurs twice could mean either column, so it is refused like a missing one.
         rows = ds.dataset(path, format="parquet")
         for column in columns:
             if rows.schema.names.count(column) != 1:
@@ -154,7 +160,7 @@ def click_labels(rows: pa.Table, schema: FeatureSchema, path: str) -> NDArray[np
         InputError: names the first row with another one.
     """
     try:
-        # null is nan
+        # A null becomes nan, which is neither 0 nor 1.
         labels: NDArray[np.float64] = rows[schema.label].cast(pa.float64()).to_numpy()
     except pa.ArrowException as error:
         raise InputError(

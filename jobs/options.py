@@ -72,6 +72,7 @@ def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False)
         local: the job can run without Ray.
     """
     add = group.add_argument
+    # There is no default value: `scaling_of` must see whether --ranks was given beside --local.
     text = f"number of ranks, one Ray actor each (default here {default_ranks()})"
     add("--ranks", type=arguments.whole(), help=text)
     if local:
@@ -130,6 +131,7 @@ def add_training_options(
     add("--timing", action="store_true", help="print how long each part of the start-up took")
     text = "time some steps by part and trace as many; DIR gets the traces and a summary"
     add("--profile", type=arguments.path, metavar="DIR", help=text)
+    # These two have no default value, so that they can be refused without --profile.
     text = f"so many are timed, and then as many traced (default {PROFILE_STEPS})"
     add("--profile-steps", type=arguments.whole(), metavar="N", help=text)
     text = f"steps before them (default {PROFILE_SKIP})"
@@ -157,4 +159,5 @@ def add_keeping_options(group: Group) -> None:
 
 def default_ranks() -> int:
     """Ranks of a job where --ranks is not given."""
+    # Two ranks show that sharding works, and fit a laptop.
     return min(2, os.cpu_count() or 1)

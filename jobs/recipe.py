@@ -49,9 +49,11 @@ class ModelRecipe:
 
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
         tables = schema.embedding_bag_configs()
+        # On the meta device the tables take no memory; every rank makes only its own shards.
         collection = EmbeddingBagCollection(
             tables=tables, is_weighted=schema.is_weighted, device="meta"
         )
+        # The dense row interacts with the looked-up rows, so its MLP ends in their width.
         dense, over = [*self.dense_layers, tables[0].embedding_dim], [*self.over_layers, 1]
         if self.model == "dlrm":
             return DLRMTrain(DLRM(collection, len(schema.dense), dense, over))
@@ -72,6 +74,7 @@ class ModelRecipe:
         """
         try:
             fields = dict(extras["recipe"])
+            # JSON knows no tuples: they came back as lists, and two equal recipes must be equal.
             fields |= {name: tuple(fields[name]) for name in ("dense_layers", "over_layers")}
             return cls(**fields)
         except (KeyError, TypeError) as error:

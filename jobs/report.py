@@ -114,6 +114,7 @@ def scores_beside_truth(
 ) -> dict[str, float]:
     """Metrics as they are, with bayes_auc and regret when the truth is of as many rows."""
     scores = dict(metrics)
+    # Scores of other rows, such as a part of them, cannot be compared with the truth.
     if truth is not None and truth.rows == scores.get("rows"):
         scores |= {
             "bayes_auc": truth.bayes_auc,
@@ -134,6 +135,8 @@ def scores_line(scores: Mapping[str, float]) -> str:
 def process_start() -> float:
     """When this process began, in seconds of the wall clock; now where that is not known."""
     try:
+        # The 22nd field is the start in clock ticks since boot. The second, the name, may hold
+        # spaces, so the fields are counted behind its bracket.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         since_boot = ticks / os.sysconf("SC_CLK_TCK")
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
@@ -144,6 +147,7 @@ def process_start() -> float:
 def seconds_by_part(timing: Sequence[Milestone]) -> dict[str, float]:
     """Seconds from each milestone to the next, by the name of the later one."""
     ordered = sorted(timing, key=lambda milestone: milestone.at)
+    # Milestones of the job and of the driver may cross, since data are made while Ray starts.
     return {b.name: round(b.at - a.at, 3) for a, b in pairwise(ordered)}
 
 

@@ -139,6 +139,7 @@ def write_positives(
             "learn to retrieve."
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
+    # Row groups of 4096 rows are the chunks that training shuffles.
     pq.write_table(positives, Path(folder) / "part-00000.parquet", row_group_size=4096)
     items = IdColumn(parsed, candidate)
     counts = np.bincount(items.ids(positives), minlength=items.size)
@@ -214,6 +215,7 @@ def compare(
     device, rank, world = trainer.device, trainer.rank, trainer.world_size
     towers: TwoTower = trainer.model.module.two_tower  # type: ignore[assignment]
     trainer.model.eval()
+    # Ids that no row holds have no features, so they are in no list.
     known = torch.zeros(truth.size, dtype=torch.bool, device=device)
     known[torch.from_numpy(truth.item_ids).to(device)] = True
     popularity = torch.from_numpy(truth.counts).to(device).double()
@@ -221,14 +223,18 @@ def compare(
     vectors: Tensor | None = None
     with torch.no_grad():
         for rows in _shares(truth.items.num_rows, rank, world):
+            # All ranks call it together, also those whose range is empty.
             made = towers.candidate(_ids(truth.items, rows, truth.schema, device))
             vectors = made.new_zeros(truth.size, made.shape[1]) if vectors is None else vectors
             vectors[torch.from_numpy(truth.item_ids[rows.start : rows.stop]).to(device)] = made
         assert vectors is not None
+        # Each row was filled by one rank and is 0 on all others, so the sum is exact.
         all_sum(vectors)
         for rows in _shares(truth.users.num_rows, rank, world):
             scores = towers.query(_ids(truth.users, rows, truth.schema, device)) @ vectors.t()
             relevant = mark(truth.relevant, rows, truth.size).to(device)
+            # What a user has seen is no answer. The lists of popularity leave out the same, so that
+            # both are compared alike.
             allowed = known & ~mark(truth.seen, rows, truth.size).to(device)
             by_model.update(scores.masked_fill(~allowed, -torch.inf), relevant)
             counts = popularity.expand(len(rows), -1)
@@ -240,13 +246,18 @@ def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
     from rayrec.metrics import RankingMetrics
     from rayrec.train.window import all_sum
 
+    # States are sums over users, so the sum over ranks is the state of all users.
     state = metrics.state()
     all_sum(state)
     return RankingMetrics.from_state(state, ks).compute()
 
 
 def _shares(total: int, rank: int, world_size: int) -> list[range]:
-    """This rank's rows in each of the same number of calls on every rank."""
+    """Ranges of this rank's rows, one per call of a tower.
+
+    Together the ranks cover 0 .. total - 1 once. A call is a collective, so every rank gets equally
+    many ranges; some may be empty. A range has at most CHUNK rows, which bounds the memory.
+    """
     shares = []
     for start in range(0, total, CHUNK * world_size):
         call = range(start, min(start + CHUNK * world_size, total))

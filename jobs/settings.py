@@ -32,6 +32,7 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
     """
     from rayrec.driver import ScalingConfig
 
+    # Jobs that need a cluster do not have the option.
     local = getattr(args, "local", False)
     if local:
         of_a_cluster = ("--ranks", "--placement-timeout", "--pin-cores")
@@ -114,6 +115,7 @@ def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset
     path = absolute_path("the data's path", path)
     names = [path]
     if not is_uri(path) and os.path.isdir(path):
+        # Hidden names are looked for below the folder: the path to it may hold some.
         below = [p.relative_to(path) for p in sorted(Path(path).glob("**/*"))]
         hidden = re.compile(r"(^|/)[._]")  # which a data set leaves out
         names = [str(p) for p in below if not hidden.search(str(p))]
@@ -136,6 +138,8 @@ def output_path(option: str, path: str | None) -> str | None:
     """
     if path is None:
         return None
+    # The probe comes before the run: hours of training must not end with a file that cannot be
+    # written.
     whole = lasting_path(option, path)
     probe_output(option, whole)
     return whole

@@ -40,10 +40,13 @@ def _all_to_all(rank: int, world_size: int, device: str) -> str:
     import torch
     import torch.distributed as dist
 
+    # Number 1000 r + d goes from rank r to rank d, so a number in the wrong place shows who sent
+    # it.
     send = torch.arange(world_size, device=device) + 1000 * rank
     received = torch.empty_like(send)
     started = time.perf_counter()
     dist.all_to_all_single(received, send)
+    # Reading the numbers also waits for the device, so the time is that of the whole exchange.
     expected = torch.arange(world_size) * 1000 + rank
     if received.cpu().tolist() != expected.tolist():
         raise CommError(
@@ -64,6 +67,7 @@ def _step(rank: int, world_size: int, device: str) -> str:
     from rayrec.sparse import KeyedJaggedTensor
     from rayrec.train.step import train_step
 
+    # Every rank owns 64 rows, so that ids of every rank travel to all others.
     table = EmbeddingBagConfig(
         num_embeddings=64 * world_size, embedding_dim=8, name="table", feature_names=["feature"]
     )
@@ -76,6 +80,7 @@ def _step(rank: int, world_size: int, device: str) -> str:
         model, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.1), device=device, seed=0
     )
     rows = 16
+    # The model is the same on all ranks, and the batches differ.
     generator = torch.Generator().manual_seed(rank)
     ids = torch.randint(table.num_embeddings, (rows,), generator=generator)
     batch = SimpleNamespace(

@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     separate_files({"--result": args.result}, {**inputs, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     with ExitStack() as stack:
+        # One of the three options is enough to mean data of the user: what is missing is then an
+        # error and no reason to make data.
         given = any(path is not None for path in (args.train, args.eval, args.schema))
         paths = _given_data(args) if given else _make_data(args, stack, timing)
         return _train(args, paths, timing)
@@ -103,6 +105,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
         dense_layers=args.dense_layers,
         over_layers=args.over_layers,
     )
+    # The recipe travels in every checkpoint, so that `jobs.evaluate` can build the model.
     run = run_of(args, epochs=1, extras=recipe.to_extras())
     scaling = scaling_of(args)
     train = open_data(paths.train, schema, paths.schema)

@@ -107,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             temperature=args.temperature,
             log_q=None,
         )
+        # The towers are checked before the positives are written: a run that cannot be costs
+        # nothing.
         recipe.check()
         paths = write_positives(
             rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives")
@@ -119,13 +121,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(
     args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]
 ) -> int:
+    # The model trains on the positives alone: the negatives of a row are the candidates of the
+    # other rows of its batch. Held-out rows are read once before, so that a damaged file costs no
+    # run.
     from rayrec.data import FeatureSchema, ParquetDataset
     from rayrec.driver import Driver
 
     extras: dict[str, Any] = {"two_tower": {**asdict(recipe), "log_q": not args.no_log_q}}
     data = ParquetDataset(paths.positives, FeatureSchema.from_json(paths.schema, "the schema"))
     scorer = RetrievalScorer(paths=paths, query=args.query, candidate=args.candidate, ks=args.ks)
-    candidates = len(scorer.truth().item_ids)  # held-out rows are checked before training, too
+    candidates = len(scorer.truth().item_ids)
     if max(args.ks) > candidates:
         raise ConfigError(
             f"--ks {max(args.ks)} is longer than a list of all {candidates} candidates."
@@ -140,6 +145,7 @@ def _train(
 def _outcome(result: Result) -> Told:
     scores: dict[str, dict[str, float]] = {"model": {}, "popularity": {}}
     for name, value in result.metrics.items():
+        # Names are "model recall@10" and the like; "queries" and "candidates" have no second word.
         who, _, score = name.partition(" ")
         if score:
             scores[who][score] = value

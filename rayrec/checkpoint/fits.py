@@ -67,6 +67,7 @@ def no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
 
 def check_optimizer(manifest: Manifest, table: str, wanted: object, where: str) -> None:
     saved = manifest.optimizers.get(table)
+    # Nothing is compared where one side does not say its optimizer.
     if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
         return
     names = saved.get("name"), wanted.get("name")
@@ -94,6 +95,7 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
                 f"{kinds[saved[name].width > 0]}, wanted is {kinds[tensor.dim() == 2]}: another "
                 f"optimizer. {_STATE_REMEDY}"
             )
+        # Floats convert into each other; a counter of another type would mean something else.
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != saved[name].dtype and not ("float" in dtype and "float" in saved[name].dtype):
             raise CheckpointError(

@@ -49,6 +49,7 @@ class CheckpointManager:
         """The step of a checkpoint directory of this run, or None when `path` lies elsewhere."""
         _, root = resolve(path, self._filesystem if "://" not in path else None)
         parent, _, name = root.rpartition("/")
+        # A checkpoint of another run may be called alike, so the folder around it counts, too.
         match = _STEP.fullmatch(name)
         return int(match[1]) if match and parent == self._root else None
 

@@ -133,6 +133,7 @@ def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = 
     outcomes = gather(outcome)
     failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error}
     if failed:
+        # All ranks name the same rank, since all see the same outcomes.
         first = min(failed)
         others = f" ({len(failed)} ranks failed: {sorted(failed)})" if len(failed) > 1 else ""
         kind = CheckpointError if outcomes[first].mistake else SaveError
@@ -148,6 +149,7 @@ def _check_shards(
     plan: ShardingPlan,
     rank: int,
 ) -> None:
+    # A shard that nobody saved would only be missed at a restore.
     wanted, given = set(plan.shards(rank)), {state.shard for state in shards}
     for shard in sorted(wanted ^ given, key=lambda s: (s.table, s.rows.start, s.cols.start)):
         what = "was given but is not in the plan"
@@ -173,6 +175,7 @@ def _check_shards(
 
 def _writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
     layout = plan.tables[shard.table].layout
+    # Replicas are equal bit for bit, so one is enough.
     return not isinstance(layout, Replicated) or rank == min(layout.ranks)
 
 
@@ -195,6 +198,7 @@ def _write_dense(
     buffer = io.BytesIO()
     torch.save({"model": model, "optimizer": optimizer}, buffer)
     buffer.seek(0)
+    # A checkpoint may come from anywhere, so loading it must not run code.
     foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
     if foreign:
         raise CheckpointError(
@@ -216,6 +220,7 @@ def _manifest(
     extras: Json,
 ) -> Manifest:
     steps = [one.step for one in written]
+    # Rows of two steps in one checkpoint would be no state that training ever had.
     if len(set(steps)) > 1:
         raise CheckpointError(
             f"ranks are at different steps, by rank: {steps}; save after the same step on all of "

@@ -49,7 +49,9 @@ def shard_path(shard: Shard) -> str:
 
 
 def columns_of(state: ShardState) -> tuple[Column, ...]:
-    """The columns that `state` is written as.
+    """The columns that `state` is written as: the weight, then one per optimizer state.
+
+    A column of a (rows, cols) tensor has the width cols; one of a (rows,) tensor has the width 0.
 
     Raises:
         CheckpointError: a tensor has a type that has no column type.
@@ -152,12 +154,22 @@ def read_batch(
 def _read_marked(
     source: Source, entry: FileEntry, before: Mark, mark: Mark, where: str
 ) -> tuple[pa.Buffer, Callable[[], bool]]:
-    """The bytes between two marks, and a call that tells whether they are those written."""
+    """The bytes between two marks, and a call that tells whether they are those written.
+
+    The check is a call because it reads every byte, which a caller may not want.
+
+    Args:
+        before, mark: the bytes are [before.end, mark.end) of the file.
+        where: the checkpoint, for errors.
+    Raises:
+        CheckpointError: the storage refuses.
+    """
     try:
         data = source.read(before.end, mark.end)
     except OSError as error:
         raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
-    # crc32 goes on from the mark before, so nothing in front of it is read
+    # A mark's crc32 is of all bytes up to it. It continues from the crc32 of the mark before, so
+    # nothing in front of that mark is read.
     return data, lambda: zlib.crc32(data, before.crc32) == mark.crc32
 
 

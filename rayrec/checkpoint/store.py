@@ -210,6 +210,7 @@ class Store:
         for path in paths if self._local else ():
             if not os.path.exists(path):  # a model without tables has no tables directory
                 continue
+            # A folder is synced like a file: its names are its content.
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)

@@ -65,6 +65,8 @@ def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
             joined, width = np.concatenate(parts_2d, axis=1), sum(len(e.cols) for e in files)
             columns[column.name] = pa.FixedSizeListArray.from_arrays(joined.reshape(-1), width)
         else:
+            # One value per row stands for the mean over the columns of its block, so blocks count
+            # by their widths.
             widths = [len(entry.cols) for entry in files]
             mean = np.average([array.to_numpy() for array in arrays], axis=0, weights=widths)
             columns[column.name] = pa.array(mean.astype(arrays[0].to_numpy().dtype))

@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> None:
     from rayrec.driver import ScalingConfig, calibrate  # Ray, which planning does not need
     from rayrec.storage import probe_output, write_whole
 
+    # The file is tried first: the result of a calibration must not be lost at its end.
     probe_output("the topology (--out)", options.out)
     scaling = ScalingConfig(
         num_workers=options.ranks,

@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> None:
     config = SyntheticConfig(
         rows_train=options.rows, rows_eval=options.eval_rows, dim=options.dim, seed=options.seed
     )
+    # The parts move into DIR when all of them are written, so nobody reads half of a file.
     with new_data_set(options.out, options.overwrite) as folder:
         write_synthetic(folder, config)
     out = Path(options.out)

@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> None:
     if options.profile is not None:
         from rayrec.cli.profile import measure  # pyarrow, which planning alone does not need
 
+        # The skew is fitted to the ids of a global step, since all of them meet in the rows of a
+        # table.
         step_rows = options.batch * topology.world_size
         sampled = measure(schema, options.profile, step_rows)
         measured = {name: facts._asdict() for name, facts in sampled.items()}
@@ -93,7 +95,10 @@ def run(options: argparse.Namespace) -> None:
     if schema.is_weighted:
         for table in schema.tables:
             limits = constraints.get(table.name, NO_CONSTRAINTS)
+            # A batch either has weights or not, so every table pays for them where one feature has
+            # any.
             constraints[table.name] = replace(limits, weighted=True)
+    # The earlier plan is read before --out is written, which may be the same file.
     earlier = ShardingPlan.load(options.diff) if options.diff is not None else None
     kinds = None
     if options.kinds is not None:
@@ -137,6 +142,7 @@ def _check_files(options: argparse.Namespace) -> None:
 
 
 def _topology(options: argparse.Namespace) -> Topology:
+    # What is no file is taken for a preset; its message names all presets.
     if not os.path.isfile(options.topology):
         reserve = RESERVE if options.reserve is None else options.reserve
         return preset_topology(options.topology, options.ranks, options.hosts, reserve)

@@ -57,6 +57,8 @@ def measure(
         raise ConfigError(f"cannot profile {path}: {error}") from None
     if sample.num_rows == 0:
         raise ConfigError(f"cannot profile {path}: it has no rows.")
+    # Each step takes every n-th row, so that it is spread over the sample: rows that lie side by
+    # side often hold the same ids.
     every = max(1, sample.num_rows // step_rows)
     steps = [
         sample.take(pa.array(range(first, sample.num_rows, every)))
@@ -80,6 +82,7 @@ def _format(path: Path) -> str:
     files = [path]
     if not path.is_file():
         below = sorted(path.rglob("*"))
+        # pyarrow leaves out the same names when it reads a folder.
         files = [p for p in below if p.is_file() and not p.name.startswith((".", "_"))]
     return "ipc" if files and files[0].suffix in ARROW_SUFFIXES else "parquet"
 

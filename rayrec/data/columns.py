@@ -128,6 +128,7 @@ def _bags(
     """Offsets and leaf values of a column of scalars or lists; nulls are empty bags."""
     kind = array.type
     nulls = array.null_count
+    # A column of nulls alone has no type; all of its bags are empty.
     if pa.types.is_null(kind):
         return Bags(np.zeros(0, np.int64), np.zeros(len(array) + 1, np.int64))
     if not is_list(kind):
@@ -199,6 +200,7 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
                 f"column {feature.column!r} of feature {feature.name!r} has a null in its "
                 "dictionary. Encode nulls as nulls."
             )
+        # Each word of the dictionary is hashed once, however often it occurs.
         return _ids(leaf.dictionary, feature)[leaf.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_integer(leaf.type):
         values = leaf.to_numpy()
@@ -209,6 +211,7 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
             return values
         return hash_integers(values, feature.hash_buckets)
     assert feature.hash_buckets is not None
+    # Text of fixed size has no offsets; the cast gives it some.
     if pa.types.is_fixed_size_binary(leaf.type):
         leaf = leaf.cast(pa.binary())
     # Arrow's buffers of text: offsets into the bytes, 64 bits wide for the large types
@@ -224,6 +227,7 @@ def _checked_weights(
     bag: Bags, weights: Bags, feature: Feature, rows: int, where: Where
 ) -> NDArray[np.float32]:
     ids, given = bag.lengths(rows), weights.lengths(rows)
+    # Lengths are compared row by row: equal sums could hide weights of other ids.
     if (ids != given).any():
         row = _first(ids != given)
         raise InputError(

@@ -62,6 +62,7 @@ def to_batch(
         columns = read_columns(batch, schema, partial(_row_name, row, source), binary_labels)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
+    # An empty table has no chunk that would be checked, and must still have the columns.
     if isinstance(data, pa.Table) and not parts:
         check_columns(data.schema, schema, source)
     return assemble(parts, schema, global_rows=data.num_rows)

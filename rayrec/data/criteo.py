@@ -81,6 +81,7 @@ def _split(
 ) -> tuple[int, int]:
     """Write train/ and eval/ below `folder`; the rows of each."""
     train, evaluation = PartsWriter(folder / "train", 16), PartsWriter(folder / "eval", 16)
+    # A row is held out when its 64 random bits lie below it.
     threshold = np.uint64(int(eval_fraction * 2**64))
     row = 0
     try:
@@ -163,12 +164,14 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
                 f"column {name} of {path} holds {value}, which is no count. Leave the field empty "
                 "where it is unknown."
             )
+        # Counts have a long tail; the logarithm brings them to the size of the other inputs.
         columns[name] = pa.array(np.log1p(np.maximum(counts, 0.0)).astype(np.float32))
     for name in CATEGORIES:
         text = block[name].combine_chunks()
         ids = np.zeros(len(text), np.int64)
         known = text.is_valid().to_numpy(zero_copy_only=False)
         numbers = parse_hex(text.drop_null(), f"column {name} of {path}")
+        # Ids below a null are never read: the mask makes an empty bag of the row.
         ids[known] = hash_integers(numbers, num_buckets)
         columns[name] = pa.array(ids.astype(np.int32), mask=~known)
     return pa.table(columns)
@@ -193,6 +196,7 @@ def parse_hex(text: pa.StringArray, where: str) -> NDArray[np.int64]:
         rows = slice(None) if lengths.min() > i else lengths > i
         digit = digits[starts[rows] + i]
         bad[rows] |= digit > 15
+        # 15 digits are 60 bits, so no value becomes negative.
         out[rows] = (out[rows] << 4) | digit
     if bad.any():
         raise InputError(

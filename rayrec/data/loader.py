@@ -49,6 +49,8 @@ class BatchLoader(Iterator[Batch]):
             batch = next(self._made)
             self.batches = self.batches[1:]
             return batch
+        # The queue gives batches in order, then None at the end of the data or the error that ended
+        # the thread.
         item = self._queue.get()
         if isinstance(item, Batch):
             self.batches = self.batches[1:]
@@ -76,6 +78,7 @@ def _produce(made: Iterator[Batch], out: _Queue, stop: threading.Event) -> None:
             out.put(batch)
             if stop.is_set():
                 return
+    # Whatever ends the thread reaches the consumer, which would wait for ever otherwise.
     except BaseException as error:
         last = error
     out.put(last)

@@ -77,7 +77,12 @@ def convert_movielens(
 
 
 def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
-    """One row per rating with all that is known of it, rows of each table, the ratings' file."""
+    """Join ratings, users and items.
+
+    Returns:
+        one row per rating with its label, user, item and their side information, all as ids;
+        the number of rows of each embedding table, by column; and the path of the ratings' file.
+    """
     paths, (ratings, users, items) = _read_folder(root)
     user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
     item = _place(ratings["item_id"], items["item_id"], paths[0], "item_id")

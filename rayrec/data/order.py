@@ -110,12 +110,16 @@ class SampleOrder:
         return permutation(key, self.block_rows(stream, block))
 
     def block_chunks(self, stream: int, block: int) -> Iterator[ChunkRange]:
-        """The parts of chunks that hold one block, in order."""
+        """The parts of chunks that hold one block, in order.
+
+        A range counts rows inside its chunk; together the ranges have `block_rows` rows.
+        """
         start = self.stream_start(stream) + block * self.shuffle_rows
         stop = start + self.block_rows(stream, block)
         at = bisect_right(self._chunk_starts, start) - 1
         while start < stop:
             first, end = self._chunk_starts[at], min(self._chunk_starts[at + 1], stop)
+            # A chunk may have no rows; it is passed over.
             if end > start:
                 yield ChunkRange(self.chunk_order[at], start - first, end - first)
             start, at = max(start, end), at + 1

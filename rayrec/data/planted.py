@@ -69,6 +69,7 @@ class SyntheticConfig:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least {low}.")
+        # The truth needs a user, an item and two small columns of single ids.
         if self.num_lists > self.num_features - 4:
             raise ConfigError(
                 f"num_lists={self.num_lists} of num_features={self.num_features}; four columns "
@@ -143,6 +144,9 @@ class Planted:
         return Rows(dense, ids, labels, logits)
 
     def _draw(self, part: int, index: int, rows: int) -> tuple[NDArray[np.float32], list[Ids]]:
+        # The features of one chunk: dense columns (rows, num_dense), and one `Ids` per sparse
+        # column. A column of single ids has one id in a row, a list column has 0 to 4. The 3 behind
+        # the seed keeps these numbers apart from those of the labels and of the truth.
         rng = np.random.Generator(np.random.Philox(mix_int(self.config.seed, 3, part, index)))
         dense = rng.standard_normal((rows, self.config.num_dense), dtype=np.float32)
         ids = []
@@ -152,6 +156,8 @@ class Planted:
                 ends = np.cumsum(rng.integers(0, 5, rows))
                 offsets = np.concatenate([[0], ends]).astype(np.int32)
                 n = int(offsets[-1])
+            # The inverse of the Zipf law gives a rank of popularity; `popular` says which id has
+            # that rank.
             ids.append(Ids(popular[np.searchsorted(cdf, rng.random(n), side="right")], offsets))
         return dense, ids
 
@@ -168,6 +174,8 @@ class Planted:
         return np.stack([main, (user * item).sum(1), cross, smooth])
 
     def _z(self, dense: NDArray[np.float32], ids: list[Ids]) -> F64:
+        # (rows,) the sum of the standardized terms. A term times the root of its share has that
+        # share as its variance.
         c = self.config
         main = 1 - c.low_rank - c.cross - c.dense
         share = np.array([main, c.low_rank, c.cross, c.dense if c.num_dense else 0.0])

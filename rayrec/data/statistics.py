@@ -38,6 +38,8 @@ def check_statistics(data: FileDataset) -> None:
         first_row = 0
         for group, rows in enumerate(file.chunk_rows):
             looked_at += reader.metadata.num_columns
+            # A data set of very many row groups would hold up the start; the ranks find the rest as
+            # they read it.
             if looked_at > MAX_COLUMNS:
                 return
             # read as training would read it, which raises the error that names the row

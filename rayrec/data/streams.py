@@ -85,6 +85,7 @@ class _Stream:
         return parts
 
     def _load(self, block: int) -> Columns:
+        # Consecutive batches take rows of the same block, which is decoded once.
         if block == self.block and self.columns is not None:
             return self.columns
         source, reading = self.chunks, self.chunks.reading
@@ -183,6 +184,7 @@ class _ChunkCursor:
         chunk = self.source.chunks[part.chunk]
         out: list[pa.RecordBatch] = []
         try:
+            # Pieces of a large chunk come forward only; a step back begins it anew.
             if part.chunk != self.index or part.start < self.first:
                 self.reader, self.index, self.first = self.source.reader(chunk), part.chunk, 0
                 self.pieces, self.piece = iter(()), None

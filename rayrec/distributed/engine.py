@@ -272,6 +272,7 @@ class ShardedEmbeddings:
         if self._ahead is not None and ride.started is not None:
             with span(self.timer, "input"):
                 ahead = self._ahead.take(ride.started, collections, self.timer)
+            ride.started = None  # a KJT that is kept must not keep what was routed
         routed = ahead or self._route(program, kjt, self.exchange, weights is not None)
         bags: dict[str, int] = {}
         if kjt.variable_stride_per_key():

@@ -22,6 +22,11 @@ def answers(
 ) -> list[Any]:
     """Wait for one answer of each rank in `references`; the values in the same order.
 
+    Args:
+        references: by rank, what the call gave.
+        addresses: where ranks are, as far as that is known.
+        what: what they were asked to do, as in "rank 1 could not start".
+        check: called several times a second, so that a signal is obeyed while the ranks are silent.
     Raises:
         TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s`
             seconds.
@@ -46,6 +51,7 @@ def answers(
         except ray.exceptions.RayTaskError as error:
             raised = error.cause if error.cause is not None else error
             words = str(raised).strip()
+            # A mistake of the user comes before everything else: it says what to change.
             mistake = as_user_mistake(raised, words)
             if mistake is not None:
                 raise mistake from error

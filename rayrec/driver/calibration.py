@@ -48,6 +48,7 @@ def calibrate(
         raise ConfigError(
             "calibration measures the ranks of a cluster; give num_workers of at least 1 (--ranks)."
         )
+    # A calibration has nothing to save, so a signal ends it at once.
     controller = Controller(
         scaling,
         prepare,

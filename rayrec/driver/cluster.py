@@ -57,12 +57,14 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
     """
     import ray
 
+    # Who connected also disconnects: this block leaves a connection that it found as it is.
     if ray.is_initialized():
         yield _describe()
         return
     address = os.environ.get("RAY_ADDRESS", "")
     with ExitStack() as stack:
         if address and address != "local":
+            # `ray.init` would try a dead address for minutes.
             _check_reachable(address)
             _join(address if address == "auto" else _without_scheme(address))
         else:
@@ -79,6 +81,8 @@ def _reaper() -> Iterator[None]:
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     command = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    # The process reads its stdin, which closes however this process ends. A session of its own
+    # keeps Ctrl-C from it.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
@@ -174,6 +178,7 @@ def _grows() -> bool:
             report = json.loads(text).get("autoscaler_report") or {}
             types = report.get("node_type_mapping") or {}
             return not types or any(kind != f"node_{node}" for node, kind in types.items())
+        # A head that says nothing may grow: waiting is the smaller mistake.
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)

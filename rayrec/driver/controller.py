@@ -133,6 +133,7 @@ class Controller:
                 try:
                     self.state = actions[self.state]()
                 except Exception as error:
+                    # An error while ending cannot be answered by ending once more.
                     if self.state is State.SHUTTING_DOWN:
                         raise
                     self._error, self.state = error, State.SHUTTING_DOWN
@@ -169,6 +170,7 @@ class Controller:
         self._watch.at("planning")
         self._prepared = self._prepare(self._group)
         task = self._prepared.task
+        # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         if task is None:
             return State.SHUTTING_DOWN
         check()
@@ -214,6 +216,7 @@ class Controller:
         """Tell the watch whether any rank moved since the last look, and what they are doing."""
         polls = [rank.poll for rank in ranks]
         progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]
+        # Answers without news are no progress, or a run that hangs would look alive.
         if progress == self._progress:
             return
         self._progress = progress

@@ -161,6 +161,8 @@ class Driver:
         check_values(self._eval_data)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
+        # The folder is taken before its checkpoints are looked at, so that no other driver changes
+        # them in between.
         with held(run.run_path, display.line) as folder:
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
@@ -245,6 +247,7 @@ class Driver:
 
         ran = self._control(display, prepare, RunLog(None), None, files)
         metrics: Mapping[str, float] | None = ran.results[0]
+        # A rank that was stopped amid the data has no scores of all rows.
         if metrics is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)
         return metrics
@@ -270,6 +273,7 @@ class Driver:
             files: by what they are, local files that every host must see.
         """
         run, scaling = self._run, self._scaling
+        # A stop that was asked for belongs to the run of that time.
         self._stop.clear()
 
         def prepare_group(group: RankGroup) -> Prepared:
@@ -322,6 +326,7 @@ def _checked_predictions(
 
 def _result(ran: Ran, display: Display) -> Result:
     """What a user gets of a training that ran."""
+    # Numbers are merged over the ranks, so that rank 0 speaks for all.
     outcome: FitOutcome = ran.results[0]
     plan = ran.prepared.plan
     assert plan is not None

@@ -24,6 +24,7 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
     """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can."""
     for resource, each in scaling.bundle.items():
         have, need = total.get(resource, 0.0), each * scaling.num_workers
+        # Sums of fractions of a CPU may be off in their last digits.
         if need > have + 1e-6:
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
@@ -60,6 +61,7 @@ def placed(
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
+    # What the cluster has as a whole is compared, not what is free now: other work may end.
     missing = shortage(scaling, ray.cluster_resources())
     if missing and cluster.fixed and scaling.placement_timeout_s is None:
         hint = (

@@ -159,6 +159,7 @@ class Planning:
             **run.exchange(),
             tables=tuple(self.tables()),
             topology=self._priced(topology),
+            # The largest part of a global batch, so that buffers suffice on every rank.
             batch_size=-(-run.global_batch_size // topology.world_size),
             constraints=dict(self._constraints or {}),
             sparse_optimizer=run.sparse_optimizer.name,

@@ -44,7 +44,15 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The failure to report; `also` is what another rank said that may be the reason."""
+    """The failure to report.
+
+    Attributes:
+        rank, host: who failed; the host is "" where it is not known.
+        cause: the error in one line. traceback: its text, or "".
+        step: global steps that the rank had done.
+        also: what another rank said that may be the reason, or "".
+        mistake: the error itself where it is a user's mistake.
+    """
 
     rank: int
     host: str
@@ -86,6 +94,7 @@ def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float 
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
         return Verdict(action="finish" if done else "wait")
     own = [rank for rank in ranks if rank.death or _own_error(rank)]
+    # When all ranks have failed, no further cause can arrive.
     settled = all(_failed(rank) for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
         return Verdict(action="wait")
@@ -99,6 +108,7 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     first = min(failed, key=_order)
     error = _error(first)
     if first.death:
+        # A death says little of its reason; the error of another rank may tell it.
         also = ""
         for rank in failed:
             said = _own_error(rank)
@@ -110,6 +120,7 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
         )
     assert error is not None
     if error.collateral:
+        # All failed ranks blame another one. A rank that is silent meanwhile is that other one.
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
         if hung:
             mute = max(hung, key=lambda rank: rank.silent_s)

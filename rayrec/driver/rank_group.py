@@ -73,7 +73,11 @@ class RankGroup:
         (port,) = self._answers(
             [self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s
         )
+        # The task holds the model function and the plan; it goes into the object store once for all
+        # ranks.
         shared = ray.put(task)
+        # Names in the rendezvous carry the generation, so that a second task does not read the
+        # first one's.
         self._generation += 1
         self._polls, self._seen, self.events = [None] * self.world_size, 0, []
         self._answered = [time.monotonic()] * self.world_size
@@ -109,6 +113,7 @@ class RankGroup:
         asked = set(self._pending.values())
         for rank, actor in enumerate(self._actors):
             if rank not in asked and not self._ended(rank):
+                # Rank 0 reports for all: its windows are merged over the ranks.
                 self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
         if self._pending:
             asked_now = list(self._pending)
@@ -211,6 +216,8 @@ class RankGroup:
         import ray
 
         asked = [actor.stacks.remote() for actor in self._actors]
+        # A rank that hangs in native code gives no stack; the others still show where it is waited
+        # for.
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
         lines = []
         for rank, reference in enumerate(asked):
@@ -231,7 +238,11 @@ class RankGroup:
     def _answers(
         self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
     ) -> list[Any]:
-        """Their values, or a failure of the first rank that gave none; see `answers`."""
+        """Wait for the answers of `ranks`, by default of all ranks, in the order of `references`.
+
+        A rank that gives none within `timeout_s` is a failure, which says that it was asked to do
+        `what`; see `answers`.
+        """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
         return answers(asked, self.addresses, self.world_size, what, timeout_s, self._check)
 

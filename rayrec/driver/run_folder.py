@@ -58,6 +58,7 @@ class Owner:
 
     def is_gone(self) -> bool:
         """Return whether the process ended, or has not been heard of for `STALE_S` seconds."""
+        # Numbers of processes are used again; the start tells two processes of one number apart.
         if self.machine == _machine():
             return _started(self.pid) != self.started
         return time.time() - self.beat > STALE_S
@@ -104,6 +105,7 @@ class RunFolder:
             ConfigError: the folder cannot be written to, or another driver holds it.
         """
         try:
+            # A folder that this driver made is removed again if nothing is kept in it.
             self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
             self._filesystem.create_dir(self._root, recursive=True)
             self._write(self.token, b"rayrec")
@@ -121,6 +123,7 @@ class RunFolder:
         if owner is not None:
             say(f"took over {self.path} from {owner}, which is gone")
         self._write(LOCK, _to_json(Owner.here(self._id)), new=owner is None)
+        # Two drivers may both have found no owner. The one whose name stands in the lock has won.
         winner = self._owner()
         if winner is not None and winner.token != self._id:
             raise ConfigError(f"{self.path} is in use by {winner}, which started at the same time.")
@@ -163,6 +166,7 @@ class RunFolder:
         """Write a small file so that it appears whole; with `new`, one that stands is left."""
         target = f"{self._root}/{name}"
         local = isinstance(self._filesystem, fs.LocalFileSystem)
+        # An object store shows a file when it is closed, so it needs no second name.
         partial = f"{self._root}/.{name}-{self._id}" if local else target
         with self._filesystem.open_output_stream(partial, compression=None) as stream:
             stream.write(content)
@@ -226,4 +230,5 @@ def _started(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    # A process that has ended and was not waited for (Z, X) is gone. Field 22 is the start.
     return None if stat[0] in "ZX" else int(stat[19])

@@ -99,6 +99,7 @@ def check_outside(data: Dataset, path: str) -> None:
     if not isinstance(data, FileDataset) or is_uri(path):
         return
     root, target = os.path.realpath(data.path), os.path.realpath(path)
+    # A data set lists its folder anew for every run, and would take the file for one of its own.
     inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
     if target == root or inside:
         raise ConfigError(

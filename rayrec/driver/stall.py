@@ -37,6 +37,8 @@ class StallWatch:
     ) -> None:
         self._say, self._log, self._rank_stacks = say, log, rank_stacks
         self._stall_s = stall_s
+        # `at` writes these from the run's thread and `_watch` reads them; a torn read only costs a
+        # line that comes a second early or late.
         self._where, self._patient = "starting", False
         self._since = time.monotonic()
         self._next_s = stall_s
@@ -67,6 +69,7 @@ class StallWatch:
             silent_s = time.monotonic() - self._since
             if silent_s < self._next_s:
                 continue
+            # It doubles, so that a run that hangs for a night writes a few lines and not thousands.
             self._next_s *= 2
             line = f"no progress for {silent_s:.0f} s while {self._where}"
             if not self._patient:

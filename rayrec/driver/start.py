@@ -64,6 +64,8 @@ def find_start(
     if run.resume_from == LATEST:
         return _latest(run, data, tables(), say)
     manifest = read_manifest(run.resume_from)
+    # A checkpoint that lies outside of the run's folder starts a run of its own there. Its
+    # checkpoints must not mix with those of another run.
     if (
         run.run_path is not None
         and CheckpointManager(run.run_path).step_of(run.resume_from) is None
@@ -93,6 +95,7 @@ def _latest(
     manager = CheckpointManager(run.run_path)
     whole: list[tuple[str, Manifest]] = []
     damage: DamagedCheckpointError | None = None
+    # Older whole checkpoints are kept as well: damage inside the newest is found by the ranks.
     for step in reversed(manager.steps()):
         path = manager.path(step)
         try:

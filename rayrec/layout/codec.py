@@ -86,6 +86,7 @@ def plan_from_json(text: str, source: str) -> ShardingPlan:
         PlanError: names `source`, the table and the field.
     """
     root = parse_object(text, source)
+    # The format and the version come first: of another file no other message would help.
     if (form := root.text("format")) != FORMAT:
         raise PlanError(
             f"{source}: format is {form!r}, expected {FORMAT!r}; this is no sharding plan."
@@ -97,6 +98,8 @@ def plan_from_json(text: str, source: str) -> ShardingPlan:
     tables = {name: _table_from_fields(_named(entries, name, source)) for name in entries.keys()}  # noqa: SIM118
     estimates = root.optional("estimates", root.child)
     predicted = _estimates_from_fields(estimates, tuple(tables)) if estimates else None
+    # Unknown fields are refused before the plan is checked: a misspelt name explains more than the
+    # error that follows from it.
     root.finish()
     try:
         plan = ShardingPlan(world_size=world_size, tables=tables, hosts=hosts, estimates=predicted)
@@ -122,6 +125,7 @@ def _table_from_fields(entry: Fields) -> TablePlacement:
         storage = _storage_from_fields(entry.child("storage"))
         layout = _layout_from_fields(entry)
     except (PlanError, ConfigError) as error:
+        # Errors of a field name the place already; errors of a layout or a storage do not know it.
         where = "" if str(error).startswith(entry.where) else f"{entry.where}: "
         raise PlanError(f"{where}{error}") from None
     entry.skip("storage")
@@ -149,6 +153,8 @@ def _layout_from_fields(entry: Fields) -> Layout:
 
 def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimates:
     per_table = entry.child("tables")
+    # The report reads an estimate for every table, so a plan whose tables were edited needs new
+    # estimates or none.
     if set(per_table.keys()) != set(names):
         odd = sorted(set(per_table.keys()) ^ set(names))
         raise PlanError(
@@ -169,6 +175,8 @@ def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimat
 def _rank_from_fields(entry: Fields) -> RankEstimate:
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(RankEstimate)):
+        # The suffix of a field gives its unit, and the unit its type: bytes are whole, seconds are
+        # not.
         values[name] = entry.integer(name) if name.endswith("_bytes") else entry.number(name)
     entry.finish()
     return RankEstimate(**values)

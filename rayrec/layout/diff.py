@@ -78,6 +78,7 @@ def _table_lines(
     head = f"{name}: {before.kind(name)} -> {after.kind(name)}"
     if old.storage != new.storage:
         head += f", storage {old.storage.label} -> {new.storage.label}"
+    # Rectangles of tables of two sizes cannot be compared: the table is another one.
     if old.layout.shape != new.layout.shape:
         (r0, c0), (r1, c1) = old.layout.shape, new.layout.shape
         return [f"{head}, resized {r0} x {c0} -> {r1} x {c1}"]

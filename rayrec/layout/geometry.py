@@ -37,6 +37,8 @@ class Shard:
         """Rows and columns of one table that both rectangles cover, or None."""
         if self.table != other.table:
             return None
+        # A range whose stop lies below its start is empty, so disjoint rectangles need no case
+        # here.
         rows = range(max(self.rows.start, other.rows.start), min(self.rows.stop, other.rows.stop))
         cols = range(max(self.cols.start, other.cols.start), min(self.cols.stop, other.cols.stop))
         return (rows, cols) if len(rows) and len(cols) else None
@@ -149,6 +151,8 @@ def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
     """
     if size < 1 or blocks < 1:
         raise PlanError(f"cannot cut {size} into {blocks} parts of multiples of {multiple}.")
+    # The units are spread evenly; the product comes before the division, so that no part differs
+    # from another by more than one unit.
     units = -(-size // multiple)
     parts = min(blocks, units)
     return (*(units * i // parts * multiple for i in range(parts)), size)
@@ -163,6 +167,7 @@ def weighted_cuts(size: int, weights: Sequence[float]) -> tuple[int, ...]:
     total, blocks = sum(weights), len(weights)
     cuts, below = [0], 0.0
     for i, weight in enumerate(weights[:-1], start=1):
+        # Cuts follow the sum of the weights so far, so rounding errors do not add up.
         below += weight
         cut = max(round(size * below / total), cuts[-1] + 1)
         cuts.append(min(cut, size - (blocks - i)))  # room for the blocks that follow

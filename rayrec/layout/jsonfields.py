@@ -66,6 +66,7 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
+        # A null means the same as a missing field, so it counts as read.
         if name in self.data and self.data[name] is None:
             self._seen.add(name)
         return self.data.get(name) is not None
@@ -94,6 +95,7 @@ class Fields:
         if name not in self.data:
             raise PlanError(f"{self.where}: field {name!r} is missing; expected {wanted}.")
         self._seen.add(name)
+        # `isinstance` would take true for an integer, since bool is a subclass of int.
         if type(self.data[name]) not in types:
             raise self.wrong(name, wanted, self.data[name])
         return self.data[name]

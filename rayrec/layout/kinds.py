@@ -91,6 +91,7 @@ def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
     one_row, one_col = layout.num_row_blocks == 1, layout.num_col_blocks == 1
     if one_row and one_col:
         return "table_wise"
+    # With a single host every layout lies on one host, so the plainer name is used.
     on_one_host = len(hosts) > 1 and any(set(layout.ranks) <= set(host) for host in hosts)
     if one_col:
         return "table_row_wise" if on_one_host else "row_wise"
@@ -116,6 +117,8 @@ def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
     """
     if isinstance(layout, Replicated) or len(hosts) < 2:
         return False
+    # A host of one rank has nothing to sum. The second hop pairs ranks of equal index in their
+    # hosts, so hosts must have equally many.
     if len(hosts[0]) < 2 or len({len(host) for host in hosts}) != 1:
         return False
     # A host sums what it holds of a bag, so it must hold all row blocks or none, one on each rank.

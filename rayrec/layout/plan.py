@@ -95,6 +95,8 @@ class ShardingPlan:
         if self.world_size < 1:
             raise PlanError(f"a plan needs at least one rank, got world_size={self.world_size}.")
         hosts = tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),)
+        # The plan is frozen, so it keeps a dictionary of its own: a later change of the argument
+        # must not change the plan.
         object.__setattr__(self, "tables", dict(self.tables))
         object.__setattr__(self, "hosts", hosts)
         try:
@@ -180,6 +182,8 @@ class ShardingPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON to a local file, which a reader sees whole: the old one or the new."""
+        # The scratch file lies in the same folder, since a rename is atomic within one file system
+        # only.
         target = Path(path)
         scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         scratch.write_text(self.to_json(), encoding="utf-8")

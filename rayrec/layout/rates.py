@@ -59,6 +59,7 @@ class Rates:
         step_s: once a step, outside of all parts.
     """
 
+    # Orders of magnitude in seconds, which rank plans before anybody has calibrated.
     input: PartRates = field(default_factory=lambda: PartRates(slot_s=0.2e-6))
     lookup: PartRates = field(default_factory=lambda: PartRates(slot_s=1e-6, rows=0.0))
     output: PartRates = field(default_factory=lambda: PartRates(home_slot_s=0.1e-6))

@@ -63,6 +63,7 @@ def _rank_lines(plan: ShardingPlan) -> list[str]:
     else:
         lines = ["host/rank tables shards  weights    optim  buffers full"]
         lines[0] += " exch ms  lookup  update   total"
+    # Without estimates the bars compare elements: nothing else is known of the ranks.
     peak = max(elements) or 1
     for rank in shown:
         where = f"{host_of[rank]}/{rank}"
@@ -82,6 +83,7 @@ def _rank_estimate(estimates: PlanEstimates, rank: int) -> str:
     num_bytes = own.weight_bytes, own.optimizer_bytes, own.buffer_bytes
     seconds = own.exchange_s, own.lookup_s, own.update_s, own.total_s
     sizes = " ".join(f"{format_bytes(value):>8}" for value in num_bytes)
+    # A plan by hand may be far over a limit; the cap keeps the column four characters wide.
     full = f"{min(own.memory_bytes / limit, 9.99):>4.0%}" if limit else "   -"
     times = " ".join(f"{format_ms(value):>7}" for value in seconds)
     share = own.total_s / estimates.step_s if estimates.step_s else 0.0
@@ -131,5 +133,6 @@ def _runner_up(told: TableEstimate) -> str:
     if told.runner_up is None or told.runner_up_work_s is None:
         return "-"
     ratio = told.runner_up_work_s / told.work_s if told.work_s else 1.0
+    # The ratio has at most four characters, so that no line is longer than the terminal.
     shown = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.0f}" if ratio < 999.5 else ">1k"
     return f"{told.runner_up} {shown[:4].rstrip('.')}x"

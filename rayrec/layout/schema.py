@@ -102,6 +102,7 @@ class FeatureSchema:
                         f"are {sorted(by_name)}."
                     )
                 buckets = by_name[name].hash_buckets
+                # A hash gives every number below hash_buckets, so each of them must have a row.
                 if buckets is not None and buckets > table.num_embeddings:
                     raise ConfigError(
                         f"feature {name!r} hashes into {buckets} buckets but table {table.name!r} "
@@ -143,6 +144,7 @@ class FeatureSchema:
 
     def columns(self) -> tuple[str, ...]:
         """The columns to read, each once: label, dense, features, weights."""
+        # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
         return tuple(
             dict.fromkeys(
@@ -194,6 +196,8 @@ class FeatureSchema:
                 "embedding_dim": t.embedding_dim,
             }
             entry |= {"pooling": t.pooling.value.lower(), "features": list(t.feature_names)}
+            # From here on, fields that have their default are left out: people read and edit the
+            # file.
             if t.data_type is not DataType.FP32:
                 entry["data_type"] = t.data_type.value.lower()
             bounds = {"weight_init_min": t.weight_init_min, "weight_init_max": t.weight_init_max}
@@ -218,6 +222,8 @@ class FeatureSchema:
                 type, or contradicts itself.
         """
         try:
+            # `parse_object` refuses doubled keys and NaN. It speaks of plans, and a schema is no
+            # plan, so its error gets the class of a schema's errors.
             raw = parse_object(text, source).data
         except PlanError as error:
             raise ConfigError(
@@ -351,8 +357,10 @@ def _take(
             raise ConfigError(
                 f"{where} has the unknown field {name!r}; the fields are {sorted(known)}."
             )
+        # A null stands for a field that is not given.
         if value is None and name in optional:
             continue
+        # In Python true is an integer; in a schema it is a mistake.
         fits = isinstance(value, known[name]) and not isinstance(value, bool)
         if fits and known[name] == (int, float):
             fits = abs(value) <= sys.float_info.max  # 1e999 reads as infinity

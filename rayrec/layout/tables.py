@@ -94,6 +94,8 @@ class BaseEmbeddingConfig:
                 f"table {self.name!r} has {self.num_embeddings} x {self.embedding_dim} elements; a "
                 f"table holds at most {MAX_ELEMENTS}."
             )
+        # A bound that is not given has its default here, so one given bound may contradict a
+        # default.
         low, high = self.init_bounds()
         bounded = self.weight_init_min is not None or self.weight_init_max is not None
         if self.init_fn is not None and bounded:
@@ -113,6 +115,7 @@ class BaseEmbeddingConfig:
 
     def init_bounds(self) -> tuple[float, float]:
         """Bounds (low, high) of the uniform distribution of initial values."""
+        # TorchRec has the same default, so models start with rows of the same size.
         bound = self.num_embeddings**-0.5
         low = -bound if self.weight_init_min is None else self.weight_init_min
         high = bound if self.weight_init_max is None else self.weight_init_max

@@ -85,6 +85,7 @@ class Topology:
             raise ConfigError(f"memory_bytes={self.memory_bytes} has a negative limit.")
         for name in ("memory_bw", "intra_host_bw", "inter_host_bw", "latency_s"):
             value = getattr(self, name)
+            # Prices divide by bandwidths, so none may be 0; a latency of 0 only leaves a term out.
             if not 0 <= value < float("inf") or (value == 0 and name != "latency_s"):
                 raise ConfigError(f"{name}={value} must be a positive, finite number.")
         if not 0 <= self.input_hidden <= 1:
@@ -150,6 +151,7 @@ class Topology:
                     "Topology.local needs memory_bytes for a GPU: what one rank's tables and "
                     "buffers may take."
                 )
+            # The other half is left to the dense model, the data and the system.
             machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             memory_bytes = machine // 2 // max(num_ranks, 1)
         return cls.uniform(1, num_ranks, memory_bytes, device, **speeds)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 def _scaled(value: float, units: Sequence[str]) -> str:
     index = 0
+    # The limits are those of the rounded number: 999.6 would be shown as 1000, and 99.96 as 100.0.
     while abs(value) >= 999.5 and index < len(units) - 1:
         value, index = value / 1000, index + 1
     digits = 0 if index == 0 or abs(value) >= 99.95 else 1

@@ -61,6 +61,8 @@ class FactorizationMachine(nn.Module):
         Raises:
             ConfigError: per_column, and rows of different widths.
         """
+        # (sum of x)^2 holds every product of a pair twice and every square once. Without the
+        # squares, half of it is the sum over all pairs.
         if not self.per_column:
             flat = _side_by_side(embeddings)
             return 0.5 * (flat.sum(1, keepdim=True).square() - flat.square().sum(1, keepdim=True))
@@ -69,6 +71,7 @@ class FactorizationMachine(nn.Module):
             raise ConfigError(
                 f"a factorization machine per column needs rows of one width, got {sorted(widths)}."
             )
+        # A part may hold one row (B, D) or several (B, F, D); both become (B, rows, D).
         (width,) = widths
         parts = [row.reshape(len(row), row.shape[1:].numel() // width, width) for row in embeddings]
         rows_BFD = torch.cat(parts, dim=1)
@@ -106,6 +109,8 @@ class FMInteractionArch(nn.Module):
         rows = [sparse_features] if dense_features is None else [dense_features, sparse_features]
         interactions = [self.deep_fm(rows), self.fm(rows)]
         if dense_features is not None:
+            # The dense row comes first, as in TorchRec: the weights of the over arch depend on the
+            # order.
             interactions.insert(0, dense_features)
         return torch.cat(interactions, dim=1)
 
@@ -161,6 +166,7 @@ class SimpleDeepFMNN(nn.Module):
     ) -> None:
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
+        # The dense row has the width of a table, so it counts as one more row of the interactions.
         width, has_dense = self.sparse_arch.D, bool(num_dense_features)
         self.dense_arch: DeepFMDenseArch | None = None
         if has_dense:

@@ -67,6 +67,8 @@ class DLRM(nn.Module):
         layer_sizes: Sequence[int],
         device: Device,
     ) -> None:
+        # The subclasses share this start and make interactions of their own. They call it in place
+        # of the constructor of DLRM, which would make parameters that nobody uses.
         self.sparse_arch = SparseArch(collection)
         self.dense_arch: DenseArch | None = None
         if dense_in_features:
@@ -104,6 +106,7 @@ class DLRM_DCN(DLRM):
         self._start(
             embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, dense_device
         )
+        # A cross network keeps the width of its input, so the over arch is as wide as all rows.
         rows = self.sparse_arch.F + (self.dense_arch is not None)
         crossnet = LowRankCrossNet(
             rows * self.sparse_arch.D, dcn_num_layers, dcn_low_rank_dim, dense_device
@@ -170,8 +173,11 @@ class DLRMTrain(nn.Module):
 
     def forward(self, batch: ClickBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """B rows -> scalar loss; loss, logits (B,), labels (B,)."""
+        # The model gives one logit per row, (B, 1); labels are (B,).
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
-        reduction = "mean" if logits.numel() else "sum"  # the mean over no rows would be nan
+        # The mean over no rows would be nan. The sum is 0 and stays in the graph, so that a rank
+        # without rows takes part in the collectives of the backward pass.
+        reduction = "mean" if logits.numel() else "sum"
         loss = functional.binary_cross_entropy_with_logits(
             logits, batch.labels.to(logits.dtype), reduction=reduction
         )

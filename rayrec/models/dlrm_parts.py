@@ -145,6 +145,7 @@ class InteractionProjectionArch(nn.Module):
         """Rows -> interactions."""
         batch, width = sparse_features.shape[0], sparse_features.shape[2]
         rows = _side_by_side(dense_features, sparse_features)
+        # (B, F1 D) and (B, D F2) are viewed as matrices; their product is (B, F1, F2).
         left, right = self.interaction_branch1(rows), self.interaction_branch2(rows)
         left = left.view(batch, left.shape[1] // width, width)
         products = torch.bmm(left, right.view(batch, width, right.shape[1] // width)).flatten(1)
@@ -152,7 +153,14 @@ class InteractionProjectionArch(nn.Module):
 
 
 class OverArch(nn.Module):
-    """Interactions -> logits: an MLP and a last linear layer."""
+    """Interactions -> logits: an MLP and a last linear layer.
+
+    Args:
+        in_features: columns of the interactions.
+        layer_sizes: of all layers; the last is linear, and 1 for one logit.
+    Raises:
+        ConfigError: there are no layers.
+    """
 
     def __init__(self, in_features: int, layer_sizes: Sequence[int], device: Device = None) -> None:
         super().__init__()
@@ -164,6 +172,7 @@ class OverArch(nn.Module):
         hidden = list(layer_sizes[:-1])
         self.model = nn.Sequential(
             MLP(in_features, hidden, bias=True, activation="relu", device=device),
+            # A logit may be negative, so no activation follows the last layer.
             nn.Linear([in_features, *hidden][-1], layer_sizes[-1], bias=True, device=device),
         )
 

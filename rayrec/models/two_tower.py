@@ -122,6 +122,7 @@ class TwoTower(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """B pairs of ids -> query (B, D), candidate (B, D). B may be 0."""
         rows = self.ebc(features)
+        # Both collections get the same batch object, and so share one exchange of ids.
         candidates = rows if self.candidate_ebc is None else self.candidate_ebc(features)
         return self.query_proj(rows), self.candidate_proj(candidates)
 
@@ -180,6 +181,7 @@ class TwoTowerTrain(nn.Module):
         self.two_tower, self.temperature = two_tower, temperature
         self.candidate_id, self.mask_hits = candidate_id, mask_hits
         self.log_q: Tensor | None
+        # As a buffer it moves to the device with the model; checkpoints would only repeat the data.
         self.register_buffer("log_q", log_q, persistent=False)
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -191,7 +193,9 @@ class TwoTowerTrain(nn.Module):
         query_BD, candidate_BD = self.two_tower(batch.sparse_features)
         labels = batch.labels.to(query_BD.dtype)
         rows = len(labels)
-        if not rows:  # in the graph, with gradients of zero
+        # A rank without rows takes part in the collectives of the backward pass, so its loss stays
+        # in the graph, with gradients of zero.
+        if not rows:
             loss = (query_BD.sum() + candidate_BD.sum()) * 0
             return loss, (loss.detach(), labels.new_zeros(0), batch.labels.detach())
         # row b: scores of query b with the candidates of all rows; its own is on the diagonal
@@ -200,13 +204,18 @@ class TwoTowerTrain(nn.Module):
         if self.candidate_id is not None:
             ids_B = self._candidate_ids(batch.sparse_features, rows)
             if self.log_q is not None:
+                # A popular candidate is the negative of many rows, and would be pushed down for it.
                 scores_BB = scores_BB - self.log_q[ids_B]
             if self.mask_hits:
+                # A score of -inf has no weight in the sum. The own candidate is kept, so no row is
+                # empty.
                 scores_BB = scores_BB.masked_fill((ids_B.unsqueeze(1) == ids_B) & ~own, -torch.inf)
         positive = scores_BB.diagonal()
         loss_B = scores_BB.logsumexp(1) - positive
         loss = (loss_B * labels).sum() / rows
         with torch.no_grad():
+            # The probability p of the own candidate has the log-odds log p - log(1 - p). That is
+            # its score less the logsumexp of all others.
             logits = positive - scores_BB.masked_fill(own, -torch.inf).logsumexp(1)
         return loss, (loss.detach(), logits, batch.labels.detach())
 
@@ -249,6 +258,8 @@ def _complete(features: KeyedJaggedTensor, collection: EmbeddingBagCollection) -
     missing = [feature for feature in wanted if feature not in keys]
     if not missing:
         return features
+    # A sharded collection exchanges all of its features. Empty bags make no rows and cost only
+    # lengths.
     lengths = features.lengths().new_zeros(len(missing) * features.stride())
     weights = features.weights_or_none()
     weights = None if weights is None else weights[:0]

@@ -142,9 +142,11 @@ class LowRankMixtureCrossNet(nn.Module):
         for name, value in (("num_experts", num_experts), ("low_rank", low_rank)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1.")
+        # Per layer and expert: V takes N columns to r, C stays in r, U takes r back to N.
         self.U_kernels = _kernels(num_layers, num_experts, in_features, low_rank, device=device)
         self.V_kernels = _kernels(num_layers, num_experts, low_rank, in_features, device=device)
         self.bias = _kernels(num_layers, in_features, 1, device=device)
+        # A single expert has the whole weight, so it needs no gate.
         self.gates: nn.ModuleList | None = None
         if num_experts > 1:
             gates = (

@@ -244,6 +244,9 @@ def _check_name(feature: str, home: nn.Module) -> None:
 
 
 def _check_longest(lengths: Tensor, places: int, what: str) -> None:
+    # No bag, of those whose `lengths` are given, may have more ids than there are places with
+    # weights. On CPU that is an error which names `what`. On CUDA the host would have to wait for
+    # the longest length, so an assertion in a kernel makes the rank fail instead.
     if not lengths.numel():
         return
     if lengths.device.type == "cpu":
@@ -254,4 +257,4 @@ def _check_longest(lengths: Tensor, places: int, what: str) -> None:
                 "weights. Cut the bags, or raise its max_feature_length."
             )
     else:
-        torch._assert_async((lengths <= places).all())  # no host sync
+        torch._assert_async((lengths <= places).all())

@@ -159,6 +159,7 @@ class CostModel:
             read += (ids * row_cost + distinct * fetched) * row_line
             touched += distinct * row_line
             gradients += ids * _lines(width * ROW_ELEMENT_BYTES)
+            # An update reads and writes each distinct row and its state once.
             updated += 2 * distinct * (row_line * row_cost + state_line * state_cost)
         return _Rows(all_ids, values, read, touched, gradients, updated)
 
@@ -205,7 +206,12 @@ class CostModel:
         )
 
     def _read_in_place(self, work: TableWork, ids_out: Amounts, column_blocks: int) -> StepAmounts:
-        """Each rank looks up its own bags, and writes the gradient of its output once."""
+        """Each rank looks up its own bags, and writes the gradient of its output once.
+
+        Args:
+            ids_out: what a home does to hand its ids to their owners.
+            column_blocks: of the table; each holds a slot for every feature.
+        """
         ids = work.ids * column_blocks
         # A split by columns reads every id once per block; rows are read at their own width.
         output = (work.bags if work.pooled else work.ids) * work.dim * ROW_ELEMENT_BYTES
@@ -213,6 +219,7 @@ class CostModel:
         touched = work.distinct_at_home * _lines(work.dim * work.element_bytes)
         pooling = ids * ID_BYTES + read + output
         lookup = Amounts(column_blocks * work.features, items=ids, stream=pooling, rows=touched)
+        # The output's gradient is read, and written once for all ranks to read.
         return StepAmounts(ids_out, lookup, gradient=Amounts(stream=2.0 * output))
 
     def seconds(self, amounts: StepAmounts) -> StepCost:
@@ -257,6 +264,8 @@ class CostModel:
         by_rank = {}
         for rank, shards in shards_by_rank(layout).items():
             near = len(self.topology.hosts[self.topology.host_of[rank]])
+            # What a piece costs depends on its shape, on how many row blocks the rank has, and on
+            # the size of its host.
             key = (near, len({shard.rows for shard in shards}), *(shard.shape for shard in shards))
             if key not in known:
                 known[key] = self.owner_amounts(work, shards, rank, replicated, summed)

@@ -41,7 +41,17 @@ def price_tables(request: PlanRequest, placed: Mapping[str, TablePlacement]) -> 
 
 
 def sum_ranks(request: PlanRequest, prices: Sequence[TablePrice]) -> tuple[RankEstimate, ...]:
-    """Bytes and seconds of a training step on every rank."""
+    """Bytes and seconds of a training step on every rank.
+
+    A rank pays as owner for the pieces of tables it holds, and as home for the look-ups of its own
+    rows of the batch. Every rank is home to equally many rows, so what a home pays is summed once.
+
+    Args:
+        request: its topology and optimizer are read.
+        prices: of all tables of a plan.
+    Returns:
+        one estimate per rank, in order.
+    """
     world = request.topology.world_size
     times, memory = [StepCost()] * world, [RankMemory()] * world
     home_s = CostModel(request.topology, request.sparse_optimizer).fixed_cost()

@@ -1,4 +1,8 @@
-"""From tables and constraints to the priced items that the search places. Standard library only."""
+"""From tables and constraints to the priced items that the search places.
+
+An item is one table, or several that must lie together, with every allowed way to lay it out and
+what each costs. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,16 @@ def make_items(
 ) -> list[Item]:
     """The items of a planning problem, in order of their first table.
 
+    Args:
+        tables, works: the tables, and what a step does with each; alike in order.
+        constraints: by table name; a table without any is free.
+        kinds: sharding kinds that the planner may use.
+        costs: prices of the topology, in seconds and bytes.
     Raises:
         PlanError: constraints leave a table, or tables that stay together, nothing to choose from.
         ConfigError: a pin names what does not exist, or two tables must be both together and apart.
     """
+    # Routes and sites do not depend on the table, so thousands of tables share a few of them.
     routes: Routes = {}
     known: dict[frozenset[int] | None, Sites] = {}
     groups: dict[str, list[int]] = {}
@@ -58,6 +68,7 @@ def make_items(
             stored = replace(work, storage=storage)
             priced += price_options(stored, candidates, costs, routes)
         options.append(priced)
+        # A table without a group is one by itself; no user's group begins with a null character.
         groups.setdefault(limits.together or f"\0{table.name}", []).append(index)
     items = []
     for group in groups.values():

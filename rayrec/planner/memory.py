@@ -114,7 +114,8 @@ def owner_memory(
 def home_buffer_bytes(work: TableWork, total: Traffic, blocks: int) -> int:
     """Buffers of one table on EVERY rank, as home of its batch.
 
-    They hold ids that leave, rows that are joined, the output and its gradient.
+    They hold ids that leave, rows that are joined, the output and its gradient. The last three are
+    of one size; where rows are read in place, there are `IN_PLACE_ROWS` of that size.
 
     Args:
         total: with all owners together.

@@ -93,10 +93,15 @@ class _Seats:
             left[0] = (left[0][0], left[0][1] - value)
 
     def even_out(self, top: float) -> None:
-        """Exchange single items until no rank has more than `top` seconds, or no exchange helps."""
+        """Exchange single items until no rank has more than `top` seconds, or no exchange helps.
+
+        Each turn takes the slowest rank and trades one of its items for a cheaper one elsewhere. It
+        prefers the trade that comes nearest to what the rank has too much.
+        """
         on_rank: dict[int, list[int]] = {}
         for i, rank in enumerate(self.ranks):
             on_rank.setdefault(rank, []).append(i)
+        # A trade may leave the rank still over `top`, so the turns are bounded: two for each rank.
         for _ in range(2 * len(on_rank)):
             worst = max(on_rank, key=lambda rank: self.loads[rank])
             over = self.loads[worst] - top
@@ -110,6 +115,8 @@ class _Seats:
                 for i in on_rank[worst]:
                     for j in theirs:
                         gain = self.seconds[i] - self.seconds[j]
+                        # The other rank takes the gain over, so it must have room for it below
+                        # `top`.
                         if 0 < gain <= room and (best is None or abs(gain - over) < best[0]):
                             best = abs(gain - over), i, j
             if best is None:

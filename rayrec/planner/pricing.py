@@ -31,7 +31,8 @@ def _option(
     home_s: float,
     world_size: int,
 ) -> Option:
-    # Before ranks are chosen: the best case for the mean rank, the worst for the largest piece.
+    # `seconds` holds one entry per number of ranks that a host may have. Which host it will be is
+    # not known yet, so the mean rank takes the best case, and the largest piece the worst.
     work_s = min(sum(values) for values in seconds.values())
     return Option(
         candidates=candidates,
@@ -101,7 +102,8 @@ class _Pricer:
         if isinstance(template, Replicated):
             return [self.piece(*template.shape, True, 1)] * candidate.num_ranks
         heights, widths = _sizes(template.row_cuts), _sizes(template.col_cuts)
-        cells = []  # every position owns one cell
+        # Every position owns one cell, so sorting by the owner gives the pieces by position.
+        cells = []
         for height, owners in zip(heights, template.owners, strict=True):
             cells += [(rank, height, width) for width, rank in zip(widths, owners, strict=True)]
         return [self.piece(height, width, False, summed) for _, height, width in sorted(cells)]
@@ -113,7 +115,8 @@ def price_options(
     """Price every candidate of one table, once for each number of ranks per host.
 
     Args:
-        routes: what was found for the candidates of other tables; this table's are added.
+        routes: by sites and numbers of blocks, how many ranks of a host sum their rows before they
+            go home. It holds what other tables' candidates needed; this table's are added.
     """
     routes = {} if routes is None else routes
     pricer = _Pricer(work, costs)

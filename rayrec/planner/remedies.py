@@ -160,6 +160,7 @@ def _optimizer(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 
 
 def _half(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
+    # Few tables are changed before many: first those that failed, then all of them.
     for whose, which in _scopes(request, failed):
         tables = list(request.tables)
         for i in which:

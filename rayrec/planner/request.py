@@ -67,6 +67,7 @@ class PlanRequest(ExchangeOptions):
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """What a step does with each table, where it lies; see `table_works`."""
         wire = self.wire
+        # Ranks read rows in place only in the memory of one host, and then nothing is coded.
         shared = (
             self.share_tables
             and self.topology.device == "cpu"

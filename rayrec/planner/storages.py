@@ -77,6 +77,8 @@ def _hull(item: Item, world_size: int) -> list[Option]:
 
 
 def _restricted(items: Sequence[Item], chosen: Sequence[Option]) -> list[Item]:
+    # Each item keeps all options that have the storages of its chosen one. Its layout stays open:
+    # the packing may still take another kind or other ranks.
     restricted = []
     for item, own in zip(items, chosen, strict=True):
         options = tuple(option for option in item.options if option.storages == own.storages)

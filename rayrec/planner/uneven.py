@@ -71,7 +71,12 @@ class Recutter:
 
 
 def even_out(packing: Packing, recutter: Recutter, bound: float) -> None:
-    """Shift cuts until the slowest rank is near `bound`, or no shift helps."""
+    """Shift cuts until the slowest rank is near `bound`, or no shift helps.
+
+    Args:
+        packing: changed in place.
+        bound: seconds that no packing can beat.
+    """
     for _ in range(ROUNDS):
         before = packing.slowest
         if before <= bound * NEAR:
@@ -85,7 +90,14 @@ def even_out(packing: Packing, recutter: Recutter, bound: float) -> None:
 
 
 def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool:
-    """Level the ranks of one item, unless the slowest rank of all still takes `goal` seconds."""
+    """Level the ranks of one item, unless the slowest rank of all still takes `goal` seconds.
+
+    Only an item of one table that is cut along one axis can be levelled. Where nothing is gained,
+    the packing is left as it was.
+
+    Returns:
+        whether the item has new cuts.
+    """
     tables, old = packing.items[item].tables, packing.choices[item]
     axis = recutter.axis(tables, old)
     if axis is None:

@@ -72,6 +72,7 @@ class TableWork:
     missed: float = field(init=False)
 
     def __post_init__(self) -> None:
+        # The three numbers are worked out once: every candidate layout of the table asks for them.
         ids = self.world_size * self.ids
         distinct = distinct_rows(self.rows, ids, self.skew)
         at_home = distinct_rows(self.rows, self.ids, self.skew) if self.in_place else 0.0

@@ -43,6 +43,7 @@ def render_page(plan: ShardingPlan, title: str = "plan") -> str:
     Args:
         title: of the page, such as the model's name.
     """
+    # Names of tables and titles are the user's text, so every one of them is escaped.
     head = f"<title>{escape(title)}: sharding plan</title><style>{STYLE}</style>"
     body = [f"<h1>{escape(title)}: sharding plan</h1>", _facts(plan)]
     if plan.estimates is not None:
@@ -126,10 +127,13 @@ def _stacks(
     limits: Sequence[float] = (),
 ) -> str:
     """Stacked bars, one per rank, with a scale and, where given, a line at each rank's limit."""
+    # Bars must have a scale even where all of them are 0.
     top = max([sum(column) for column in columns] + [0.0]) or 1.0
     near = [limit for limit in limits if limit <= FAR * top]
+    # The 5% keep a bar or a line at the top off the edge.
     top = max(top, *near, 0.0) * 1.05
     step = (CHART_WIDTH - LEFT) / len(columns)
+    # With thousands of ranks a gap would be wider than the bars.
     gap = min(6.0, step * 0.2) if step > 3 else 0.0
     out = [f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT + 22}" role="img">']
     for fraction in (0.0, 0.5, 1.0):
@@ -137,6 +141,7 @@ def _stacks(
         out.append(f'<line class="grid" x1="{LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         below = y + (10 if fraction == 1 else 0)  # the topmost would be cut off above its line
         out.append(_text(f"{LEFT - 6}", f"{below:.1f}", "end", show(top * fraction)))
+    # At most 32 ranks get a number, so that the numbers do not overlap.
     every = max(1, -(-len(columns) // 32))
     for rank, column in enumerate(columns):
         x, base = LEFT + rank * step, float(CHART_HEIGHT)
@@ -146,6 +151,7 @@ def _stacks(
         for part, value in enumerate(column):
             height = value / top * CHART_HEIGHT
             base -= height
+            # Less than a twentieth of a pixel is not seen, and only makes the page larger.
             if height > 0.05:
                 place = f'x="{x:.2f}" y="{base:.2f}" width="{step - gap:.2f}"'
                 out.append(f'<rect class="p{part}" {place} height="{height:.2f}"/>')
@@ -182,6 +188,7 @@ def _runs(plan: ShardingPlan, name: str) -> list[_Run]:
     runs: list[_Run] = []
     for rank, held in sorted(elements.items()):
         share = held / whole
+        # Even cuts differ by a row, so shares within 2% count as equal.
         if runs and runs[-1].last == rank - 1 and abs(runs[-1].share - share) < 0.02 * share:
             runs[-1].last = rank
         else:
@@ -199,6 +206,8 @@ def _order(plan: ShardingPlan) -> list[str]:
 
 def _map(plan: ShardingPlan) -> str:
     names = _order(plan)
+    # A cell stays visible on large worlds, where the map scrolls, and small worlds get no huge
+    # cells.
     cell = max(3.0, min(64.0, (CHART_WIDTH - NAMES) / plan.world_size))
     width, height = NAMES + cell * plan.world_size, ROW * len(names)
     kinds = [kind for kind in KIND_COLORS if any(plan.kind(name) == kind for name in names)]

@@ -80,6 +80,8 @@ class Profile:
         """What adds up to the step, and below it what does not."""
         ranks, lines = self.ranks, []
         for part, what in STEP_PARTS.items():
+            # Waiting is taken out of every part and shown once, so that a slow rank does not make
+            # all others look slow.
             own = [rank.parts[part].seconds - rank.parts[part].waited for rank in ranks]
             if any(own):
                 lines.append(self._row(part, own, what))

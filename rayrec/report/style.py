@@ -56,6 +56,7 @@ def _fills() -> str:
     parts = [
         f".p{i} {{ fill: {color}; background: {color}; }}" for i, color in enumerate(PART_COLORS)
     ]
+    # A legend is HTML and a bar is SVG: the one reads background, the other fill.
     kinds = [
         f".k-{kind} {{ fill: {color}; background: {color}; }}"
         for kind, color in KIND_COLORS.items()

@@ -44,6 +44,8 @@ def find_kjts(batch: Any) -> list[KeyedJaggedTensor]:
 
 
 def _collect(value: Any, by_object: dict[int, KeyedJaggedTensor]) -> None:
+    # All KeyedJaggedTensors of a batch are wanted, however deep they lie in its dataclasses and
+    # containers. The same object is the same exchange, so each is kept once, by its identity.
     if isinstance(value, KeyedJaggedTensor):
         by_object.setdefault(id(value), value)
         return

@@ -13,7 +13,10 @@ from rayrec.errors import CheckpointError, ConfigError
 
 
 def dense_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
-    """Live dense parameters and persistent buffers by the names of the user's module."""
+    """Live dense parameters and persistent buffers by the names of the user's module.
+
+    The tensors share memory with the model, so that writing to them restores it.
+    """
     tensors = {name: p.detach() for name, p in model.dense_parameters()}
     for path, module in model.module.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -68,6 +68,7 @@ def evaluate(
             if number % STOP_EVERY == 0 and _any(should_stop(), device):
                 return None
             _, logits, labels = forward(model, _on_device(batch, device))
+            # A rank whose part is empty still calls the model: its tables answer the other ranks.
             if batch.rows:
                 metrics.update(logits, labels)
             if writer is not None:
@@ -81,6 +82,7 @@ def evaluate(
             writer.abandon()
         model.train(training)
     state = metrics.state()
+    # The states are sums over rows, so their sum over ranks is the state of all rows.
     all_sum(state)
     return BinaryMetrics.from_state(state).compute()
 

@@ -50,8 +50,10 @@ class Keeper:
         world_size: int,
     ) -> None:
         self._spec, self._model, self._tables = spec, model, tables
+        # `dense` is None where the model has no dense parameters.
         self._dense, self._place = dense, place
         self._rank, self._world_size = rank, world_size
+        # What stands here already is not written again.
         self.newest: str | None = None
 
     def save(self, step: int, path: str | None = None) -> str:
@@ -148,6 +150,8 @@ class Keeper:
 
         Args:
             path: a checkpoint whose tables and dense layers have this model's names and sizes.
+            optimizer_state: take the state of the sparse and dense optimizers, too; otherwise they
+                begin anew.
         Raises:
             CheckpointError: it is missing, damaged, of another model, or was trained with other
                 sparse optimizers whose state is wanted.

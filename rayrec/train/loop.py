@@ -64,6 +64,7 @@ class RankTrainer:
         self.spec, self.device, self._on_phase = spec, torch.device(device), on_phase
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        # Dense layers are made on every rank and must be equal, so all ranks draw the same numbers.
         torch.manual_seed(spec.seed)
         module = spec.model()
         self.tables = table_configs(module)
@@ -138,11 +139,13 @@ class RankTrainer:
         stopped = False
         try:
             while self.step < self.spec.steps and not stopped:
+                # Steps of a profile are counted apart from the mean that prices are compared with.
                 times = profiler.times if profiler and profiler.times else self._times
                 window, waited_s = self._steps(self._window_end(profiler), batches, times, on_step)
                 merged = window.merge(should_stop, waited_s)
                 self._report(merged, window.steps, on_report)
                 stopped = merged.stop
+                # Windows end where a save is due, so no save is missed.
                 if self._save_every and self.step % self._save_every == 0:
                     self.save()
                 if profiler is not None:
@@ -196,6 +199,8 @@ class RankTrainer:
         self.rows += merged.rows
         self.seconds += merged.seconds
         self.loss = merged.loss
+        # A nan is not below infinity, so both are found. All ranks see the same loss and raise
+        # together.
         if not abs(merged.loss) < float("inf"):
             raise InputError(
                 f"the loss is {merged.loss} in steps {self.step - steps + 1} to {self.step}: "

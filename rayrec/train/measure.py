@@ -192,10 +192,12 @@ def measure_topology(
             f"random plan {seed + 1} of {designs}: {len(design.tables)} tables, "
             f"{design.batch_size} rows per rank"
         )
+        # Half of the plans read rows in place where they can, so that both ways are fitted.
         seconds, shared = measure_step(
             design, exchange, topology, device, share_tables=seed % 2 == 0
         )
         everyone = _share(exchange, seconds, device)
+        # One sample per rank: seconds of the parts, with those of the whole step last.
         amounts = plan_amounts(design, topology, shared)
         samples += [
             Sample(a, tuple(values[:-1]), values[-1])

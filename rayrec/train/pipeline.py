@@ -101,7 +101,8 @@ class _Pipeline(ABC):
             (m for m in model.modules() if isinstance(m, DistributedModelParallel)), None
         )
         on_gpu = self.device.type == "cuda"
-        # on a GPU a batch is copied before it is exchanged
+        # Batches on the device: the current one and the next one, whose ids are exchanged. On a GPU
+        # a third is copied meanwhile, since a batch must be copied before it is exchanged.
         depth = 3 if on_gpu and self._sparse else 2
         self._reader = Reader(self.device, depth, read_ahead)
 

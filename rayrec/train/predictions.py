@@ -42,6 +42,7 @@ class PredictionConfig:
     keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Keys stand beside COLUMNS in one file, whose columns must have different names.
         for name in self.keys:
             if name in COLUMNS or self.keys.count(name) > 1:
                 what = "is named twice"
@@ -85,6 +86,7 @@ class PredictionWriter:
         """
         mine = None if origin is None else self._table(scores, labels, origin)
         parts: list[Any] = [mine]
+        # Ranks without rows of a batch send None, since the gather is a collective.
         if self._world_size > 1:
             everyone: list[Any] | None = [None] * self._world_size if self._rank == 0 else None
             dist.gather_object(mine, everyone)
@@ -104,6 +106,8 @@ class PredictionWriter:
             return
         try:
             self._file.close()
+            # On a local disk the rows lie in a hidden file until now. In an object store the file
+            # appears when it is closed.
             if self._partial != self._path:
                 os.replace(self._partial, self._path)
         except (OSError, pa.ArrowException) as error:
@@ -139,6 +143,7 @@ class PredictionWriter:
             return
         try:
             table = pa.concat_tables(self._waiting, promote_options="permissive")
+            # Each rank sent a dictionary of file names of its own; a Parquet column has one.
             table = table.unify_dictionaries()
             self._waiting = []
             if self._file is None:

@@ -172,6 +172,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
+        # A chain of causes may close in a circle, which `seen` ends.
         link = link.__cause__ or link.__context__
 
 
@@ -180,6 +181,7 @@ def is_collateral(error: BaseException) -> bool:
     for link in causes(error):
         if any(kind.__name__ in _WIRE_TYPES for kind in type(link).__mro__):
             return True
+        # Words alone prove nothing: a user's ValueError may speak of a time-out, too.
         may_blame = isinstance(link, RuntimeError | TimeoutError | OSError)
         if may_blame and _PEER_TROUBLE.search(str(link)):
             return True

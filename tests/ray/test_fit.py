@@ -151,6 +151,7 @@ def trained(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.slow
 def test_resume_on_another_number_of_ranks_ends_as_if_never_interrupted(
     clicks: SyntheticPaths, trained: Path
 ) -> None:
