@@ -189,6 +189,8 @@ def slot_rows(
 def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
     """Return (N,) rows of the band's buffer, as `index_type`, for ids local to their shards.
 
+    The ids of a single slot whose shard begins at row 0 are such rows already.
+
     Args:
         ids: (N,) of the band's slots, slot by slot.
         bounds: (S + 1,): where the ids of each slot begin, and their end.

@@ -244,6 +244,8 @@ class MessageLeg(Leg):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the messages to all ranks, flat and in rank order, and the one that is kept apart.
 
+        Rows that make one message in one piece already are sent without a copy.
+
         Args:
             rows: the output of every kernel of this rank.
             own: this rank, if its message to itself is kept apart.

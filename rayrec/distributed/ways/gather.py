@@ -35,8 +35,8 @@ class BlockGather:
 
         Args:
             pieces: per span its first source column and its width, in output order.
-            columns: of the source.
-            least: spans from which on a gather is made.
+            columns: the columns of the source. Blocks are as wide as fits them and all spans.
+            least: how many spans a gather must replace.
         """
         width = gcd(columns, *(value for piece in pieces for value in piece))
         if len(pieces) < least or width < _LEAST_WIDTH:

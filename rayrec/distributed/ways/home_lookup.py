@@ -192,7 +192,7 @@ class HomeLookup:
     def grad_of_weights(
         self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
     ) -> None:
-        """See `Home.grad_of_weights`."""
+        """See `Home`: ids come slot by slot, and a key that several slots read sums their parts."""
         grad, bounds = (
             total.new_empty(rows.most_bags, self.width, dtype=torch.float32),
             rows.kjt_offsets,

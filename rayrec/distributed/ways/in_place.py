@@ -75,7 +75,8 @@ class SharedGradients:
     def matrices(self, shapes: Sequence[tuple[int, int]], exchange: Exchange) -> list[Tensor]:
         """Return one matrix of each shape, which all ranks share; all ranks call it together.
 
-        The contents are those of a former step.
+        The contents are those of a former step. The memory grows to a power of two of bytes; all
+        ranks know all shapes, so all grow in the same step.
         """
         sizes = [rows * width for rows, width in shapes]
         if self._memory.numel() < sum(sizes):

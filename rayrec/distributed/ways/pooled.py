@@ -251,7 +251,11 @@ class Pooled(Part):
         scale: float,
         gather: BlockGather | None = None,
     ) -> None:
-        """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`."""
+        """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`.
+
+        Wide spans are multiplied into place one by one, in one pass. Narrow ones are first put side
+        by side, row by row if there is a `gather`, and then scaled as one matrix.
+        """
         if not grads.uses:
             parts = [grads.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
             if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):

@@ -99,6 +99,9 @@ def plan_join(
 ) -> JoinPlan:
     """Work out the join of `rank`, whose matrices lie on `device`.
 
+    A column is written by its row block 0, or by the first host that has it in two hops; all others
+    add to it. Additions come by the number of their row block or host, so that sums repeat.
+
     Args:
         widths: the pooled collections, with the columns of their outputs.
     """
