@@ -300,7 +300,13 @@ class Pooled(Part):
     def hop_back(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept, scale: float
     ) -> dict[GroupKey, Tensor]:
-        """Return the gradients of rows that are summed inside hosts, by their own exchanges."""
+        """Return the gradients of rows that are summed inside hosts, by their own exchanges.
+
+        Args:
+            grads: collection -> the gradients of its outputs.
+        Returns:
+            Per kernel (bags of all ranks, its width), times `scale`; nothing without such tables.
+        """
         if self._hops is None:
             return {}
         home, like = self._home_grads(step, grads, kept), next(iter(grads.values()))[0]
