@@ -41,11 +41,11 @@ class Codec(Protocol):
         ...
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> Tensor:
-        """(sum of sizes,) float32 -> flat wire tensor, message by message."""
+        """Return the flat wire tensor of (sum of sizes,) float32 values, message by message."""
         ...
 
     def decode(self, wire: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The reverse; (sum of sizes,) float32."""
+        """Return (sum of sizes,) float32 values from what `encode` has made of them."""
         ...
 
 
@@ -116,7 +116,7 @@ class Codecs:
 
     @staticmethod
     def from_config(config: QCommsConfig | None) -> Codecs:
-        """The codecs that the user's config names."""
+        """Return the codecs that the user's config names."""
         if config is None:
             return Codecs()
         return Codecs(_CODECS[config.forward_precision], _CODECS[config.backward_precision])
@@ -132,7 +132,7 @@ def coded_all_to_all(
     send_sections: Sections,
     recv_sections: Sections,
 ) -> list[Tensor]:
-    """`Exchange.views` of float32 values, coded on the wire and waited for.
+    """Do as `Exchange.views` with float32 values, coded on the wire, and wait for them.
 
     A world of one rank codes nothing.
 

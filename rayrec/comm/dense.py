@@ -19,7 +19,7 @@ from rayrec.comm.exchange import Exchange, Pending
 
 
 def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-    """The hook: a future of the bucket's buffer, averaged over ranks.
+    """Return a future of the bucket's buffer, averaged over ranks; this is the hook.
 
     Args:
         find_exchange: gives the exchange over shared memory, which nobody else uses, as it or with
@@ -42,7 +42,7 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
 
 
 def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-    """As `average_gradients`, but wait inside, for hooks that no callback follows."""
+    """Do as `average_gradients`, but wait inside, for hooks that no callback follows."""
     exchange, buffer = find_exchange(), bucket.buffer()
     start_sum(exchange, buffer)()
     future: Future[Tensor] = Future()
@@ -99,6 +99,7 @@ def _start_whole(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
 
 
 def _start_parts(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:
+    # Each rank sums one part of the buffer, and then all gather the parts.
     world, rank = exchange.world_size, exchange.rank
     bounds = [buffer.numel() * r // world for r in range(world + 1)]
     sizes = [b - a for a, b in pairwise(bounds)]

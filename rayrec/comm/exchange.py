@@ -31,7 +31,7 @@ class Pending(Generic[T]):
 
     @staticmethod
     def ready(value: U) -> Pending[U]:
-        """A result that is already here."""
+        """Return a result that is already here."""
         return Pending(lambda: value)
 
     def wait(self) -> T:
@@ -81,7 +81,7 @@ class Exchange(ABC):
         """
 
     def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
-        """As `all_to_all`, but with one tensor per source.
+        """Do as `all_to_all`, but give one tensor per source.
 
         The tensors are valid only until the next collective on this exchange starts.
         """
@@ -91,7 +91,7 @@ class Exchange(ABC):
     def headed(
         self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
-        """As `views` where a receiver learns the sizes from headers that are sent along.
+        """Do as `views`, where a receiver learns the sizes from headers that are sent along.
 
         Here these are two collectives, and the host waits for the first to read the headers.
 

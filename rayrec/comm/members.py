@@ -23,7 +23,7 @@ class Gathers(Protocol):
 
 
 def gather_numbers(over: Gathers, mine: Sequence[int]) -> list[list[int]]:
-    """Every rank's whole numbers, in rank order; all ranks give equally many."""
+    """Return every rank's whole numbers, in rank order; all ranks give equally many."""
     sizes = [len(mine)] * over.world_size
     return [part.tolist() for part in over.all_gather(torch.tensor(mine), sizes).wait()]
 

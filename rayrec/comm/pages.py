@@ -33,7 +33,7 @@ if _libc is not None:
 
 
 def private_memory(size: int) -> Tensor:
-    """(size,) uint8 zeros of this process."""
+    """Return (size,) uint8 zeros of this process, on huge pages where it can have them."""
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

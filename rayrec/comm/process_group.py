@@ -32,14 +32,14 @@ _sockets: dict[int, int] = {}
 
 
 def create_store(host: str, timeout_s: float = 60.0) -> dist.TCPStore:
-    """The rendezvous of a world, made by rank 0 on a free port of `host` (`store.port`)."""
+    """Make the rendezvous of a world, on rank 0 and a free port of `host` (`store.port`)."""
     return dist.TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
     )
 
 
 def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStore:
-    """The rendezvous as seen from another rank.
+    """Return the rendezvous as another rank sees it.
 
     Raises:
         CommError: nothing answers at `host:port` within `timeout_s` seconds.

@@ -24,7 +24,7 @@ class Collective:
         self._arrived: list[tuple[list[int], Tensor]] | None = None
 
     def _parts(self) -> list[tuple[list[int], Tensor]]:
-        """Per source its header and its message, a view."""
+        """Return per source its header and its message, a view."""
         if self._arrived is None:
             self._arrived = []
             for rank in range(self.exchange.world_size):

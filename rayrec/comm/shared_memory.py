@@ -229,7 +229,7 @@ class SharedMemoryExchange(Exchange):
             into[after:].copy_(send[after:])
 
     def _prepare(self, number: int, size: int) -> OwnSegment:
-        """The half of the outbox for collective `number`, free and large enough."""
+        """Return the half of the outbox for collective `number`, free and large enough."""
         self._free(number)
         half = number % 2
         # all ranks have read `number` - 2 when they start `number` - 1, so this rarely waits
@@ -266,14 +266,14 @@ class SharedMemoryExchange(Exchange):
 
 
 def abort_all() -> None:
-    """`SharedMemoryExchange.abort` of all exchanges of this process."""
+    """Call `SharedMemoryExchange.abort` of all exchanges of this process."""
     for exchange in list(_alive):
         exchange.abort()
 
 
 @atexit.register
 def close_all() -> None:
-    """`SharedMemoryExchange.close` of all exchanges of this process."""
+    """Call `SharedMemoryExchange.close` of all exchanges of this process."""
     for exchange in list(_alive):
         exchange.close()
         _alive.discard(exchange)

@@ -42,7 +42,7 @@ class PageLayout:
         return _TABLES + 2 * (2 + 4 * self.ranks)
 
     def half(self, number: int) -> slice:
-        """The words about the half of the outbox that collective `number` uses."""
+        """Return the words about the half of the outbox that collective `number` uses."""
         first = _TABLES + number % 2 * (2 + 4 * self.ranks)
         return slice(first, first + 2 + 4 * self.ranks)
 
@@ -84,7 +84,7 @@ class Peers:
         return made
 
     def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
-        """The outbox of a peer and its entry for this rank, once collective `number` started."""
+        """Return a peer's outbox and its entry for this rank, once collective `number` started."""
         self._await(rank, STARTED, number)
         table = self._pages[rank].words[self._layout.half(number)]
         fd, size = table[0], table[1]

@@ -39,7 +39,7 @@ def unsupported() -> str | None:
 
 
 def unnamed_file(size: int) -> int:
-    """The fd of a file of zeros in memory that has no name."""
+    """Return the fd of a file of zeros in memory that has no name."""
     fd = os.memfd_create("rayrec", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     return fd
@@ -47,7 +47,7 @@ def unnamed_file(size: int) -> int:
 
 @contextmanager
 def opened(pid: int, fd: int) -> Iterator[int]:
-    """A file that another process has open.
+    """Open a file that another process has open, and close it at the end of the context.
 
     Raises:
         OSError: the process is gone, or belongs to another user or namespace.
@@ -141,5 +141,5 @@ class PeerLife(_Descriptor):
         self._poll.register(self.fd, select.POLLIN)
 
     def ended(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return bool(self._poll.poll(0))

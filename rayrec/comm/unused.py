@@ -63,7 +63,7 @@ class _Through(torch.autograd.Function):
 
 
 def reach_all(output: Any, parameters: Sequence[Tensor]) -> Any:
-    """The output of a forward pass, from which a backward pass reaches every one of `parameters`.
+    """Return the output of a forward pass, whose backward pass reaches all of `parameters`.
 
     Args:
         output: tensors in tuples, lists, dicts, dataclasses and registered pytrees of any depth;
@@ -112,7 +112,7 @@ def _spare_hooks(parameters: Sequence[Tensor]) -> None:
 
 
 def with_unused(hook: Hook) -> Hook:
-    """A communication hook that leaves parameters without a gradient on all ranks without one.
+    """Wrap a communication hook: a parameter without a gradient on all ranks stays without one.
 
     Args:
         hook: averages the bucket, element by element.
@@ -146,7 +146,7 @@ def mark_unused(bucket: GradBucket) -> list[Tensor]:
 
 @lru_cache(maxsize=256)
 def _firsts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The first element of each parameter that has any, in a bucket of these sizes."""
+    """Return the first element of each parameter that has any, in a bucket of these sizes."""
     starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True) if size]
     return torch.tensor(starts, dtype=torch.int64, device=device)
 

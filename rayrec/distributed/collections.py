@@ -44,7 +44,7 @@ class _Sharded(nn.Module):
         return self._engine.device
 
     def extra_repr(self) -> str:
-        """The tables with their sharding kinds, for printing."""
+        """Return the tables with their sharding kinds, for printing."""
         lines = []
         for table in self._tables:
             kind = self._engine.plan.kind(table.name)
@@ -96,14 +96,14 @@ class ShardedEmbeddingBagCollection(_Sharded):
         return KeyedTensor(self._names, self._dims, pooled)
 
     def _mean_scale(self, features: KeyedJaggedTensor, mean_U: Tensor) -> Tensor:
-        """(B, sum D): one over the length of the bag where its use is a mean, else 1."""
+        """Return (B, sum D): one over the length of the bag where its use is a mean, else 1."""
         lengths_FB = features.lengths().view(len(features.keys()), features.stride())
         lengths_UB = lengths_FB.index_select(0, self._order(features))
         scale_UB = torch.where(mean_U, lengths_UB.clamp(min=1).float().reciprocal(), 1.0)
         return scale_UB.t().index_select(1, self._use_of_column)
 
     def _order(self, features: KeyedJaggedTensor) -> Tensor:
-        """(U,) the key that each use reads.
+        """Return (uses,): the key that each use reads.
 
         It is kept, since copying an index from the host would wait for a GPU in every step.
         """
@@ -120,11 +120,11 @@ class ShardedEmbeddingBagCollection(_Sharded):
         return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables, in output order."""
+        """Return the tables, in output order."""
         return self._configs
 
     def is_weighted(self) -> bool:
-        """Whether bags carry a weight per id."""
+        """Return whether bags carry a weight per id."""
         return self._weighted
 
 
@@ -163,7 +163,7 @@ class ShardedEmbeddingCollection(_Sharded):
         return outputs
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables, in order."""
+        """Return the tables, in order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
@@ -175,5 +175,5 @@ class ShardedEmbeddingCollection(_Sharded):
         return self._configs[0].embedding_dim if self._configs else -1
 
     def need_indices(self) -> bool:
-        """Whether the outputs carry the ids as their weights."""
+        """Return whether the outputs carry the ids as their weights."""
         return self._need_indices

@@ -120,7 +120,7 @@ class DenseReplicas:
         return process_group, allreduce_hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward; the backward pass from what it returns averages gradients."""
+        """Run the module; the backward pass from what it returns averages gradients."""
         output = self._ddp(*args, **kwargs)
         return reach_all(output, self._parameters) if self._reaches_all else output
 

@@ -123,7 +123,7 @@ class ShardedEmbeddings:
         return self._deployed.shard_states()
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of all updates to come."""
+        """Set the learning rate of the updates to come."""
         self._lr = lr
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)

@@ -57,7 +57,7 @@ class FusedCollection(nn.Module):
         return self._inner[0](features)
 
     def rows_of(self, table: str) -> Tensor:
-        """(num_embeddings, embedding_dim): the live rows of one table, or a meta tensor."""
+        """Return (num_embeddings, embedding_dim): the live rows of a table, or a meta tensor."""
         if self._engine is None:
             weight = getattr(self, self._attribute)[table].weight
             assert isinstance(weight, Tensor)
@@ -66,17 +66,17 @@ class FusedCollection(nn.Module):
         return state.weight
 
     def fused_optimizer(self) -> FusedOptimizer:
-        """The tables' optimizer as a torch optimizer: rates and state by parameter name."""
+        """Return the tables' optimizer as a torch optimizer: rates and state by parameter name."""
         kernels = [] if self._engine is None else list(self._engine.lookups.values())
         return FusedOptimizer(kernels, lambda table: f"{self._attribute}.{table}.weight")
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         if self._engine is not None:
             self._engine.set_learning_rate(lr)
 
     def optimizer_type(self) -> type:
-        """The class that was asked for."""
+        """Return the class that was asked for."""
         return self._type
 
     def optimizer_kwargs(self) -> dict[str, Any]:

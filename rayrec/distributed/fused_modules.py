@@ -78,7 +78,7 @@ class FusedEmbeddingBagCollection(FusedCollection):
             self._run_by(inner, engine)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """As `EmbeddingBagCollection.forward`; its backward updates the tables.
+        """Do as `EmbeddingBagCollection.forward`; its backward pass updates the tables.
 
         Raises:
             ConfigError: the tables lie on the meta device.
@@ -87,11 +87,11 @@ class FusedEmbeddingBagCollection(FusedCollection):
         return self._look_up(features)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables, in order."""
+        """Return the tables, in order."""
         return self._configs
 
     def is_weighted(self) -> bool:
-        """Whether ids count times their weights."""
+        """Return whether ids count times their weights."""
         return self._weighted
 
 
@@ -125,7 +125,7 @@ class FusedEmbeddingCollection(FusedCollection):
             self._run_by(inner, engine)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """As `EmbeddingCollection.forward`; its backward updates the tables.
+        """Do as `EmbeddingCollection.forward`; its backward pass updates the tables.
 
         Raises:
             ConfigError: the tables lie on the meta device.
@@ -134,7 +134,7 @@ class FusedEmbeddingCollection(FusedCollection):
         return self._look_up(features)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables, in order."""
+        """Return the tables, in order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
@@ -146,14 +146,14 @@ class FusedEmbeddingCollection(FusedCollection):
         return self._configs[0].embedding_dim if self._configs else -1
 
     def need_indices(self) -> bool:
-        """Whether the outputs carry the ids as their weights."""
+        """Return whether the outputs carry the ids as their weights."""
         return self._need_indices
 
 
 def _alone(
     plain: Any, optimizer: Any, device: torch.device, location: Storage | None
 ) -> tuple[Any, Any]:
-    """A collection on a world of this one process, and its engine."""
+    """Return a collection on a world of this one process, and its engine."""
     sequence = isinstance(plain, EmbeddingCollection)
     tables = plain.embedding_configs() if sequence else plain.embedding_bag_configs()
     placements = {

@@ -108,7 +108,7 @@ def _batches(path: str) -> list[pa.RecordBatch]:
 
 
 def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | None:
-    """The unsharded module's state_dict with whole tensors on the CPU, on rank 0; else None.
+    """Return the unsharded module's state_dict with whole tensors on the CPU, on rank 0; else None.
 
     Every rank must call it.
 

@@ -157,7 +157,7 @@ class DistributedModelParallel(NamedAsInner):
             self._replicas.average(self._engine.shard_states())
 
     def shard_states(self) -> list[ShardState]:
-        """Live rows and optimizer state of this rank's shards, which checkpoints hold."""
+        """Return live rows and optimizer state of this rank's shards, which checkpoints hold."""
         return self._engine.shard_states()
 
     def reshard(self, plan: ShardingPlan) -> int:
@@ -217,9 +217,10 @@ class DistributedModelParallel(NamedAsInner):
             yield
 
     def fused_optimizer(self) -> FusedOptimizer:
-        """The tables' optimizers as a torch optimizer, for schedules; make it anew after `reshard`.
+        """Return the tables' optimizers as a torch optimizer; make it anew after `reshard`.
 
-        Its state is this rank's, keyed by the parameter names of the unsharded module.
+        Learning-rate schedules drive it. Its state is this rank's, keyed by the parameter names of
+        the unsharded module.
         """
         named = self.module.named_modules()
         names = {child.name: name for name, child in named if isinstance(child, TableShards)}
@@ -250,7 +251,7 @@ class DistributedModelParallel(NamedAsInner):
         self._engine.timer = timer
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the tables' updates to come."""
+        """Set the learning rate of the tables' updates to come."""
         self._engine.set_learning_rate(lr)
 
 

@@ -60,7 +60,7 @@ class Replicas:
         return exchange_for(self._peers, device, transport) if self.sync_every == 1 else None
 
     def due(self) -> bool:
-        """Count one step; whether an average is due before the next."""
+        """Count one step, and return whether an average is due before the next."""
         if self.sync_every == 1:
             return False
         self._steps += 1
@@ -68,7 +68,11 @@ class Replicas:
 
     @torch.no_grad()
     def average(self, states: Iterable[ShardState]) -> None:
-        """Average rows and optimizer state of equal shards over the replicas, in place."""
+        """Average rows and optimizer state of equal shards over the replicas, in place.
+
+        Args:
+            states: live shards; equal shards have the same place on all replicas.
+        """
         for state in states:
             for tensor in state.tensors().values():
                 for part in tensor.split(max(1, _CHUNK // max(1, tensor[:1].numel()))):

@@ -34,7 +34,7 @@ class Move:
 
 
 def moves(table: str, old: Layout, new: Layout) -> Iterator[Move]:
-    """Every rectangle of one table that changes its rank, in an order that all ranks share."""
+    """Give every rectangle of a table that changes its rank, in the same order on all ranks."""
     if isinstance(old, Replicated):
         return
     for source in old.shards(table):
@@ -44,7 +44,7 @@ def moves(table: str, old: Layout, new: Layout) -> Iterator[Move]:
 
 
 def _values(state: ShardState, rows: range, cols: range) -> Iterator[Tensor]:
-    """The float32 values of a rectangle: the weight, then each state."""
+    """Return the float32 values of a rectangle: the weight, then each state."""
     shard = state.shard
     r = slice(rows.start - shard.rows.start, rows.stop - shard.rows.start)
     c = slice(cols.start - shard.cols.start, cols.stop - shard.cols.start)
@@ -73,7 +73,7 @@ class Moving:
     def between(
         table: str, old: ShardingPlan, new: ShardingPlan, optimizer: SparseOptimizer
     ) -> Moving:
-        """A table with its optimizer's state, from one plan to another."""
+        """Return a table with its optimizer's state, from one plan to another."""
         columns = {WEIGHT: False}
         columns |= {name: per == "row" for name, per in optimizer.state_widths.items()}
         return Moving(table, old.tables[table].layout, new.tables[table].layout, columns)

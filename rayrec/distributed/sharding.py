@@ -30,7 +30,7 @@ Collection = EmbeddingBagCollection | EmbeddingCollection | FusedCollection
 
 
 def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
-    """The tables of a collection of either kind, in order."""
+    """Return the tables of a collection of either kind, in order."""
     either: Any = collection
     if _is_sequence(collection):
         return tuple(either.embedding_configs())
@@ -38,7 +38,7 @@ def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
 
 
 def weight_of(collection: Collection, table: str) -> Tensor:
-    """The unsharded rows of one table."""
+    """Return the unsharded rows of one table."""
     if isinstance(collection, FusedCollection):
         return collection.rows_of(table)
     if isinstance(collection, EmbeddingBagCollection):
@@ -50,7 +50,7 @@ def weight_of(collection: Collection, table: str) -> Tensor:
 
 
 def find_collections(module: nn.Module) -> dict[str, Collection]:
-    """Every collection in a module by its path, in module order.
+    """Return every collection in a module by its path, in module order.
 
     Raises:
         ConfigError: there is none, or two share a table name.
@@ -67,7 +67,7 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
 
 
 def table_configs(module: nn.Module) -> list[BaseEmbeddingConfig]:
-    """Every table of a module, in module order: what a planner needs."""
+    """Return every table of a module, in module order: what a planner needs."""
     return [table for child in find_collections(module).values() for table in tables_of(child)]
 
 
@@ -137,7 +137,7 @@ def _optimizers(
     configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]],
     given: SparseOptimizer | Mapping[str, SparseOptimizer],
 ) -> dict[str, SparseOptimizer]:
-    """Every table's optimizer: by name, else as marked on the table, else the one for all."""
+    """Return each table's optimizer: by name, else as marked on the table, else that for all."""
     chosen = {}
     for name, (_, child) in configs.items():
         mark = None

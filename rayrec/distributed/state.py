@@ -51,7 +51,7 @@ class TableShards(nn.Module):
         destination[prefix + "weight"] = self.as_tensor()
 
     def as_tensor(self) -> Tensor | ShardedTensor:
-        """The table as one tensor, or as a ShardedTensor when it is spread over ranks.
+        """Return the table as one tensor, or as a ShardedTensor when it is spread over ranks.
 
         It is the live rows when this rank has them in one piece, and a copy when in several.
 
@@ -112,7 +112,7 @@ class TableShards(nn.Module):
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
-    """(rows, columns) of a table from rectangles that cover it; a single one is itself."""
+    """Join (rows, columns) of a table from rectangles that cover it; one alone is returned."""
     if len(parts) == 1:
         return parts[0].weight
     first = parts[0].weight

@@ -114,7 +114,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _total_norm(self) -> Tensor | None:
-        """The norm of all gradients; a collective over the groups of sharded parameters."""
+        """Return the norm of all gradients; a collective over the groups of sharded parameters."""
         by_groups: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
         for p in self._parameters():
             if p.grad is not None and p.grad.numel():
@@ -129,7 +129,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         )
 
     def _norm_over(self, grads: Sequence[Tensor], groups: Sequence[dist.ProcessGroup]) -> Tensor:
-        """The norm of some gradients and of those that the other ranks of `groups` hold."""
+        """Return the norm of some gradients and of those that the other ranks of `groups` hold."""
         norm = torch.nn.utils.get_total_norm(grads, self._norm_type)
         if not groups:
             return norm

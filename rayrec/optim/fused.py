@@ -101,7 +101,7 @@ class FusedOptimizer(KeyedOptimizer):
         super().__init__(params, state, groups)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """The backward pass has updated the rows already; passes learning rates on."""
+        """Pass learning rates on; the backward pass has updated the rows already."""
         self._pass_on()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -109,7 +109,7 @@ class FusedOptimizer(KeyedOptimizer):
         self._pass_on()
 
     def state_dict(self) -> dict[str, Any]:
-        """State by parameter name; each group with its kernel's iteration."""
+        """Return state by parameter name; each group has its kernel's iteration."""
         found = super().state_dict()
         for group, kernel in zip(found["param_groups"], self._kernels, strict=True):
             group["iteration"] = kernel.iteration

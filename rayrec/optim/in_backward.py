@@ -69,12 +69,12 @@ def apply_optimizer_in_backward(
 
 
 def optimizer_of(parameter: Tensor) -> SparseOptimizer | None:
-    """The optimizer that a table's weight is marked with, or None."""
+    """Return the optimizer that a table's weight is marked with, or None."""
     return getattr(parameter, _MARK, None)
 
 
 def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> SparseOptimizer:
-    """The sparse optimizer of an optimizer class and its arguments.
+    """Return the sparse optimizer of an optimizer class and its arguments.
 
     Raises:
         ConfigError: there is no counterpart; lists what is supported.
@@ -118,7 +118,7 @@ def _split_betas(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_torch(cls: type[SparseOptimizer], filled: Mapping[str, Any]) -> SparseOptimizer:
-    """The sparse optimizer with the options that torch's has by the same names."""
+    """Return the sparse optimizer with the options that torch's has by the same names."""
     values = _split_betas(filled)
     values["weight_decay_mode"] = "decoupled" if filled.get("decoupled_weight_decay") else "l2"
     known = {f.name for f in fields(cls)}

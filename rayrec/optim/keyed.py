@@ -71,7 +71,7 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         return {id(parameter): name for name, parameter in self.params.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """State and options by parameter name; tensors are live, not copies."""
+        """Return state and options by parameter name; tensors are live, not copies."""
         names = self._names()
         groups = []
         for group in self.param_groups:
@@ -125,7 +125,7 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
     def _load_parameter(
         self, name: str, own: MutableMapping[str, Any], saved: Mapping[str, Any]
     ) -> None:
-        # Both are judged before anything is copied. Tensors that exist are written in place.
+        # Names are compared first, so that the state of another optimizer changes nothing.
         known = set(own) or self._state_keys(name)
         if known and known != set(saved):
             raise CheckpointError(
@@ -286,7 +286,7 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:
-        """The name of a parameter under a prefix."""
+        """Return the name of a parameter under a prefix."""
         return f"{opt_key}.{name}" if opt_key else name
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -300,8 +300,9 @@ class CombinedOptimizer(KeyedOptimizer):
             optimizer.step(closure=closure)
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts' state_dicts under their prefixes; what else they hold is under "parts", by
-        position.
+        """Merge the parts' state_dicts, with names under the prefixes of the parts.
+
+        What else a part holds is under "parts", by its position.
         """
         merged: dict[str, Any] = {"state": {}, "param_groups": [], "parts": {}}
         for i, (prefix, optimizer) in enumerate(self._optims):

@@ -98,7 +98,7 @@ class WarmupStage:
         return 1 if self.policy is WarmupPolicy.STEP else self.max_iters
 
     def factor(self, i: int) -> float:
-        """What the base learning rate is multiplied with at the absolute step `i`."""
+        """Return what the base learning rate is multiplied with at the absolute step `i`."""
         return self.lr_scale * self._policy_factor(i)
 
     def _policy_factor(self, i: int) -> float:
@@ -154,7 +154,7 @@ def check_stages(stages: Sequence[WarmupStage]) -> None:
 
 
 def learning_rate_at(step: int, lr: float, stages: Sequence[WarmupStage]) -> float:
-    """The learning rate of the step after `step` steps have been made.
+    """Return the learning rate of the step after `step` steps have been made.
 
     Args:
         step: from 0 on.
@@ -203,6 +203,7 @@ class WarmupOptimizer(OptimizerWrapper):
                 f"WarmupOptimizer(lr_param={lr_param!r}): a group of the optimizer "
                 "has no such option."
             )
+        # An empty parameter, under whose name a state_dict keeps the step.
         self.params[param_name] = torch.nn.Parameter(torch.empty(0))
         self._stages, self._lr_param, self._param_name = tuple(stages), lr_param, param_name
         self._base = [float(group[lr_param]) if lr is None else lr for group in self.param_groups]

@@ -85,7 +85,7 @@ class Bags:
         return (self.offsets.numel() - 1) // len(self.slots)
 
     def grad_row_N(self) -> Tensor:
-        """For each id the row of its bag's gradient."""
+        """Return for each id the row of its bag's gradient."""
         rows = torch.arange(
             self.all_slots * self.bags, device=self.offsets.device, dtype=self.rows_N.dtype
         )
@@ -97,7 +97,7 @@ class Bags:
         return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
 
     def part(self, share: Share) -> Bags:
-        """The bags of a share of the slots, with the ids of its rows."""
+        """Return the bags of a share of the slots, with the ids of its rows."""
         rows_N, offsets, weights_N = take_share(
             self.rows_N, self.offsets, self.weights_N, self.bags, share
         )
@@ -112,10 +112,12 @@ def bands_of(
     device: torch.device,
     space: TableSpace | None = None,
 ) -> tuple[Tensor, list[Band]]:
-    """All rows in one flat buffer, and the bands that share it.
+    """Return all rows in one flat buffer, and the bands that share it.
 
-    Of rows that lie in a `space`, a band has all of that width, and state for all: memory that
-    nobody touches is none.
+    There is a band for each width. Its shards lie below each other, as rows of its own view of the
+    buffer, (rows, D); so an id becomes a row of the band when its shard's first row is added.
+    Where rows lie in a `space`, a band sees all of that memory as rows of its width, and has state
+    for all of them. State that nobody touches takes no memory.
     """
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
@@ -168,7 +170,7 @@ def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def slot_rows(
     group: LookupGroup, rows: Tensor, bands: Sequence[Band], workers: Workers
 ) -> SlotRows:
-    """Where FBGEMM's pooling finds the rows of each slot in the flat buffer."""
+    """Tell FBGEMM's pooling where the rows of each slot lie in the flat buffer `rows`."""
     starts = {
         shard: int(band.weight.storage_offset()) + first * band.width
         for band in bands
@@ -187,6 +189,8 @@ def slot_rows(
 def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
     """Return (N,) rows of the band's buffer, as `index_type`, for ids local to their shards.
 
+    The ids of a single slot whose shard begins at row 0 are such rows already.
+
     Args:
         ids: (N,) of the band's slots, slot by slot.
         bounds: (S + 1,): where the ids of each slot begin, and their end.
@@ -200,8 +204,14 @@ def shift(ids: Tensor, band: Band, bounds: Tensor) -> Tensor:
 
 
 def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Write rows of a table: on CPU each as one piece by numpy, as torch's index_copy moves one
-    element at a time.
+    """Write values to some rows of a table, in place.
+
+    On CPU numpy writes each row as one piece, where torch's index_copy moves one element at a time.
+
+    Args:
+        table: (rows, D), or (rows,) for a state with one number per row.
+        rows: (U,) int64; where one repeats, any of its values may stay.
+        values: (U, D) or (U,), in the type of the table.
     """
     if (
         table.device.type == "cpu"
@@ -220,7 +230,7 @@ def put_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
-    """(bags, D) float32: the (weighted) sum of each bag's rows."""
+    """Return (bags, D) float32: the (weighted) sum of each bag's rows of `table`, (rows, D)."""
     if not rows_N.numel():
         return torch.zeros(offsets.numel() - 1, table.shape[1], device=table.device)
     # widen the rows first: torch would sum a float16 table in float16

@@ -31,13 +31,16 @@ _SUM = 0  # FBGEMM's pooling mode
 
 
 class _Lanes:
-    """The slots of a group as the update's kernel sees them: columns between them are slots of a
-    table of one row that nobody looks up.
+    """The slots of a group as the update's kernel sees them.
+
+    The kernel wants slots without gaps. So the columns between two slots become a lane, too: a slot
+    of a table of one row that nobody looks up.
 
     Attributes:
-        shards: the shard of each lane, None of a gap. numbers: the same with numbers for gaps,
-            ascending.
-        bounds: rows before each lane's shard, and of all. widths: columns of each lane.
+        shards: the index of each lane's shard, or None for a gap.
+        numbers: a number of each lane's shard or gap, ascending.
+        bounds: the rows before each lane's shard, and the rows of all.
+        widths: the columns of each lane.
     """
 
     def __init__(self, group: LookupGroup) -> None:
@@ -172,15 +175,15 @@ class RowWiseAdagradLookup:
         return grad.contiguous() if limit is None else grad.clamp(-limit, limit)
 
     def weight_grad(self, grad: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-        """(N,) gradient of the per-id weights."""
+        """Return (N,): per id, its row times the gradient of its bag; `grad` has (bags, D)."""
         return self._slots.weight_grad(grad, ids, offsets)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         self._lr.fill_(lr)
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard."""
+        """Return live views of the rows and optimizer state of every shard."""
         (name,) = self.optimizer.state_widths
         found = []
         for i, shard in enumerate(self.group.shards):

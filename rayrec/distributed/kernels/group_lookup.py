@@ -106,11 +106,11 @@ class GroupLookup:
         self.kernel.iteration = value
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         self.kernel.set_learning_rate(lr)
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard."""
+        """Return live views of the rows and optimizer state of every shard."""
         states = self.kernel.shard_states()
         if not self.group.key.sequence:
             return states

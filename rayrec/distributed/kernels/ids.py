@@ -34,5 +34,5 @@ class GroupIds:
 
 
 def bag_offsets(lengths: Tensor) -> Tensor:
-    """(N + 1,) int64 of (N,) lengths."""
+    """Return (bags + 1,) int64 offsets of (bags,) lengths."""
     return complete_cumsum(lengths).to(torch.int64)

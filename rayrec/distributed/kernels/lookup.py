@@ -75,17 +75,18 @@ class Lookup(Protocol):
         ...
 
     def __call__(self, routed: GroupIds) -> Tensor:
-        """(bags, sum of slot widths) float32: the pooled rows of every slot's bags; its backward
-        updates the rows.
+        """Return (bags, sum of slot widths) float32: the sum of the rows of every slot's bags.
+
+        Its backward pass updates the rows.
         """
         ...
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         ...
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard."""
+        """Return live views of the rows and optimizer state of every shard."""
         ...
 
 
@@ -124,7 +125,7 @@ def make_lookup(
 def has_fused_kernel(
     optimizer: SparseOptimizer, device_type: str, data_type: DataType = DataType.FP32
 ) -> bool:
-    """Whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update.
+    """Return whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update.
 
     Args:
         data_type: of the rows.
@@ -140,7 +141,7 @@ def has_fused_kernel(
 
 
 def kernel_arguments(optimizer: SparseOptimizer) -> dict[str, Any]:
-    """The optimizer as keyword arguments of FBGEMM's kernel, which it has."""
+    """Return the optimizer as keyword arguments of FBGEMM's kernel, which it has."""
     assert optimizer.fbgemm is not None
     values = optimizer.hyperparameters
     arguments = {name: value for name, value in values.items() if name not in _NO_ARGUMENTS}
@@ -219,11 +220,11 @@ class FusedLookup:
             self.kernel.iter.fill_(value)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         self.kernel.set_learning_rate(lr)
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard.
+        """Return live views of the rows and optimizer state of every shard.
 
         Rows with a cache are written back and leave it, so that the views are whole and what is
         written through them counts. They are live until the next lookup; ask again after that.

@@ -136,7 +136,7 @@ def _largest_first(found: list[tuple[float, P]]) -> list[P]:
 def take_share(
     ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The ids of a share, in the same bags and the same order.
+    """Return the ids of a share, in the same bags and the same order.
 
     Args:
         ids: (N,) int64 of all slots. Equal ids of slots of one shard are the same row.

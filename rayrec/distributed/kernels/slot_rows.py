@@ -25,8 +25,9 @@ _WIDENED = 1 << 17  # values that are widened at a time
 
 
 def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
-    """(N, D) float32 rows of a table: equal to sums over bags of one id, but that a negative zero
-    keeps its sign.
+    """Return (N, D) float32 rows of a table, (rows, D).
+
+    They equal sums over bags of one id, but that a negative zero keeps its sign.
     """
     found = torch.empty(rows_N.numel(), table.shape[1])
     blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
@@ -112,7 +113,13 @@ class SlotRows:
         self._all_S = torch.ones(len(self.widths), dtype=torch.int32)
 
     def look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """(bags, D) float32: the sum of every bag's rows, slots side by side."""
+        """Return (bags, D) float32: the sum of every bag's rows, slots side by side.
+
+        Args:
+            ids: (N,) int64, local to the shards.
+            offsets: (S * bags + 1,) int64, slot by slot.
+            weights: (N,) float32, or None.
+        """
         slots = len(self.widths)
         bags = (offsets.numel() - 1) // slots
         whole = Block(range(slots), range(bags))
@@ -138,7 +145,7 @@ class SlotRows:
         return pooled
 
     def _sums(self, block: Block, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """(bags, width of the slots); `offsets` are those of the block, into all ids."""
+        """Return (bags, width of the slots) of a block; `offsets` are its own, into all `ids`."""
         a, b = block.slots.start, block.slots.stop
         if self.rows.dtype is torch.bfloat16:
             return self._widened_sums(block, ids, offsets, weights)
@@ -158,7 +165,7 @@ class SlotRows:
         )
 
     def _table(self, slot: int) -> Tensor:
-        """(rows, width): the rows of a slot's shard, and what lies behind them."""
+        """Return (rows, width): the rows of a slot's shard, and what lies behind them, unread."""
         start, width = self.starts[slot], self.widths[slot]
         count = (self.rows.numel() - start) // width
         return self.rows[start : start + count * width].view(count, width)

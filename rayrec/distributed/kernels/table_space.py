@@ -76,15 +76,15 @@ class TableSpace:
         return space
 
     def as_table(self, width: int) -> Tensor:
-        """(rows, width): all of the memory, where shards of that width begin with a row."""
+        """Return all memory as (rows, width), in which shards of that width begin with a row."""
         return self.rows[: self.rows.numel() // width * width].view(-1, width)
 
     def as_one(self, shard: Shard) -> TableSpace:
-        """The same with a single shard, which has all rows of its width."""
+        """Return the same memory as one shard, which has all rows of its width."""
         return TableSpace({}, self.as_table(shard.shape[1]).view(-1), {shard: 0})
 
     def rows_of(self, shard: Shard) -> Tensor:
-        """(rows, columns) of one shard, a view."""
+        """Return (rows, columns) of one shard, a view."""
         start = self.starts[shard]
         return self.rows[start : start + shard.shape[0] * shard.shape[1]].view(shard.shape)
 

@@ -107,11 +107,11 @@ class TorchLookup:
         return _Pool.apply(self, self._anchor, routed.ids, routed.offsets, routed.weights)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Learning rate of the updates to come."""
+        """Set the learning rate of the updates to come."""
         self.learning_rate = lr
 
     def shard_states(self) -> list[ShardState]:
-        """Live views of the rows and optimizer state of every shard."""
+        """Return live views of the rows and optimizer state of every shard."""
         found = {}
         for band in self._bands:
             for shard, first in band.shards.items():
@@ -181,7 +181,13 @@ class TorchLookup:
         return torch.cat([grad[:, column : column + band.width] for column in band.columns])
 
     def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[Bags]:
-        """The bags of each band, with ids as rows of its buffer."""
+        """Return the bags of each band, with ids as rows of its buffer.
+
+        Args:
+            ids: (N,) of all slots, local to the shards.
+            offsets: (slots * B + 1,), slot by slot.
+            weights: (N,) or None.
+        """
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
         # (S + 1,): where the ids of each slot begin
         bounds = offsets[:: max(num_bags, 1)]
@@ -227,7 +233,7 @@ class TorchLookup:
     def _grad_of_weights(
         self, bags: Sequence[Bags], grads: Sequence[Tensor], weights: Tensor
     ) -> Tensor:
-        """(N,): what each id's weight scales, its row, times the gradient of its bag."""
+        """Return (N,): per id, the row that its weight scales, times the gradient of its bag."""
         found = torch.empty_like(weights)
         for band, b, grad in zip(self._bands, bags, grads, strict=True):
             step = max(1, self._block_elements() // band.width)
@@ -254,7 +260,7 @@ class TorchLookup:
         return _BLOCK_ELEMENTS["cpu" if self.device.type == "cpu" else "cuda"]
 
     def _updates(self, band: Band, bags: Bags, grad: Tensor) -> list[Task]:
-        """What updates the band's rows; `grad` is (S * B, D)."""
+        """Return the tasks that update the band's rows; `grad` is (S * B, D)."""
         if self.workers.threads == 1:
             return [partial(self._update, band, bags, grad)]
         shards = [self.group.slot_shards[slot] for slot in band.slots]

@@ -36,7 +36,7 @@ class Workers:
 
     @staticmethod
     def of(device: torch.device) -> Workers:
-        """As many threads as torch has in this process, where rows lie on the CPU."""
+        """Take as many threads as torch has in this process, if rows lie on the CPU; else one."""
         return Workers(torch.get_num_threads() if device.type == "cpu" else 1)
 
     def run(self, tasks: Sequence[Task]) -> None:

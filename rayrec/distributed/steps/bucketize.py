@@ -181,7 +181,7 @@ def block_bucketize_reference(
     cuts: Sequence[Tensor],
     bags: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """`block_bucketize` in plain torch, for tests."""
+    """Do what `block_bucketize` does in plain torch, for tests."""
     blocks = cuts[0].numel() - 1
     feature_of = [f for f, count in enumerate(bags) for _ in range(count)]
     per_bag = lengths.tolist()
@@ -210,7 +210,7 @@ def block_bucketize_reference(
 def bucketize(
     kjt: KeyedJaggedTensor, bucketings: Sequence[Bucketing], weighted: bool, track: bool
 ) -> SourceRows:
-    """All source rows of a KJT.
+    """Return all source rows of a KJT.
 
     Args:
         bucketings: what to cut.
@@ -310,7 +310,7 @@ class _Cut(NamedTuple):
 
 
 def _read(numbers: Sequence[Tensor]) -> list[list[int]]:
-    """Vectors as lists, by one host sync for all of them."""
+    """Return vectors as lists; the host waits for the device once for all of them."""
     if not numbers:
         return []
     values = torch.cat(list(numbers)).tolist()
@@ -330,10 +330,14 @@ class _Filled(NamedTuple):
 
 
 def _count(b_lengths: Tensor, c_lengths: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Ids of every row, its bags that have any, and the bags with ids before the cut; and a mask of
-    the former.
+    """Count ids and bags of one bucketing, on the device.
 
-    B, the same for all rows, is known from the lengths.
+    Args:
+        b_lengths: (rows * B,) after the cut, row by row.
+        c_lengths: (features * B,) before the cut.
+    Returns:
+        (2 * rows + 1,) int64: the ids of every row, the bags with ids of every row, and the bags
+        with ids before the cut; and the (rows, B) mask of bags with ids.
     """
     lengths = b_lengths.view(rows, -1)
     mask = lengths != 0
@@ -342,7 +346,7 @@ def _count(b_lengths: Tensor, c_lengths: Tensor, rows: int) -> tuple[Tensor, Ten
 
 
 def _places(found: _Filled) -> Tensor:
-    """Flat numbers of the bags with ids."""
+    """Return the bags with ids as flat numbers, row * B + bag, ascending."""
     flat = found.mask.view(-1)
     if flat.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(flat.numpy()))  # torch's takes ten times as long
@@ -350,7 +354,11 @@ def _places(found: _Filled) -> Tensor:
 
 
 def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBags:
-    """Replace parts by the same without bags that have no ids."""
+    """Take bags without ids out of some parts, in place, and return the bags that are left.
+
+    Args:
+        counted: index of a part -> which of its bags have ids.
+    """
     bags = []
     for i, found in counted.items():
         places = _places(found)
@@ -371,7 +379,8 @@ def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBa
 
 
 def _viewable(tensor: Tensor) -> Tensor:
-    """The tensor; where it is empty a new one, since an empty numpy array has a stride that no view
-    of other words takes.
+    """Return the tensor, or a new one if it is empty.
+
+    An empty numpy array may have a stride with which no view of other words works.
     """
     return tensor if tensor.numel() else tensor.new_empty(0)

@@ -70,7 +70,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
 
 
 def _gather(values: Tensor, peers: Exchange, sizes: Sequence[int]) -> list[Tensor]:
-    """Every replica's values, in replica order."""
+    """Return every replica's values, in replica order."""
     # The exchange lends what it brings only until its next collective.
     return [part.clone() for part in peers.all_gather(values, sizes).wait()]
 
@@ -82,14 +82,14 @@ class _OwnRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, peers: Exchange, bags: list[int]) -> Tensor:
-        """(bags of all groups, D) -> (bags of this group, D)."""
+        """Cut (bags of all groups, D) to (bags of this group, D)."""
         ctx.peers, ctx.bags = peers, bags
         first = sum(bags[: peers.rank])
         return rows[first : first + bags[peers.rank]].clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """(bags of this group, D) -> (bags of all groups, D), divided by the number of groups.
+        """Gather (bags of all groups, D) from each group's, divided by the number of groups.
 
         Each group has divided its gradients by its own ranks; together this is the mean over all.
         """

@@ -37,7 +37,7 @@ class Ride:
 
     @staticmethod
     def on(kjt: KeyedJaggedTensor, engine: object) -> Ride:
-        """Return what an engine keeps with a KJT."""
+        """Return what an engine keeps with a KJT, which is empty at first."""
         carried = kjt.carried
         if engine not in carried:
             carried[engine] = Ride()

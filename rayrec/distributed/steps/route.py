@@ -135,8 +135,9 @@ def _plan_cuts(
 
 
 def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
-    """Per destination rank: extents (see `Sizes`), ids of each of its pieces, then bags of each (0
-    in sequences).
+    """Return per destination rank a header, which `Sizes.of` reads.
+
+    It holds the extents, the ids of each of its pieces, and the bags of each (0 in sequences).
     """
     counts, bags = rows.counts, rows.bags
     extents = [rows.most_bags if key is None else counts[key] for key in send.extents]
@@ -154,8 +155,9 @@ def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list
 
 
 def payload_words(pieces: Sequence[Piece], sizes: Sizes) -> int:
-    """32-bit words of one message: ids (two words each), lengths and weights, padded so that the
-    next message's ids are aligned.
+    """Return the 32-bit words of one message: ids (two words each), lengths and weights.
+
+    The number is even, so that the ids of the next message are aligned.
     """
     weights = sum(ids for piece, ids in zip(pieces, sizes.ids, strict=True) if piece.weighted)
     words = 2 * sum(sizes.ids) + sum(sizes.bags) + weights
@@ -185,7 +187,7 @@ def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Te
 
 
 def own_pieces(rows: SourceRows, message: Message, pieces: Sequence[Piece]) -> Arrived:
-    """What this rank would send itself, where it lies."""
+    """Return what this rank would send itself, where it lies."""
     ids = [one for values, sizes in rows.runs_of("ids", message.ids) for one in values.split(sizes)]
     lengths = (
         one

@@ -134,7 +134,7 @@ class RoutesAhead:
 
 
 def _tensors(routed: RoutedIds) -> Iterator[Tensor]:
-    """What a later step reads of routed ids."""
+    """Return what a later step reads of routed ids."""
     found = [
         t for group in routed.groups.values() for t in (group.ids, group.offsets, group.weights)
     ]

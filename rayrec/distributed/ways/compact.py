@@ -161,7 +161,7 @@ def _columns(
 
 
 def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tensor:
-    """(n, C), see `Places`."""
+    """Return (n, C): the block of the output for each block of the matrix; see `Places`."""
     # The output has D / g blocks per bag, so block (bag, column) is number bag * D / g + column.
     bag_Cn = filled.bags.index_select(0, columns.rows_C)[:, :rows]
     return torch.add(columns.column_C, bag_Cn.t(), alpha=width // columns.granule).contiguous()

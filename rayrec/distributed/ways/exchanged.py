@@ -129,6 +129,7 @@ class MessageLeg(Leg):
         )
 
     def _weighted_pieces(self, owner: int) -> frozenset[int]:
+        # Unweighted groups may read the same piece, but want no gradient of its weights.
         pieces: set[int] = set()
         for group in self._slots.ranks[owner].groups:
             if group.key.collection in self.collections and group.key.weighted:
@@ -241,7 +242,14 @@ class MessageLeg(Leg):
     def _pack(
         self, step: Step, rows: Mapping[GroupKey, Tensor], own: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the messages to all ranks one after the other, and the one that is kept apart."""
+        """Return the messages to all ranks, flat and in rank order, and the one that is kept apart.
+
+        Rows that make one message in one piece already are sent without a copy.
+
+        Args:
+            rows: the output of every kernel of this rank.
+            own: this rank, if its message to itself is kept apart.
+        """
         got = step.routed.got
         packing = [part for part in self._parts if part.groups]
         if own is None and len(packing) == 1:
@@ -268,10 +276,15 @@ class MessageLeg(Leg):
     def _own_message(
         self, got: Sequence[Sizes], like: Tensor, values: int, own: int
     ) -> tuple[Tensor | None, Tensor]:
-        """Return where this rank's message to itself is written.
+        """Return where this rank's gradients for its own rows are written.
 
-        Where all gradients make one matrix, it is written to its place there, which is returned,
-        too; so it is not copied again.
+        Args:
+            like: gives type and device.
+            values: the length of the message.
+            own: this rank.
+        Returns:
+            The matrix of the gradients of all ranks, if they make one, and the message, flat. The
+            message is then a view of its rows in the matrix, and need not be copied there later.
         """
         with_groups = [part for part in self._parts if part.groups]
         lone = with_groups[0].lone_matrix(got) if len(with_groups) == 1 else None
@@ -291,7 +304,13 @@ class MessageLeg(Leg):
         out: Sections,
         into: Sections,
     ) -> list[Tensor]:
-        """Return what arrived from every rank, with the message that was kept in its place."""
+        """Return what arrived from every rank, flat, with the message that was kept in its place.
+
+        Args:
+            send: the messages to all ranks, one after the other, without the one that was kept.
+            kept: this rank's message to itself, or None if it travels like the others.
+            out, into: per rank, the values of each section of the messages.
+        """
         if kept is None:
             return coded_all_to_all(step.exchange, codec, send, out, into)
         splits_out = [sum(sections) for sections in out]

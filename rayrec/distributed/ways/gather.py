@@ -35,8 +35,8 @@ class BlockGather:
 
         Args:
             pieces: per span its first source column and its width, in output order.
-            columns: of the source.
-            least: spans from which on a gather is made.
+            columns: the columns of the source. Blocks are as wide as fits them and all spans.
+            least: how many spans a gather must replace.
         """
         width = gcd(columns, *(value for piece in pieces for value in piece))
         if len(pieces) < least or width < _LEAST_WIDTH:
@@ -45,7 +45,7 @@ class BlockGather:
         return BlockGather(width, torch.tensor(index, device=device), columns)
 
     def __call__(self, source: Tensor, out: Tensor | None = None) -> Tensor:
-        """(B, columns) -> (B, output columns), into `out`, which is contiguous, if given."""
+        """Return (B, output columns) from (B, columns), in a contiguous `out` if it is given."""
         rows = source.shape[0]
         blocks = source.contiguous().view(rows, self.columns // self.width, self.width)
         into = None if out is None else out.view(rows, self.index.numel(), self.width)

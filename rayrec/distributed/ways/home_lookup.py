@@ -162,7 +162,7 @@ class HomeLookup:
         )
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
-        """(B, D), or per use (bags, width) where keys have different numbers of bags."""
+        """Return (B, D), or per use (bags, width) where keys have different numbers of bags."""
         with self._slots.workers.alone():
             output = self._slots.look_up(wanted.ids.ids, wanted.ids.offsets, wanted.ids.weights)
         if not bags:
@@ -192,7 +192,7 @@ class HomeLookup:
     def grad_of_weights(
         self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
     ) -> None:
-        """See `Home.grad_of_weights`."""
+        """See `Home`: ids come slot by slot, and a key that several slots read sums their parts."""
         grad, bounds = (
             total.new_empty(rows.most_bags, self.width, dtype=torch.float32),
             rows.kjt_offsets,
@@ -246,7 +246,7 @@ class HomeSequence:
         return Wanted(GroupIds(ids, torch.arange(ids.numel() + 1), None), counts)
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
-        """Per use (ids, D)."""
+        """Return per use (ids, D)."""
         ids, counts = wanted.ids, wanted.counts
         with self._workers.alone():
             if not self._uncut:

@@ -50,7 +50,8 @@ _LEAST_BYTES = 1 << 20
 def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, world: World) -> bool:
     """Return whether ranks that share memory read the tables of a collection where they lie.
 
-    Their rows have one type, no gradient of a sequence is clipped, and the plan is for one host.
+    Their rows must have one type, since they lie in one memory; no gradient of a sequence may be
+    clipped; and no table of a pooled collection may take two hops, which only several hosts do.
     """
     if len({table.data_type for table in spec.tables}) > 1:
         return False
@@ -74,7 +75,8 @@ class SharedGradients:
     def matrices(self, shapes: Sequence[tuple[int, int]], exchange: Exchange) -> list[Tensor]:
         """Return one matrix of each shape, which all ranks share; all ranks call it together.
 
-        The contents are those of a former step.
+        The contents are those of a former step. The memory grows to a power of two of bytes; all
+        ranks know all shapes, so all grow in the same step.
         """
         sizes = [rows * width for rows, width in shapes]
         if self._memory.numel() < sum(sizes):
@@ -228,6 +230,7 @@ class _InPlaceLeg(Leg):
         """See `Leg`."""
         ids = {}
         for group in self._groups:
+            # Bags are as many as the rows of the gradients that every rank will hand over.
             extents = self._slots.extents[group.key.collection]
             if group.key.sequence:
                 ids[group.key] = _sequence_ids(group, [s.extents[extents] for s in got], arrived)

@@ -251,7 +251,11 @@ class Pooled(Part):
         scale: float,
         gather: BlockGather | None = None,
     ) -> None:
-        """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`."""
+        """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`.
+
+        Wide spans are multiplied into place one by one, in one pass. Narrow ones are first put side
+        by side, row by row if there is a `gather`, and then scaled as one matrix.
+        """
         if not grads.uses:
             parts = [grads.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
             if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
@@ -296,7 +300,13 @@ class Pooled(Part):
     def hop_back(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept, scale: float
     ) -> dict[GroupKey, Tensor]:
-        """Return the gradients of rows that are summed inside hosts, by their own exchanges."""
+        """Return the gradients of rows that are summed inside hosts, by their own exchanges.
+
+        Args:
+            grads: collection -> the gradients of its outputs.
+        Returns:
+            Per kernel (bags of all ranks, its width), times `scale`; nothing without such tables.
+        """
         if self._hops is None:
             return {}
         home, like = self._home_grads(step, grads, kept), next(iter(grads.values()))[0]

@@ -60,6 +60,7 @@ class Sequences(Part):
         """See `Part`."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for group in self._sharded[self._rank]:
+            # (ids of all home ranks, width), home rank by home rank
             parts = rows[group.key].split([_ids(group, sizes) for sizes in got])
             for message, part in zip(messages, parts, strict=True):
                 message.append(part.reshape(-1))

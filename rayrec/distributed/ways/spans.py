@@ -99,6 +99,9 @@ def plan_join(
 ) -> JoinPlan:
     """Work out the join of `rank`, whose matrices lie on `device`.
 
+    A column is written by its row block 0, or by the first host that has it in two hops; all others
+    add to it. Additions come by the number of their row block or host, so that sums repeat.
+
     Args:
         widths: the pooled collections, with the columns of their outputs.
     """
@@ -142,7 +145,12 @@ def plan_join(
 def _cuts(
     parts: Sequence[Sequence[Span]], columns: int, device: torch.device
 ) -> tuple[BlockGather | None, ...]:
-    """Return for each matrix of an owner how its gradient is gathered from `columns` columns."""
+    """Return for each matrix of an owner how its gradient is gathered; None to copy span by span.
+
+    Args:
+        columns: the columns of the only collection's gradient; 0 if there are several collections,
+            since a gather has one source.
+    """
     gathers = []
     for spans in parts:
         pieces = [(span.column, span.width) for span in spans]

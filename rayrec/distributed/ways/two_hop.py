@@ -85,10 +85,13 @@ class TwoHop:
     ) -> list[Tensor]:
         """Return per host the sums of this rank's bags: (R, D), R bags and D columns of that host.
 
+        Hop 1: each rank of this host gets the rows for the home ranks with its local index, one run
+        of values per peer, and sums them. Hop 2: each home rank gets its sums from every host.
+
         Args:
             owners: per rank, the pooled rows that it looks up.
             rows: the outputs of this rank's kernels, each (bags of all ranks, width) float32.
-            device: where the sums lie; a rank without such kernels needs to know it, too.
+            device: where the sums lie; no kernel tells a rank that has none.
         """
         sizes, of_local = self._sizes(owners, routed), self._of_local
         width, local = sizes.width, self.host.rank
