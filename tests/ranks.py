@@ -34,10 +34,14 @@ class RankFailed(AssertionError):
 
 
 class RankPool:
-    """Up to `size` rank processes of one torch thread each."""
+    """Up to `size` rank processes of one torch thread each.
 
-    def __init__(self, size: int = 4) -> None:
-        self.size = size
+    Args:
+        method: of multiprocessing; "spawn" where what is preloaded must not be forked, as CUDA.
+    """
+
+    def __init__(self, size: int = 4, method: str = "forkserver") -> None:
+        self.size, self.method = size, method
         self.processes: list[mp.process.BaseProcess] = []
         self.pipes: list[Connection] = []
         self.generation = 0
@@ -92,8 +96,9 @@ class RankPool:
         self.processes, self.pipes = [], []
 
     def _start(self) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = mp.get_context(self.method)
+        if self.method == "forkserver":
+            context.set_forkserver_preload(PRELOADED)
         for _ in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

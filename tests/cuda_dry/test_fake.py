@@ -37,7 +37,7 @@ class _Count:
 @pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)
 def test_operators_take_what_rayrec_passes(name: str, storage: str, weighted: bool) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
-    work = random_work(0, optimizer, weighted=weighted, storage=STORAGES[storage])
+    work = random_work(0, optimizer, weighted=weighted, storage=STORAGES[storage], odd=False)
     routed = work.batch(3)
     with FakeTensorMode() as mode:
 

@@ -52,7 +52,7 @@ def test_lookups_train_as_on_the_cpu(name: str, storage: str, seed: int) -> None
     data_type = rng.choice([DataType.FP32, DataType.FP32, DataType.FP16])
     if name == "adam":
         data_type = DataType.FP32
-    work = random_work(seed, optimizer, data_type, storage=STORAGES[storage])
+    work = random_work(seed, optimizer, data_type, storage=STORAGES[storage], odd=False)
     fused = make_lookup(work.group, optimizer, GPU)
     assert isinstance(fused, FusedLookup)
     on_device = replace(work.group, key=replace(work.group.key, storage=Storage()))
@@ -80,7 +80,7 @@ def test_lookups_train_as_on_the_cpu(name: str, storage: str, seed: int) -> None
 @pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)
 def test_learned_weights_get_their_gradient(name: str) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
-    work = random_work(1, optimizer, weighted=True)
+    work = random_work(1, optimizer, weighted=True, odd=False)
     plain, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, GPU)
     work.fill(plain, fused)
     routed, grad = work.batch(4), work.grad(4)
@@ -99,7 +99,7 @@ def test_learned_weights_get_their_gradient(name: str) -> None:
 def test_fbgemm_takes_float16_tables_where_rayrec_says_so(name: str) -> None:
     """Fails when FBGEMM's Adam has learned it, or when another one has not."""
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
-    work = random_work(0, optimizer, DataType.FP16, weighted=False)
+    work = random_work(0, optimizer, DataType.FP16, weighted=False, odd=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup_module, "has_fused_kernel", lambda *_: True)
         fused = FusedLookup(work.group, optimizer, GPU)
@@ -115,7 +115,7 @@ def test_fbgemm_takes_float16_tables_where_rayrec_says_so(name: str) -> None:
 @pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)
 def test_a_step_of_the_lookup_does_not_stop_the_host(name: str, storage: str) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
-    work = random_work(2, optimizer, storage=STORAGES[storage])
+    work = random_work(2, optimizer, storage=STORAGES[storage], odd=False)
     lookup = make_lookup(work.group, optimizer, GPU)
     routed, grad = on_gpu(work.batch(3)), work.grad(3).to(GPU)
     lookup(routed).backward(grad)  # the first step reads the count of earlier ones
@@ -129,7 +129,7 @@ def test_the_kernel_in_torch_trains_on_the_gpu_as_on_the_cpu(name: str) -> None:
     """What FBGEMM has no kernel for: the norm of a row is bounded."""
     optimizer = replace(SPARSE_OPTIMIZERS[name](lr=0.1), max_row_norm=0.5)
     for seed in range(4):
-        work = random_work(seed, optimizer)
+        work = random_work(seed, optimizer, odd=False)
         mine, theirs = (
             make_lookup(work.group, optimizer, GPU),
             TorchLookup(work.group, optimizer, CPU),

@@ -20,7 +20,7 @@ from tests.ranks import RankPool
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     """Two processes of this tier's environment."""
-    made = RankPool(2)
+    made = RankPool(2, "spawn")
     yield made
     made.close()
 
