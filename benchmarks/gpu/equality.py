@@ -83,18 +83,24 @@ def optimizers(settings: Settings, notes: Notes) -> None:
         for storage, where in STORAGES.items():
             for data_type in (DataType.FP32, DataType.FP16):
                 with notes.check(f"{name}, {storage}, {data_type.value}") as found:
-                    if storage != "device":
-                        settings.need_gpu(f"storage {storage!r}")
-                        if not has_fused_kernel(optimizer, "cuda", data_type):
-                            raise Skip(
-                                "FBGEMM has no CUDA kernel for it, so rows stay on the device"
-                            )
+                    need_storage(settings, storage, optimizer, data_type)
                     case = trained_case(rows, data_type)
                     found |= compare_training(case, optimizer, settings, plan_of(case, where))
     case = trained_case(rows)
     for name, optimizer in OPTIONS.items():
         with notes.check(name) as found:
             found |= compare_training(case, optimizer, settings)
+
+
+def need_storage(
+    settings: Settings, storage: str, optimizer: SparseOptimizer, data_type: DataType
+) -> None:
+    """Skip a check whose rows would lie off the device where they cannot."""
+    if storage == "device":
+        return
+    settings.need_gpu(f"storage {storage!r}")
+    if not has_fused_kernel(optimizer, "cuda", data_type):
+        raise Skip("FBGEMM has no CUDA kernel for it, so rows stay on the device")
 
 
 def _learned_weights(settings: Settings, rows: int) -> float:

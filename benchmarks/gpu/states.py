@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.gpu.absent import is_absent
 from benchmarks.gpu.checks import Notes, Settings, Skip, assert_close, assert_equal
-from benchmarks.gpu.equality import OPTIMIZERS, STORAGES
+from benchmarks.gpu.equality import OPTIMIZERS, STORAGES, need_storage
 from benchmarks.gpu.models import cases, plan_of, shard, train, trained_case
 from benchmarks.gpu.reference import Case
 from rayrec.distributed import DistributedModelParallel
-from rayrec.layout import Storage
+from rayrec.layout import DataType, Storage
 from rayrec.optim import SparseOptimizer
 
 
@@ -25,8 +25,7 @@ def checkpoints(settings: Settings, notes: Notes) -> None:
             with notes.check(f"{name}, {storage}"):
                 if is_absent("pyarrow"):
                     raise Skip("pyarrow is not importable, and checkpoints are Arrow files")
-                if storage != "device":
-                    settings.need_gpu(f"storage {storage!r}")
+                need_storage(settings, storage, optimizer, DataType.FP32)
                 with tempfile.TemporaryDirectory() as folder:
                     _save_and_restore(case, optimizer, where, settings, Path(folder))
 

@@ -26,7 +26,10 @@ def test_storages_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     names = {check["name"] for check in result["checks"] if check["status"] == PASS}
     assert {"adam, host, FP32", "adam, cached, FP32", "lamb, cached, FP16"} <= names
     skipped = {check["name"] for check in result["checks"] if check["status"] == SKIPPED}
-    assert skipped == {"adam, host, FP16", "adam, cached, FP16"}
+    # FBGEMM has no kernel for these, and rows stay on the device
+    off_device = [f"{where}, {kind}" for where in ("host", "cached") for kind in ("FP32", "FP16")]
+    without = {f"rmsprop, {what}" for what in off_device}
+    assert skipped == without | {"adam, host, FP16", "adam, cached, FP16"}
 
 
 def test_a_steps_cost_to_the_host_is_counted() -> None:
