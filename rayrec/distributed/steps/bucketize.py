@@ -1,5 +1,4 @@
-"""Cutting ids by row blocks, on the rank where they were read: a KJT becomes rows of bags that can
-be sent.
+"""Cut ids by row blocks, on the rank where they were read, so that they can be sent.
 
 Features with equally many blocks are cut by one FBGEMM call; one call for all of them with the
 largest block count would make a lengths matrix of blocks x features x bags (128 x 500 x 4096 is 1
@@ -14,16 +13,16 @@ home; see `rayrec.distributed.ways.compact`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rayrec.distributed.steps.source_rows import FilledBags, SourcePart, SourceRows
 from rayrec.errors import InputError
 from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor
@@ -32,9 +31,7 @@ from rayrec.sparse.ops import offsets_of, to_device
 
 @dataclass(frozen=True)
 class Bucketing:
-    """Features of a KJT that are cut into the same number of row blocks, so that one kernel call
-    cuts them all.
-    """
+    """Features of a KJT that one kernel call cuts: they have equally many row blocks."""
 
     blocks: int
     features: tuple[int, ...]  # rows of the KJT
@@ -42,99 +39,6 @@ class Bucketing:
     sequence: bool
     weighted: bool
     leaves_out: bool = False
-
-
-@dataclass(frozen=True)
-class SourcePart:
-    """Rows of bags that share one ids tensor.
-
-    Attributes:
-        ids: (N,) int64, row by row.
-        counts: ids of each row.
-        bags: bags of each row; 0 where lengths are not needed.
-        lengths: (sum of bags,) int32.
-        weights: (N,) float32, or None.
-        origin: (N,) position of every id (and weight) in the KJT, or None when they are in place.
-    """
-
-    ids: Tensor
-    counts: list[int]
-    bags: list[int]
-    lengths: Tensor
-    weights: Tensor | None = None
-    origin: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class FilledBags:
-    """Which bags of cut features have ids, where the others stay at home.
-
-    Attributes:
-        bags: (source rows of bucketings that leave bags out, most bags of any) int64 numbers
-            within their feature; behind the last one B.
-        once: no bag has ids in two blocks. every: all bags have ids.
-    """
-
-    bags: Tensor
-    once: bool
-    every: bool
-
-
-@dataclass(frozen=True)
-class SourceRows:
-    """The bags of a KJT as rows of bags: the KJT's own keys first, then per bucketing blocks x
-    features, block by block.
-
-    Attributes:
-        kjt_offsets: of the KJT's keys. bag_offsets: of its bags.
-        filled: where bags without ids stay at home.
-    """
-
-    parts: tuple[SourcePart, ...]
-    kjt_offsets: list[int] = field(repr=False)
-    bag_offsets: Tensor = field(repr=False)
-    filled: FilledBags | None = None
-
-    @property
-    def counts(self) -> list[int]:
-        """Ids of every row."""
-        return [count for part in self.parts for count in part.counts]
-
-    @property
-    def batch(self) -> int:
-        """Bags of every key, where all have the same."""
-        return self.parts[0].bags[0] if self.parts[0].bags else 0
-
-    @property
-    def most_bags(self) -> int:
-        """The most bags of any key."""
-        return max(self.parts[0].bags, default=0)
-
-    @property
-    def bags(self) -> list[int]:
-        """Bags of every row."""
-        return [bags for part in self.parts for bags in part.bags]
-
-    @cached_property
-    def _bounds(self) -> list[tuple[list[int], list[int]]]:
-        return [(offsets_of(part.counts), offsets_of(part.bags)) for part in self.parts]
-
-    def runs_of(
-        self, what: Literal["ids", "lengths", "weights"], wanted: Sequence[range]
-    ) -> Iterator[tuple[Tensor, list[int]]]:
-        """Runs of rows, cut where a part ends: the values of each, one row after the other, and how
-        many every row has.
-        """
-        for run in wanted:
-            first = 0
-            for part, (id_bounds, bag_bounds) in zip(self.parts, self._bounds, strict=True):
-                start, stop = max(run.start - first, 0), min(run.stop - first, len(part.counts))
-                first += len(part.counts)
-                if start < stop:
-                    sizes, bounds = (
-                        (part.bags, bag_bounds) if what == "lengths" else (part.counts, id_bounds)
-                    )
-                    yield getattr(part, what)[bounds[start] : bounds[stop]], sizes[start:stop]
 
 
 def block_bucketize(
@@ -172,39 +76,6 @@ def block_bucketize(
         origin = torch.empty_like(ids)
         origin[out[4].long()] = torch.arange(ids.numel(), device=ids.device)
     return out[0], out[1], out[2], origin
-
-
-def block_bucketize_reference(
-    lengths: Tensor,
-    ids: Tensor,
-    weights: Tensor | None,
-    cuts: Sequence[Tensor],
-    bags: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Do what `block_bucketize` does in plain torch, for tests."""
-    blocks = cuts[0].numel() - 1
-    feature_of = [f for f, count in enumerate(bags) for _ in range(count)]
-    per_bag = lengths.tolist()
-    positions = torch.arange(ids.numel())
-    out_lengths: list[int] = []
-    picked = [positions[:0]]
-    local = [ids[:0]]
-    for block in range(blocks):
-        for feature, bag, where in zip(
-            feature_of, ids.split(per_bag), positions.split(per_bag), strict=True
-        ):
-            low, high = cuts[feature][block : block + 2].tolist()
-            inside = (bag >= low) & (bag < high)
-            out_lengths.append(int(inside.sum()))
-            picked.append(where[inside])
-            local.append(bag[inside] - low)
-    origin = torch.cat(picked)
-    return (
-        torch.tensor(out_lengths, dtype=lengths.dtype),
-        torch.cat(local),
-        None if weights is None else weights[origin],
-        origin,
-    )
 
 
 def bucketize(

@@ -25,7 +25,8 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.kernels.ids import WORD, GroupIds
 from rayrec.distributed.program.groups import GroupKey, Piece
 from rayrec.distributed.program.slots import Sizes, SlotTable
-from rayrec.distributed.steps.bucketize import Bucketing, SourceRows, bucketize
+from rayrec.distributed.steps.bucketize import Bucketing, bucketize
+from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor

@@ -25,8 +25,8 @@ from torch import Tensor
 from rayrec.distributed.kernels.bands import put_rows
 from rayrec.distributed.program.groups import Slot
 from rayrec.distributed.program.slots import SlotTable
-from rayrec.distributed.steps.bucketize import FilledBags, SourceRows
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
+from rayrec.distributed.steps.source_rows import FilledBags, SourceRows
 from rayrec.distributed.ways.matrices import Matrix
 from rayrec.distributed.ways.spans import JoinPlan, Received
 from rayrec.sparse.ops import offsets_of

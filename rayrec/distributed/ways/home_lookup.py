@@ -20,7 +20,7 @@ from rayrec.distributed.kernels.slot_rows import SlotRows, take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import CollectionSpec, Use
-from rayrec.distributed.steps.bucketize import SourceRows
+from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.sparse.ops import gather_segments, offsets_of
 
 Keys = tuple[str, ...]

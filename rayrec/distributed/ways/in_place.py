@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from torch import Tensor
 from rayrec.comm.codec import Codecs
 from rayrec.comm.exchange import Exchange
 from rayrec.comm.pages import make_huge
-from rayrec.distributed.kernels.ids import WORD, GroupIds, bag_offsets
+from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.program.compile import Address, group_of, uses_of
 from rayrec.distributed.program.groups import (
@@ -34,13 +33,17 @@ from rayrec.distributed.program.groups import (
     LookupGroup,
     Slot,
     Use,
-    is_vectorized,
 )
 from rayrec.distributed.program.slots import Sizes, SlotTable, by_collection
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
 from rayrec.distributed.ways.home_lookup import Home, HomeLookup, HomeSequence, Wanted, fill
+from rayrec.distributed.ways.in_place_groups import (
+    ascending_chains,
+    columns_of,
+    sequence_ids_in_place,
+)
 from rayrec.distributed.ways.way import Joined, Leg, Opening, Step, Way, World
-from rayrec.layout import Layout, Shard, ShardingPlan, TableLayout, takes_two_hops
+from rayrec.layout import Layout, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.observe.timer import span
 
 CARRIER = "in_place"
@@ -154,9 +157,9 @@ class InPlace(Way):
         """See `Way`: kernels read gradients where they lie, if their slots' columns ascend."""
         if key.sequence:
             return self._arrange_sequence(key, slots)
-        gathered, chains = _chains(key, slots)
+        gathered, chains = ascending_chains(key, slots)
         groups = [
-            group_of(replace(key, part=i), chain, by_block=False, gradient=_columns(chain))
+            group_of(replace(key, part=i), chain, by_block=False, gradient=columns_of(chain))
             for i, chain in enumerate(chains)
         ]
         if gathered:
@@ -184,36 +187,6 @@ class InPlace(Way):
         return _InPlaceLeg(slots, rank, homes, self._gradients)
 
 
-def _chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], list[list[Slot]]]:
-    """Return the slots whose gradients must be gathered, and chains of slots that ascend by column.
-
-    Gradients are gathered where the columns of a shard are no run, or where the kernel needs it.
-    """
-    by_shard: dict[Shard, list[Slot]] = {}
-    for slot in sorted(slots, key=lambda s: s.column):
-        by_shard.setdefault(slot.shard, []).append(slot)
-    clipped = key.optimizer.max_gradient is not None
-    all_gathered = clipped or not is_vectorized(key.optimizer, key.data_type)
-    gathered: list[Slot] = []
-    chains: list[list[Slot]] = []
-    for run in by_shard.values():
-        if all_gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
-            gathered.extend(run)
-            continue
-        fitting = (c for c in chains if c[-1].column + c[-1].width <= run[0].column)
-        chain = next(fitting, None)
-        if chain is None:
-            chains.append(run)
-        else:
-            chain.extend(run)
-    return gathered, chains
-
-
-def _columns(chain: Sequence[Slot]) -> GradientColumns:
-    gaps = (b.column - a.column - a.width for a, b in pairwise(chain))
-    return GradientColumns(chain[0].column, (0, *gaps))
-
-
 class _InPlaceLeg(Leg):
     """One step of the collections that are read in place."""
 
@@ -233,7 +206,9 @@ class _InPlaceLeg(Leg):
             # Bags are as many as the rows of the gradients that every rank will hand over.
             extents = self._slots.extents[group.key.collection]
             if group.key.sequence:
-                ids[group.key] = _sequence_ids(group, [s.extents[extents] for s in got], arrived)
+                ids[group.key] = sequence_ids_in_place(
+                    group, [s.extents[extents] for s in got], arrived
+                )
             else:
                 rows = [sizes.extents[extents.start] for sizes in got]
                 ids[group.key] = pooled_ids(group, rows, arrived)
@@ -318,49 +293,3 @@ def _alone(home: Home, grads: Sequence[Tensor], shape: tuple[int, int], most_bag
     whole = grads[0].new_empty(shape)
     fill(whole, home.joined(grads, most_bags), 1.0)
     return whole
-
-
-def _sequence_ids(
-    group: LookupGroup, counts: Sequence[Sequence[int]], arrived: Sequence[Arrived]
-) -> GroupIds:
-    """Return bags of one id for what all ranks look up, empty where another rank updates the row.
-
-    Args:
-        counts: per source, the ids of every use of the collection.
-    Returns:
-        Ids are rows of the shared memory.
-    """
-    of_use: dict[int, list[tuple[Slot, int]]] = {}
-    for slot, shard in zip(group.slots, group.slot_shards, strict=True):
-        of_use.setdefault(slot.use.index, []).append((slot, group.bases[shard]))
-    device = arrived[0].ids[group.slots[0].piece].device
-    one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD, device=device)
-    none = torch.zeros_like(one)
-    ids: list[Tensor] = []
-    lengths: list[Tensor] = []
-    # Source by source and use by use, as the rows of the gradients lie.
-    for of_source, source in zip(counts, arrived, strict=True):
-        for use, count in enumerate(of_source):
-            mine = of_use.get(use, [])
-            if not mine:
-                lengths.append(none[:count])
-            elif len(mine) == 1 and mine[0][0].whole:
-                slot, base = mine[0]
-                ids.append(source.ids[slot.piece] + base)
-                lengths.append(one[:count])
-            else:
-                here, places = _own_rows(source.ids[mine[0][0].piece], mine)
-                ids.append(places[here])
-                lengths.append(here.to(WORD))
-    return GroupIds(torch.cat(ids), bag_offsets(torch.cat(lengths)), None)
-
-
-def _own_rows(rows_N: Tensor, mine: Sequence[tuple[Slot, int]]) -> tuple[Tensor, Tensor]:
-    """Return which ids (N,) lie in this rank's shards, and where in memory those do."""
-    places, here = rows_N, torch.zeros_like(rows_N, dtype=torch.bool)
-    for slot, base in mine:
-        first, end = slot.shard.rows.start, slot.shard.rows.stop
-        inside = (rows_N >= first) & (rows_N < end)
-        places = torch.where(inside, rows_N + (base - first), places)
-        here = here | inside
-    return here, places
