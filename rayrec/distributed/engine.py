@@ -235,21 +235,21 @@ class ShardedEmbeddings:
         if together is None or self.options.dedup_sequences or learned:
             return False
         program = self._deployed.program(together)
-        Ride.on(kjt, self).started = self._ahead.start(
+        ride = Ride.on(kjt, self)
+        if ride.started is not None and ride.started.expected:
+            return True
+        ride.started = self._ahead.start(
             kjt, together, lambda exchange: self._route(program, kjt, exchange, False)
         )
         return True
 
     def forget_prefetched(self) -> None:
-        """Expect no forward of what was prefetched until now; exchanges under way end by
-        themselves.
-        """
+        """Expect no forward pass of what was prefetched; exchanges under way end by themselves."""
         if self._ahead is not None:
             self._ahead.forget()
 
     def close(self, wait: bool = True) -> None:
-        """End the thread that prefetches and forget what it routed; from now on `prefetch` raises.
-        A second call does nothing.
+        """End the thread that prefetches, once; from now on `prefetch` raises.
 
         Args:
             wait: for exchanges under way, since other ranks take part in them. After a failure pass

@@ -16,6 +16,7 @@ a few passes over (U, D) temporaries, so callers hand in blocks of rows that fit
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
@@ -49,7 +50,7 @@ class Fbgemm:
 
 
 @dataclass(frozen=True)
-class SparseOptimizer:
+class SparseOptimizer(ABC):
     """Base of the sparse optimizers; use a subclass.
 
     Attributes:
@@ -147,11 +148,11 @@ class SparseOptimizer:
             weight_UD.mul_(1.0 - lr * self.weight_decay)
         self.formula(lr, iteration, weight_UD, grad_UD, state)
 
+    @abstractmethod
     def formula(
         self, lr: float, t: int, weight: Tensor, grad: Tensor, state: dict[str, Tensor]
     ) -> None:
         """Write weight and state by the formula in the class's docstring; see `update_rows`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

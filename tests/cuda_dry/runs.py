@@ -8,30 +8,19 @@ from torch import Tensor
 
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
-from rayrec.data.planted import SyntheticConfig
-from rayrec.data.synthetic import write_synthetic
 from rayrec.distributed import DistributedModelParallel
 from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.train import OptimizerConfig, TrainSpec
+from tests import clicks
 
 ROWS, BATCH = 523, 64  # nine steps an epoch, the last of eleven rows
 
 
 def write_clicks(folder: Path) -> None:
     """Files of clicks, one feature with lists among them."""
-    config = SyntheticConfig(
-        rows_train=ROWS,
-        rows_eval=200,
-        num_features=5,
-        num_lists=1,
-        num_dense=2,
-        dim=8,
-        cap=50,
-        seed=1,
-    )
-    write_synthetic(folder, config)
+    clicks.write_clicks(folder, rows_train=ROWS, rows_eval=200, dim=8)
 
 
 def spec_of(

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayrec.data.planted import SyntheticConfig
-from rayrec.data.synthetic import write_synthetic
 from rayrec.observe.times import STEP_PARTS
 from rayrec.report.profile_page import Profile
 from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer
+from tests.clicks import write_clicks
 from tests.gloo.trainers import numbers, spec_of
 from tests.ranks import RankPool
 
@@ -51,17 +50,7 @@ def train(rank: int, world_size: int, folder: Path, share_tables: bool) -> Profi
 def test_two_ranks_are_profiled_and_train_as_without(
     ranks: RankPool, tmp_path: Path, share_tables: bool
 ) -> None:
-    config = SyntheticConfig(
-        rows_train=1003,
-        rows_eval=10,
-        num_features=5,
-        num_lists=1,
-        num_dense=2,
-        dim=4,
-        cap=50,
-        seed=1,
-    )
-    write_synthetic(tmp_path, config)
+    write_clicks(tmp_path)
     profile, other = ranks.run(WORLD, train, tmp_path, share_tables)
     # rows read in place need no way home
     passed = [part for part in STEP_PARTS if not share_tables or part != "output"]

@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.data.planted import SyntheticConfig
-from rayrec.data.synthetic import write_synthetic
 from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import sparse_optimizer
 from rayrec.train import RankTrainer, train_step
 from rayrec.train.predictions import PredictionConfig
+from tests.clicks import write_clicks
 from tests.gloo.trainers import numbers, spec_of
 from tests.ranks import RankPool
 
@@ -56,17 +55,7 @@ def both_loops(rank: int, world_size: int, folder: Path) -> None:
 def test_the_loop_equals_plain_steps_bit_for_bit(
     ranks: RankPool, tmp_path: Path, world_size: int
 ) -> None:
-    config = SyntheticConfig(
-        rows_train=1003,
-        rows_eval=10,
-        num_features=5,
-        num_lists=1,
-        num_dense=2,
-        dim=4,
-        cap=50,
-        seed=1,
-    )
-    write_synthetic(tmp_path, config)
+    write_clicks(tmp_path)
     ranks.run(world_size, both_loops, tmp_path)
 
 
@@ -82,17 +71,7 @@ def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     """The last batch has fewer rows than there are ranks, so that some ranks have none of it."""
-    config = SyntheticConfig(
-        rows_train=1026,
-        rows_eval=10,
-        num_features=5,
-        num_lists=1,
-        num_dense=2,
-        dim=4,
-        cap=50,
-        seed=1,
-    )
-    write_synthetic(tmp_path, config)
+    write_clicks(tmp_path, rows_train=1026)
     tables = {}
     for world_size in (1, 3):
         scores = ranks.run(world_size, predict, tmp_path, tmp_path / f"{world_size}.parquet")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.data.planted import SyntheticConfig
-from rayrec.data.synthetic import SyntheticPaths, write_synthetic
+from rayrec.data.synthetic import SyntheticPaths
+from tests.clicks import write_clicks
 from tests.ray.worlds import CLUSTER_CPUS
 
 
@@ -65,17 +65,16 @@ def cluster(private_home: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
     """A small click data set with planted truth; its rows fill no whole number of batches."""
-    config = SyntheticConfig(
+    return write_clicks(
+        tmp_path_factory.mktemp("clicks"),
         rows_train=6007,
         rows_eval=2003,
         num_features=6,
-        num_lists=1,
         num_dense=3,
         dim=8,
         cap=200,
         seed=3,
     )
-    return write_synthetic(tmp_path_factory.mktemp("clicks"), config)
 
 
 @pytest.fixture

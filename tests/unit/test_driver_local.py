@@ -22,28 +22,25 @@ from torch import nn
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
-from rayrec.data.planted import SyntheticConfig
-from rayrec.data.synthetic import SyntheticPaths, write_synthetic
+from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted, TrainingFailed
 from rayrec.optim import Adam
+from tests.clicks import write_clicks
 
 STEPS = 12
 
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
-    config = SyntheticConfig(
+    return write_clicks(
+        tmp_path_factory.mktemp("clicks"),
         rows_train=1530,
         rows_eval=501,
-        num_features=5,
-        num_lists=1,
         num_dense=3,
-        dim=4,
         cap=100,
         seed=3,
     )
-    return write_synthetic(tmp_path_factory.mktemp("clicks"), config)
 
 
 def driver(

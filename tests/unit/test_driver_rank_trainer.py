@@ -12,29 +12,18 @@ import torch
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager
-from rayrec.data.planted import SyntheticConfig
-from rayrec.data.synthetic import write_synthetic
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
+from tests.clicks import write_clicks
 
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainSpec]:
     """A tiny run: 1003 rows in batches of 128, so 8 steps an epoch, the last one ragged."""
-    config = SyntheticConfig(
-        rows_train=1003,
-        rows_eval=300,
-        num_features=5,
-        num_lists=1,
-        num_dense=2,
-        dim=4,
-        cap=50,
-        seed=1,
-    )
-    paths = write_synthetic(tmp_path_factory.mktemp("data"), config)
+    paths = write_clicks(tmp_path_factory.mktemp("data"), rows_eval=300)
     recipe = ModelRecipe(
         model="dcn", schema=paths.schema.read_text(), dense_layers=(8,), over_layers=(8,)
     )

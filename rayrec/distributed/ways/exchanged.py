@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,12 +94,6 @@ class Exchanged(Way):
         return MessageLeg(slots, rank, collections, pooled, sequence, self._codecs)
 
 
-class _Kept(NamedTuple):
-    """What each part wants to remember for the backward pass."""
-
-    of_parts: list[Any]
-
-
 class MessageLeg(Leg):
     """The messages of one step.
 
@@ -163,7 +157,7 @@ class MessageLeg(Leg):
                 step.timer.follow("update", made)
         return outputs
 
-    def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Kept]:
+    def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
         """See `Leg`: send rows home; `inputs` are those of the kernels."""
         sent, got, parts = step.routed.sent, step.routed.got, self._parts
         rows = {group.key: r for group, r in zip(self.groups, inputs, strict=True)}
@@ -189,9 +183,9 @@ class MessageLeg(Leg):
             joined, remembered = part.join(step, [message[i] for message in of_parts], rows)
             outputs.update(joined)
             kept.append(remembered)
-        return [output for c in self.collections for output in outputs[c]], _Kept(kept)
+        return [output for c in self.collections for output in outputs[c]], kept
 
-    def reverse(self, step: Step, grads: Sequence[Tensor], kept: _Kept) -> list[Tensor]:
+    def reverse(self, step: Step, grads: Sequence[Tensor], kept: Sequence[Any]) -> list[Tensor]:
         """See `Leg`: send gradients to the owners."""
         sent, got, parts = step.routed.sent, step.routed.got, self._parts
         of_outputs = by_collection(grads, self._slots.outputs(self.collections, bool(step.bags)))
@@ -219,7 +213,7 @@ class MessageLeg(Leg):
         ]
         for i, part in enumerate(parts):
             into_ranks = [buffer[i] for buffer in cut]
-            part.pack_back(step, of_parts[i], into_ranks, early, kept.of_parts[i])
+            part.pack_back(step, of_parts[i], into_ranks, early, kept[i])
         messages = self._swap(step, codec, flat, message, _joined(out), _joined(into))
         back: dict[GroupKey, Tensor] = {}
         for i, part in enumerate(parts):
@@ -229,7 +223,7 @@ class MessageLeg(Leg):
             # Decoded gradients are scaled here, if they were not scaled before the wire.
             back.update(part.split(mine, got, scale / early, matrix))
         if self.pooled is not None:
-            back.update(self.pooled.hop_back(step, of_parts[0], kept.of_parts[0], scale))
+            back.update(self.pooled.hop_back(step, of_parts[0], kept[0], scale))
         return [back[group.key] for group in self.groups]
 
     def _apart(self, step: Step, codec: Codec | None) -> int | None:

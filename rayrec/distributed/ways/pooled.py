@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,14 +32,9 @@ from rayrec.distributed.ways.way import Step
 _WIDE = 256  # columns; from here on a copy and a product take one pass, span by span
 
 
-class _Kept(NamedTuple):
-    """What the backward pass needs of the forward pass.
-
-    Attributes:
-        places: (owner, matrix) -> where its rows belong, where bags without ids stayed at home.
-    """
-
-    places: Mapping[tuple[int, int], Places]
+# (owner, matrix) -> where its rows belong, where bags without ids stayed at home; the backward pass
+# needs it again
+_PlacesOf = Mapping[tuple[int, int], Places]
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ class Pooled(Part):
 
     def join(
         self, step: Step, received: Sequence[Tensor], rows: Rows
-    ) -> tuple[dict[int, list[Tensor]], _Kept]:
+    ) -> tuple[dict[int, list[Tensor]], _PlacesOf]:
         """See `Part`."""
         home = self._arrive(step, received, rows)
         places = self._places(step)
@@ -129,7 +123,7 @@ class Pooled(Part):
                 outputs[collection] = [join_blocks(self.plan, home, collection, places, filled)]
             else:
                 outputs[collection] = [self._join(home, collection)]
-        return outputs, _Kept(places)
+        return outputs, places
 
     def _arrive(self, step: Step, received: Sequence[Tensor], rows: Rows) -> Received:
         """Sort what arrived, with this rank's own rows of replicated tables."""
@@ -212,7 +206,7 @@ class Pooled(Part):
         grads: Mapping[int, Sequence[Tensor]],
         buffers: Sequence[Tensor],
         scale: float,
-        kept: _Kept,
+        kept: _PlacesOf,
     ) -> None:
         """See `Part`."""
         home = self._home_grads(step, grads, kept)
@@ -225,19 +219,21 @@ class Pooled(Part):
                 count = matrix.values(sizes)
                 if count:
                     into = buffer[at : at + count].view(-1, matrix.width)
-                    spans, place = self.plan.sends_back[owner][i], kept.places.get((owner, i))
+                    spans, place = self.plan.sends_back[owner][i], kept.get((owner, i))
                     if place is not None:
                         place.take(home.whole[spans[0].collection], into, scale)
                     else:
                         self._write(spans, home, into, scale, gathers[i])
                 at += count
 
-    def _home_grads(self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept) -> _Grads:
+    def _home_grads(
+        self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf
+    ) -> _Grads:
         # `_write` reads (B, D) per collection, or one matrix per use where keys differ in bags.
         if step.bags:
             return _Grads({}, grads)
         # a gather by blocks and a look-up by index want a gradient in one piece
-        in_one_piece = self.plan.gathers or bool(kept.places)
+        in_one_piece = self.plan.gathers or bool(kept)
         whole = {}
         for collection, (grad,) in grads.items():
             whole[collection] = grad.contiguous() if in_one_piece else grad
@@ -298,7 +294,7 @@ class Pooled(Part):
         return grads
 
     def hop_back(
-        self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _Kept, scale: float
+        self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf, scale: float
     ) -> dict[GroupKey, Tensor]:
         """Return the gradients of rows that are summed inside hosts, by their own exchanges.
 
