@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from rayrec import arguments
+from rayrec.runs.scaling import default_ranks
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.train.config import DENSE_OPTIMIZERS
@@ -155,9 +155,3 @@ def add_keeping_options(group: Group) -> None:
     text = "with --init-from: take the optimizers' state, too"
     add("--init-optimizer", action="store_true", help=text)
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the result")
-
-
-def default_ranks() -> int:
-    """Ranks of a job where --ranks is not given."""
-    # Two ranks show that sharding works, and fit a laptop.
-    return min(2, os.cpu_count() or 1)

@@ -32,13 +32,13 @@ from jobs.options import (
     names,
     sizes,
 )
-from jobs.report import Told, fit_and_report, process_start
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
 from jobs.settings import output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
+from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
 from rayrec.storage import probe_output
 from rayrec.train.progress import Milestone
 
@@ -138,7 +138,7 @@ def _train(
     # a short batch has too few negatives
     run = run_of(args, epochs=20, extras=extras, drop_last=True)
     driver = Driver(recipe, data, scaling_of(args), run, plan=args.plan, scorer=scorer)
-    fit_and_report(driver, args, timing, _outcome)
+    fit_and_report(driver, Reporting(timing, args.timing, args.result, args.seed), _outcome)
     return 0
 
 
