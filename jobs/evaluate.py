@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jobs.options import add_scaling_options, names
+from jobs.options import add_scaling_options
 from jobs.settings import output_path, scaling_of
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "Parquet file for the score of every row"
     add("--predictions", type=arguments.path, metavar="FILE", help=text)
     text = "columns of the data to copy into --predictions"
-    add("--keys", type=names, default=(), metavar="COLUMN,...", help=text)
+    add("--keys", type=arguments.names, default=(), metavar="COLUMN,...", help=text)
     text = "seconds until a hanging collective counts as failed (default 300)"
     add("--timeout", type=arguments.seconds, default=300, help=text)
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the scores")

@@ -29,7 +29,6 @@ from jobs.options import (
     add_scaling_options,
     add_training_options,
     cutoffs,
-    names,
     sizes,
 )
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
@@ -63,9 +62,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model = parser.add_argument_group("model")
     add = model.add_argument
     text = "features of the query tower"
-    add("--query", type=names, default="user,age,gender,occupation,zip", help=text)
+    add("--query", type=arguments.names, default="user,age,gender,occupation,zip", help=text)
     text = "features of the candidate tower"
-    add("--candidate", type=names, default="item,genres,year", help=text)
+    add("--candidate", type=arguments.names, default="item,genres,year", help=text)
     text = "of either tower; the last is the width of the vectors"
     add("--layers", type=sizes, default=(64, 32), help=text)
     text = "scores are divided by it in training (default 0.1)"

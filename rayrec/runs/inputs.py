@@ -73,3 +73,15 @@ def read_text(option: str, path: str) -> str:
         raise ConfigError(f"cannot read {option} {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {option} {path} as text: {error}.") from None
+
+
+def made_part(path: str, part: str) -> str:
+    """A part of a folder that `rayrec make-data` wrote; the path itself where it is no such folder.
+
+    Args:
+        path: folder, file or URI of rows, or a folder with schema.json and the part.
+        part: "train" or "eval".
+    """
+    below = os.path.join(os.path.expanduser(path), part)
+    is_made = os.path.isdir(below) and os.path.isfile(os.path.join(path, "schema.json"))
+    return below if is_made and not is_uri(path) else path

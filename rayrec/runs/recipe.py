@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
 MODELS = ("dlrm", "dcn")
+MAX_SIZE = 2**31 - 1  # of a layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +27,7 @@ class ModelRecipe:
         over_layers: of the over MLP before its one logit.
         cross_layers, cross_rank: of dcn's cross network.
     Raises:
-        ConfigError: the model is not known.
+        ConfigError: the model is not known, or a size is no whole number above 0.
     """
 
     model: str
@@ -40,6 +42,11 @@ class ModelRecipe:
             raise ConfigError(
                 f"model {self.model!r} is not known; choose one of {', '.join(MODELS)}."
             )
+        for name in ("dense_layers", "over_layers"):
+            for size in getattr(self, name):
+                whole_number(f"{name} has the size", size, 1, MAX_SIZE)
+        whole_number("cross_layers", self.cross_layers)
+        whole_number("cross_rank", self.cross_rank)
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss."""
@@ -70,7 +77,7 @@ class ModelRecipe:
         """What `to_extras` gave.
 
         Raises:
-            ConfigError: the checkpoint was not written by one of these jobs.
+            ConfigError: the checkpoint was written by something else.
         """
         try:
             fields = dict(extras["recipe"])
@@ -80,5 +87,5 @@ class ModelRecipe:
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"{source} does not say how to build its model ({error!r}); it was not written by "
-                "jobs.train_dlrm."
+                "`rayrec train` or jobs.train_dlrm."
             ) from None
