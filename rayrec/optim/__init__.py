@@ -12,9 +12,10 @@ from rayrec.optim.keyed import (
     OptimizerWrapper,
 )
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
-from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage, learning_rate_at
+from rayrec.optim.warmup import WarmupOptimizer
 from rayrec.spec import optimizers as _sparse
 from rayrec.spec.optimizers import *  # noqa: F403  # named once, there
+from rayrec.spec.schedule import WarmupPolicy, WarmupStage, learning_rate_at, schedule
 
 __all__ = [
     "CombinedOptimizer",
@@ -32,5 +33,6 @@ __all__ = [
     "as_sparse_optimizer",
     "learning_rate_at",
     "optimizer_of",
+    "schedule",
 ]
 __all__ += _sparse.__all__

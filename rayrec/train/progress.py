@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import traceback as traceback_module
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,6 +52,10 @@ class ProgressReport:
             window has one class only.
         data_wait: by rank, the share of the window's time in which training waited for the next
             batch to be read.
+        scores: of the window's training rows by name, those of every task and the user's own.
+        learning_rates: "sparse" and "dense", of the window's last step.
+        memory_bytes: by rank, the resident memory of its process.
+        step_s: mean seconds of a step of the window by part, of rank 0; empty on GPUs.
     """
 
     step: int
@@ -61,6 +65,47 @@ class ProgressReport:
     auc: float | None = None
     ne: float | None = None
     data_wait: tuple[float, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: tuple[int, ...] = ()
+    step_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """The scores of the evaluation data, the same on every rank.
+
+    Attributes:
+        step: global steps done.
+        scores: by name, such as auc; of several tasks "click/auc".
+        rows: how many were scored. seconds: how long it took.
+        best: the score that the run compares by is the best so far.
+        final: the evaluation after training, of all rows.
+    """
+
+    step: int
+    scores: Mapping[str, float]
+    rows: int
+    seconds: float
+    best: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A checkpoint is complete.
+
+    Attributes:
+        step: global steps done.
+        path: where it lies.
+        seconds: how long training stood still for it.
+        best: it holds the weights of the best evaluation so far.
+    """
+
+    step: int
+    path: str
+    seconds: float
+    best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +121,7 @@ class Milestone:
     at: float = field(default_factory=time.time)
 
 
-Event = ProgressReport | Milestone | str
+Event = ProgressReport | Evaluation | Saved | Milestone | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +197,11 @@ class ProgressLog:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
+
+    def at_step(self, step: int) -> None:
+        """A step is done; for many steps a second this is all that is kept."""
+        self.step = step
+        self.beats += 1
 
     def end(self) -> None:
         """Nothing more will come."""

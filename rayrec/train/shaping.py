@@ -1,0 +1,145 @@
+"""What shapes a run: its evaluations on the way, and when it stops early.
+
+Plain data that every rank is given alike. Everything is checked when it is made, so that a mistake
+costs no cluster start. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rayrec.checks import seconds, whole_number
+from rayrec.errors import ConfigError
+
+# scores of which a smaller value is better, by the part of their name before "@"
+LOWER = ("ne", "logloss", "cross_entropy", "mse", "rmse", "mae", "loss")
+HIGHER = ("auc", "accuracy", "recall", "ndcg")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyStopping:
+    """When a run ends because it no longer gets better.
+
+    Attributes:
+        patience: evaluations in a row without a better score.
+        min_delta: a score counts as better when it is better by more than this.
+    """
+
+    patience: int = 3
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole_number("EarlyStopping has patience", self.patience)
+        if not 0 <= self.min_delta < math.inf:
+            raise ConfigError(
+                f"EarlyStopping(min_delta={self.min_delta}): it must be finite, and zero or more."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    """When the evaluation data are scored during training, and what follows from the scores.
+
+    Attributes:
+        every_n_steps: score after every so many global steps.
+        every_s: score when so many seconds of training have gone by since the last time, at the end
+            of a window. The moment depends on the machine, so early stopping needs every_n_steps.
+        rows: score a fixed random sample of so many rows, rounded up to whole batches; None scores
+            all. The evaluation after training is of all rows in any case.
+        score: the name of the score by which evaluations are compared: "auc", or "click/auc" of a
+            task. `keep_best` and `early_stopping` need it.
+        mode: whether a larger or a smaller score is better; None knows it from the usual names.
+        keep_best: save a checkpoint whenever the score is the best so far, and never prune it.
+        early_stopping: when to stop; None trains to the end.
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+
+    every_n_steps: int | None = None
+    every_s: float | None = None
+    rows: int | None = None
+    score: str | None = None
+    mode: Literal["max", "min"] | None = None
+    keep_best: bool = False
+    early_stopping: EarlyStopping | None = None
+
+    def __post_init__(self) -> None:
+        if (self.every_n_steps is None) == (self.every_s is None):
+            raise ConfigError(
+                f"EvaluationConfig has every_n_steps={self.every_n_steps} and "
+                f"every_s={self.every_s}; give exactly one of them."
+            )
+        if self.every_n_steps is not None:
+            whole_number("EvaluationConfig has every_n_steps", self.every_n_steps)
+        if self.every_s is not None:
+            seconds("EvaluationConfig has every_s", self.every_s)
+        if self.rows is not None:
+            whole_number("EvaluationConfig has rows", self.rows)
+        follows = "early_stopping" if self.early_stopping else "keep_best" * self.keep_best
+        if follows and self.score is None:
+            raise ConfigError(
+                f"EvaluationConfig has {follows} and no score to compare evaluations by; give "
+                'score="auc" or another one.'
+            )
+        if self.early_stopping and self.every_s is not None:
+            raise ConfigError(
+                "EvaluationConfig has early_stopping and every_s: when a run stops would depend on "
+                "the speed of the machine. Give every_n_steps."
+            )
+        if self.mode not in (None, "max", "min"):
+            raise ConfigError(f"EvaluationConfig has mode={self.mode!r}; choose max or min.")
+        if self.score is not None:
+            _ = self.larger_is_better
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether a larger score is the better one.
+
+        Raises:
+            ConfigError: the name does not tell, and there is no mode.
+        """
+        if self.mode is not None:
+            return self.mode == "max"
+        kind = (self.score or "").rpartition("/")[2].partition("@")[0]
+        if kind not in LOWER and kind not in HIGHER:
+            raise ConfigError(
+                f"EvaluationConfig has score={self.score!r}: whether a larger one is better is not "
+                'known. Give mode="max" or mode="min".'
+            )
+        return kind in HIGHER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The best evaluation of a run, and how long ago it was; every checkpoint carries it.
+
+    Attributes:
+        step, value: of the best evaluation; None before the first.
+        without: evaluations since then.
+    """
+
+    step: int | None = None
+    value: float | None = None
+    without: int = 0
+
+    def after(self, step: int, value: float, config: EvaluationConfig) -> Best:
+        """What holds after another evaluation; a value that is no number is never better."""
+        margin = config.early_stopping.min_delta if config.early_stopping else 0.0
+        gain = -math.inf if math.isnan(value) else math.inf
+        if self.value is not None and gain > 0:
+            gain = value - self.value if config.larger_is_better else self.value - value
+        if gain > margin:
+            return Best(step=step, value=value)
+        return Best(step=self.step, value=self.value, without=self.without + 1)
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """JSON data."""
+        return {"step": self.step, "value": self.value, "without": self.without}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object] | None) -> Best:
+        """What `to_json` gave; a checkpoint of a run without evaluations has none."""
+        return cls(**dict(data or {}))  # type: ignore[arg-type]
