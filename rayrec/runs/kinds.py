@@ -68,8 +68,12 @@ def takes_none(kind: Any) -> bool:
 
 
 def variants(kind: Any) -> list[type]:
-    """The dataclasses that a table may become: those of a type or a union, and their subclasses."""
-    return [v for one in alternatives(kind) if isinstance(one, type) for v in _concrete(one)]
+    """The dataclasses that a table may become: those of a type or a union, and their subclasses.
+
+    A base that is no dataclass itself has none: what its subclasses are is up to whoever imports.
+    """
+    bases = [one for one in alternatives(kind) if isinstance(one, type)]
+    return [v for base in bases if dataclasses.is_dataclass(base) for v in _concrete(base)]
 
 
 def _concrete(kind: type) -> list[type]:

@@ -77,6 +77,10 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
     print(f"{how} step {result.steps}, {told.done}")
     for line in told.lines:
         print(line)
+    if result.ended_early:
+        print(f"ended early: {result.ended_early}")
+    if result.best_score is not None:
+        print(f"best: step {result.best_step}, score {result.best_score:.5f}")
     if result.checkpoint:
         print(f"checkpoint: {result.checkpoint}")
     if result.profile is not None:
@@ -93,6 +97,8 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
         "startup_s": seconds_by_part(timing),
         "seed": reporting.seed,
     }
+    if result.best_score is not None:
+        summary |= {"best_step": result.best_step, "best_score": result.best_score}
     write_result(reporting.result, summary | told.fields)
 
 

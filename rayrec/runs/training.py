@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rayrec.errors import ConfigError
 from rayrec.runs.inputs import open_data
 from rayrec.runs.recipe import ModelRecipe
 from rayrec.runs.report import (
@@ -53,10 +54,18 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
 
     Raises:
         RayrecError, RunInterrupted: as `Driver.fit`.
+        ConfigError: the run has tasks that a click model does not predict.
     """
     from rayrec.driver import Driver
 
     recipe, source = click_run.recipe, click_run.schema_source
+    others = [task.name for task in click_run.run.tasks if task.kind != "binary"]
+    if others or len(click_run.run.tasks) > 1:
+        raise ConfigError(
+            f"the run has tasks={[task.name for task in click_run.run.tasks]}, and model "
+            f"{recipe.model!r} predicts one binary task. Leave the others out, or train a model of "
+            "several tasks with the Python API (rayrec.models.MultiTaskTrain)."
+        )
     train = open_data(click_run.train, recipe.schema, source)
     held_out = open_data(click_run.eval, recipe.schema, source) if click_run.eval else None
     truth = truth_beside(click_run.eval)

@@ -67,4 +67,6 @@ def _plain(value: Any, kind: Any, base: Any, name: str) -> Any:
         value == NONE and kinds.takes_none(kind)
     ):
         raise ConfigError(f"{name}={value!r} cannot be said in a run file; use the Python API.")
-    return value
+    # A reader makes a float of it, and would write that otherwise.
+    as_float = type(value) is int and float in kinds.alternatives(kind)
+    return float(value) if as_float and int not in kinds.alternatives(kind) else value
