@@ -62,6 +62,9 @@ EXTERNAL = {
         "ARGS",
         "dist_",
         "SOURCE",
+        "COMMAND",
+        "SECTION",
+        "KEY",
         "OUT",
         "INDEX_OF_CPU_BUILDS",
         "ACCOUNT",
@@ -69,7 +72,7 @@ EXTERNAL = {
         "area",
     ),
 }
-EXTERNAL_FILES = {"train.txt", "OLD.json"}
+EXTERNAL_FILES = {"train.txt", "OLD.json", "RUN.toml"}
 
 
 class Name(NamedTuple):
