@@ -84,6 +84,8 @@ class RankTrainer:
             qcomms=spec.qcomms,
             prefetch=True,
             share_tables=spec.share_tables,
+            sharding_group_size=spec.sharding_group_size,
+            sync_every=spec.sync_every,
         )
         parameters = [p for _, p in self.model.dense_parameters()]
         self._dense = spec.dense_optimizer.make_dense(parameters) if parameters else None
