@@ -27,6 +27,9 @@ OPTIONS = [
         help="JSON file that says which columns are what; by default the checkpoint's",
     ),
     click.option(
+        "--where", metavar="CONDITION", help="which rows are taken, such as \"day >= '2026-11-01'\""
+    ),
+    click.option(
         "--global-batch-size",
         type=count(),
         default=16_384,
@@ -79,6 +82,7 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
         checkpoint=absolute_path("CHECKPOINT", given["checkpoint"]),
         data=made_part(given["data"], "eval"),
         schema=given["schema"],
+        where=given["where"],
         scaling=scaling_from(**{name: given[name] for name in scaling}),
         plan=given["plan"],
         global_batch_size=given["global_batch_size"],

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from rayrec.data import FileDataset
 
 
-def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset:
+def open_data(
+    path: str, schema: str, source: str = "the schema", where: str | None = None
+) -> FileDataset:
     """A dataset of Parquet files, or of Arrow IPC files by their suffix.
 
     Args:
         path: folder, file or URI.
         schema: the JSON text of the schema.
         source: what messages call the schema.
+        where: which rows are taken, in the language of docs/data.md; None takes all.
     Raises:
         ConfigError: the schema contradicts itself, or the path is empty.
         InputError: there is nothing to read, or there are files of both kinds.
@@ -43,7 +46,7 @@ def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset
             "set is of one kind. Move those of the other kind away."
         )
     kind = ArrowDataset if arrow else ParquetDataset
-    return kind(path, FeatureSchema.from_json(schema, source))
+    return kind(path, FeatureSchema.from_json(schema, source), where=where)
 
 
 def output_path(option: str, path: str | None) -> str | None:

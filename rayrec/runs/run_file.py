@@ -49,17 +49,23 @@ class DataSection:
         train: folder, file or URI of the rows to train on.
         eval: rows to score after training, likewise, or None.
         schema: JSON file that says which columns are what.
+        where, eval_where: which rows of `train` and of `eval` are taken, such as "day < 10"; None
+            takes all.
     """
 
     train: str | None = None
     eval: str | None = None
     schema: str | None = None
+    where: str | None = None
+    eval_where: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "eval", "schema"):
             path = getattr(self, name)
             if path is not None:
                 object.__setattr__(self, name, absolute_path(name, path))
+        if self.eval_where is not None and self.eval is None:
+            raise ConfigError("eval_where is about the rows of eval; give eval, or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,12 +148,13 @@ class RunFile:
             if not isinstance(table, dict):
                 raise Place(settings.source_of, (name,)).wrong(table, f"a section, [{name}]")
         if data is not None:
-            if tables.get("data"):
+            said = tables.setdefault("data", {})
+            if {"train", "eval", "schema"} & set(said):
                 raise ConfigError(
                     f"{settings.source_of(('data',))}: [data] says where the data lie, and so does "
                     "--data. Leave one of them out."
                 )
-            tables["data"] = _below(data)
+            said.update(_below(data))
         run = tables.get("run", {})
 
         def read(name: str, kind: type, base: Any = None, **fixed: Any) -> Any:
@@ -199,6 +206,8 @@ class RunFile:
             scaling=self.scaling,
             train=train,
             eval=self.data.eval,
+            where=self.data.where,
+            eval_where=self.data.eval_where,
             schema_source=schema,
             plan=self.plan.plan,
             topology=self.plan.topology,

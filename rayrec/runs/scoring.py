@@ -23,6 +23,7 @@ class Scoring:
     Attributes:
         checkpoint: absolute directory or URI of the checkpoint.
         data: folder, file or URI of the rows.
+        where: which rows of them are taken; None takes all.
         schema: JSON file that says which columns are what; None takes the checkpoint's.
         scaling: where the ranks run.
         plan: "auto", a sharding kind, or a plan's JSON file.
@@ -36,6 +37,7 @@ class Scoring:
     data: str
     schema: str | None
     scaling: ScalingConfig
+    where: str | None = None
     plan: str = "auto"
     global_batch_size: int = ROWS
     timeout_s: float = 300.0
@@ -77,7 +79,7 @@ def score_checkpoint(scoring: Scoring) -> Scored:
     if scoring.schema:
         recipe = replace(recipe, schema=read_text("--schema", scoring.schema))
     source = scoring.schema or f"the schema of {checkpoint}"
-    data = open_data(scoring.data, recipe.schema, source)
+    data = open_data(scoring.data, recipe.schema, source, scoring.where)
     truth = truth_beside(scoring.data)
     driver = Driver(recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan)
     metrics = driver.evaluate(checkpoint, predictions=scoring.predictions, keys=scoring.keys)

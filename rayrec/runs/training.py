@@ -32,6 +32,7 @@ class ClickRun:
         recipe: the model, with the text of the schema.
         run, scaling: how it trains and where.
         train, eval: folder, file or URI of the rows; nothing is scored without `eval`.
+        where, eval_where: which rows of them are taken; None takes all.
         schema_source: what messages call the schema.
         plan: "auto", a sharding kind, or a plan's JSON file.
         topology: JSON file of a calibrated topology, or None.
@@ -44,6 +45,8 @@ class ClickRun:
     train: str
     eval: str | None
     schema_source: str
+    where: str | None = None
+    eval_where: str | None = None
     plan: str = "auto"
     topology: str | None = None
     constraints: Mapping[str, ParameterConstraints] | None = None
@@ -66,8 +69,10 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
             f"{recipe.model!r} predicts one binary task. Leave the others out, or train a model of "
             "several tasks with the Python API (rayrec.models.MultiTaskTrain)."
         )
-    train = open_data(click_run.train, recipe.schema, source)
-    held_out = open_data(click_run.eval, recipe.schema, source) if click_run.eval else None
+    train = open_data(click_run.train, recipe.schema, source, click_run.where)
+    held_out = None
+    if click_run.eval is not None:
+        held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)
     truth = truth_beside(click_run.eval)
     # The recipe travels in every checkpoint, so that whoever scores it can build the model.
     run = replace(click_run.run, extras={**click_run.run.extras, **recipe.to_extras()})

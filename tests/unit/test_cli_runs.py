@@ -112,6 +112,26 @@ def test_a_checkpoint_is_scored_and_predicted(
     assert rows.num_rows == 400 and all(0 < score < 1 for score in rows["score"].to_pylist())
 
 
+def test_where_takes_a_part_of_the_rows(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {name: pq.read_table(clicks / name)["cat_0"].to_pylist() for name in ("train", "eval")}
+    few = {name: sum(value < 9 for value in values) for name, values in parts.items()}
+    assert 0 < few["train"] < 1003 and 0 < few["eval"] < 400
+    change = ["--set", "data.where=cat_0 < 9", "--set", "data.eval_where=not cat_0 >= 9"]
+    keep = ["--set", f"run.storage_path={tmp_path}", "--result", f"{tmp_path}/result.json"]
+    assert main(["train", "--data", str(clicks), *SMALL, *change, *keep]) == 0
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert (told["rows"], told["eval"]["rows"]) == (few["train"], few["eval"])
+    line = ["evaluate", told["checkpoint"], "--data", str(clicks), "--local"]
+    capsys.readouterr()
+    assert main([*line, "--where", "cat_0 < 9"]) == 0
+    assert f"rows {few['eval']}\n" in capsys.readouterr().out
+    assert main([*line, "--where", "cat_0 <"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "cat_0 <" in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -120,6 +140,7 @@ def test_a_checkpoint_is_scored_and_predicted(
         ("train --set run.steps=3", "[data] needs train"),
         ("train --data {data} --set data.train=x", "so does --data. Leave one of them out"),
         ("train --data {data} --result {data}/schema.json", "over the file of [data] schema"),
+        ("train --data {data} --set data.where=day<3", "'day'"),
         ("train --data {data} --set run.steps=x", "--set run.steps=x: [run] steps is 'x'"),
         ("train --data {data} --set plan.plan=rowwise", "neither a file nor one of"),
         ("train --data {data} --set model.model=dnn", "'dnn' is not known"),
