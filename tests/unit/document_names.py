@@ -34,7 +34,19 @@ MAKE = re.compile(r"\bmake ([a-z-]+)")
 # names of other programs, and of what they write, that no Python file of the repository mentions
 EXTERNAL_OPTIONS = {"--dist", "--generate", "--temp-dir"}
 EXTERNAL = {
-    *("pip", "ruff", "mypy", "xdist", "loadgroup", "boto3", "gitignore", "gs", "auth", "torch"),
+    *(
+        "pip",
+        "tomli",
+        "ruff",
+        "mypy",
+        "xdist",
+        "loadgroup",
+        "boto3",
+        "gitignore",
+        "gs",
+        "auth",
+        "torch",
+    ),
     *("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "idle_timeout_minutes"),
     *("iam", "PassRole", "ssm", "GetParameters", "AmazonEC2FullAccess"),
     *("shm", "shmem_enabled", "transparent_hugepage", "MADV_COLLAPSE", "MALLOC_ARENA_MAX"),
@@ -50,6 +62,9 @@ EXTERNAL = {
         "ARGS",
         "dist_",
         "SOURCE",
+        "COMMAND",
+        "SECTION",
+        "KEY",
         "OUT",
         "INDEX_OF_CPU_BUILDS",
         "ACCOUNT",
@@ -57,7 +72,7 @@ EXTERNAL = {
         "area",
     ),
 }
-EXTERNAL_FILES = {"train.txt", "OLD.json"}
+EXTERNAL_FILES = {"train.txt", "OLD.json", "RUN.toml"}
 
 
 class Name(NamedTuple):

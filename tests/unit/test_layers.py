@@ -51,8 +51,9 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "train": 12,
     "actors": 13,
     "driver": 14,
-    "cli": 15,
-    "jobs": 15,
+    "runs": 15,
+    "cli": 16,
+    "jobs": 16,
 }
 # standard library only: plans are made and read without torch
 PURE = {
