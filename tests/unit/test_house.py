@@ -23,7 +23,9 @@ PRODUCT = [
     path for top in ("rayrec", "actors", "jobs") for path in sorted((ROOT / top).rglob("*.py"))
 ]
 PYTHON = PRODUCT + [
-    path for top in ("tests", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))
+    path
+    for top in ("tests", "benchmarks", "examples", "docs")
+    for path in sorted((ROOT / top).rglob("*.py"))
 ]
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".cfg", ""}
 
