@@ -81,11 +81,11 @@ $(CPU): pyproject.toml | $(PY)
 	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu]"
 	@touch $@
 
-# separate from $(CPU), so that `make train` needs no test tools; both stamps hold what pip then finds in place
+# separate from $(CPU), so that `make train` needs no test tools; all stamps hold what pip then finds in place
 $(DEV): pyproject.toml | $(PY)
-	@echo "installing rayrec[cpu,dev] into $(VENV) (a few minutes the first time)"
-	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev]"
-	@touch $@ $(CPU)
+	@echo "installing rayrec[cpu,dev,docs] into $(VENV) (a few minutes the first time)"
+	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev,docs]"
+	@touch $@ $(CPU) $(DOCS)
 
 $(DOCS): pyproject.toml | $(PY)
 	@echo "installing rayrec[cpu,docs] into $(VENV) (a few minutes the first time)"
