@@ -157,20 +157,22 @@ def click_labels(rows: pa.Table, schema: FeatureSchema, path: str) -> NDArray[np
     """The labels of some rows, each 0 or 1.
 
     Raises:
+        ConfigError: the schema has several labels.
         InputError: names the first row with another one.
     """
+    label = schema.one_label("retrieval")
     try:
         # A null becomes nan, which is neither 0 nor 1.
-        labels: NDArray[np.float64] = rows[schema.label].cast(pa.float64()).to_numpy()
+        labels: NDArray[np.float64] = rows[label].cast(pa.float64()).to_numpy()
     except pa.ArrowException as error:
         raise InputError(
-            f"label column {schema.label!r} of {path} holds no numbers: {one_line(error)}."
+            f"label column {label!r} of {path} holds no numbers: {one_line(error)}."
         ) from error
     bad = np.flatnonzero(~np.isin(labels, (0.0, 1.0)))
     if bad.size:
-        value = rows[schema.label][int(bad[0])].as_py()
+        value = rows[label][int(bad[0])].as_py()
         raise InputError(
-            f"label column {schema.label!r} holds {'null' if value is None else value} in row "
+            f"label column {label!r} holds {'null' if value is None else value} in row "
             f"{bad[0]} of {path}; labels are 0 or 1."
         )
     return labels

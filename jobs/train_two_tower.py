@@ -207,7 +207,8 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
         from rayrec.data import FeatureSchema
 
         schema = read_text("--schema", args.schema)
-        FeatureSchema.from_json(schema, args.schema)  # what is wrong in it is said with its name
+        # what is wrong in it is said with its name, before anything is started
+        FeatureSchema.from_json(schema, args.schema).one_label(f"retrieval ({args.schema})")
         train, held_out = absolute_path("--train", args.train), absolute_path("--eval", args.eval)
         return Rows(train, held_out, schema), Path(_work_folder(args, stack))
     from rayrec.data.movielens import convert_movielens

@@ -15,14 +15,18 @@ __version__ = VERSION
 
 _EXPORTS = {
     "rayrec.driver": (
+        "Callback",
         "CheckpointConfig",
         "Driver",
+        "EarlyStopping",
+        "EvaluationConfig",
         "FailureConfig",
         "OptimizerConfig",
         "ProfileConfig",
         "Result",
         "RunConfig",
         "ScalingConfig",
+        "Task",
     ),
     "rayrec.distributed": (
         "DistributedModelParallel",
@@ -38,6 +42,7 @@ _EXPORTS = {
         "ShardingPlan",
         "Topology",
     ),
+    "rayrec.metrics": ("Metric",),
     "rayrec.modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
     "rayrec.optim": ("SGD", "Adagrad", "RowWiseAdagrad"),
     "rayrec.planner": ("EmbeddingShardingPlanner", "ParameterConstraints"),

@@ -79,6 +79,13 @@ class TrainingFailed(RayrecError):
         return type(self), (self.message, *where)
 
 
+class CallbackError(RayrecError):
+    """A callback of the user's raised; the run saved what it keeps and ended.
+
+    The message names the callback, the process, the step and the error.
+    """
+
+
 class RunInterrupted(SystemExit):
     """A signal ended a run early, after a last checkpoint where the run keeps any.
 

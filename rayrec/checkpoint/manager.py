@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 
 import pyarrow as pa
 from pyarrow import fs
@@ -101,10 +102,10 @@ class CheckpointManager:
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
-    def prune(self, num_to_keep: int) -> tuple[int, ...]:
+    def prune(self, num_to_keep: int, keep: Collection[int] = ()) -> tuple[int, ...]:
         """Delete old checkpoints, and what unfinished saves before the newest one left behind.
 
-        The `num_to_keep` newest complete checkpoints stay.
+        The `num_to_keep` newest complete checkpoints stay, and those of the steps in `keep`.
 
         Returns:
             the complete steps that were deleted, ascending.
@@ -117,7 +118,7 @@ class CheckpointManager:
             )
         has_manifest = self._scan()
         complete = sorted(step for step, whole in has_manifest.items() if whole)
-        old = complete[:-num_to_keep]
+        old = [step for step in complete[:-num_to_keep] if step not in keep]
         # a save after the newest checkpoint may still be under way
         newest = complete[-1] if complete else 0
         unfinished = [s for s, whole in has_manifest.items() if not whole and s < newest]

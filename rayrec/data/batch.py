@@ -23,8 +23,9 @@ class Batch:
     Attributes:
         dense_features: (B, I) float32.
         sparse_features: bags of B rows per feature, int64 ids, int32 lengths.
-        labels: (B,) float32.
+        labels: (B,) float32; (B, T) where the schema has T labels, T above 1.
         global_rows: rows of the global batch that this is a part of, over all ranks.
+        weights: (B,) float32, weights of the rows in the loss; None where the schema has none.
         origin: file and number of each row, where the loader was asked for them; stays on the CPU.
     """
 
@@ -32,6 +33,7 @@ class Batch:
     sparse_features: KeyedJaggedTensor
     labels: Tensor
     global_rows: int
+    weights: Tensor | None = None
     origin: RowOrigin | None = None
 
     @property
@@ -48,6 +50,9 @@ class Batch:
             ),
             labels=self.labels.to(device, non_blocking=non_blocking),
             global_rows=self.global_rows,
+            weights=None
+            if self.weights is None
+            else self.weights.to(device, non_blocking=non_blocking),
             origin=self.origin,
         )
 
@@ -58,6 +63,7 @@ class Batch:
             sparse_features=self.sparse_features.pin_memory(),
             labels=self.labels.pin_memory(),
             global_rows=self.global_rows,
+            weights=None if self.weights is None else self.weights.pin_memory(),
             origin=self.origin,
         )
 
@@ -66,3 +72,5 @@ class Batch:
         self.dense_features.record_stream(stream)
         self.sparse_features.record_stream(stream)
         self.labels.record_stream(stream)
+        if self.weights is not None:
+            self.weights.record_stream(stream)

@@ -5,9 +5,11 @@ Every function gives a message that names the column, its type and the remedy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import Feature, FeatureSchema
 
 
@@ -21,7 +23,9 @@ def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
         if arrow.get_field_index(name) < 0:
             raise InputError(missing(name, arrow, source))
     types = {name: arrow.field(name).type for name in schema.columns()}
-    problems = [number_problem(types[schema.label], schema.label, "label")]
+    problems = [number_problem(types[name], name, "label") for name in schema.labels]
+    if schema.weight is not None:
+        problems.append(number_problem(types[schema.weight], schema.weight, "weight"))
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
     problems += [id_problem(types[f.column], f) for f in schema.features]
     for feature in schema.features:
@@ -32,6 +36,26 @@ def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
     for problem in problems:
         if problem is not None:
             raise InputError(f"{source}: {problem}")
+
+
+def binary_columns(schema: FeatureSchema, binary_labels: bool | Sequence[str]) -> tuple[str, ...]:
+    """The label columns that may hold nothing but 0 and 1.
+
+    Args:
+        binary_labels: True for all labels of the schema, False for none, or their names.
+    Raises:
+        ConfigError: a name is no label of the schema.
+    """
+    if isinstance(binary_labels, bool):
+        return schema.labels if binary_labels else ()
+    names = (binary_labels,) if isinstance(binary_labels, str) else tuple(binary_labels)
+    for name in names:
+        if name not in schema.labels:
+            raise ConfigError(
+                f"binary_labels names {name!r}, which is no label; the labels are "
+                f"{list(schema.labels)}."
+            )
+    return names
 
 
 def missing(name: str, schema: pa.Schema, where: str) -> str:

@@ -1,8 +1,9 @@
 """Arrow columns to numpy: ids and list offsets as views, nothing copied that need not be.
 
 `read_columns` turns a record batch into `Columns`: ids and offsets of each feature's bags, the
-dense matrix and the labels, without a Python loop over rows. Nulls are empty bags; a null inside a
-list is an error. A list's `values` ignores slices, its `offsets` and `flatten()` do not.
+dense matrix, labels and weights of rows, without a Python loop over rows. Nulls are empty bags; a
+null inside a list is an error. `numeric` reads the columns of numbers. A list's `values` ignores
+slices, its `offsets` and `flatten()` do not.
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.data.column_types import id_problem, is_list, missing, number_problem
+from rayrec.data.column_types import id_problem, is_list, missing
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
+from rayrec.data.numeric import (
+    Where,
+    dense_matrix,
+    first_true,
+    floats,
+    label_values,
+    mask,
+    row_weights,
+)
 from rayrec.data.origin import RowOrigin
 from rayrec.errors import InputError
 from rayrec.layout.schema import Feature, FeatureSchema
 
-_INT64, _FLOAT32 = pa.int64(), pa.float32()
-
-Where = Callable[[int], str]  # row of a record batch -> "row 5 of <file>", for messages
+_INT64 = pa.int64()
 
 
 @dataclass(slots=True)
@@ -64,19 +72,21 @@ class Columns:
     rows: int
     bags: list[Bags]
     dense: NDArray[np.float32]  # (B, I)
-    labels: NDArray[np.float32]  # (B,)
+    labels: NDArray[np.float32]  # (B,), or (B, T) of several labels
     where: Where
+    row_weights: NDArray[np.float32] | None = None  # (B,)
     origin: RowOrigin | None = None
 
 
 def read_columns(
-    batch: pa.RecordBatch, schema: FeatureSchema, where: Where, binary_labels: bool = False
+    batch: pa.RecordBatch, schema: FeatureSchema, where: Where, binary: Sequence[str] = ()
 ) -> Columns:
     """Read the schema's columns of one record batch.
 
     Args:
         batch: may be sliced or empty; other columns are ignored.
         where: names a row of `batch` in messages.
+        binary: the label columns that may hold nothing but 0 and 1.
     Raises:
         InputError: a column is missing, of a wrong type, or holds a bad label, number or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range
@@ -98,28 +108,17 @@ def read_columns(
             bag = _bags(array, feature.column, partial(_ids, feature=feature), where)
         if feature.weights is not None:
             use = f"weights of feature {feature.name!r}:"
-            leaf = partial(_floats, column=feature.weights, use=use)
+            leaf = partial(floats, column=feature.weights, use=use)
             weights = _bags(column(feature.weights), feature.weights, leaf, where)
             bag.weights = _checked_weights(bag, weights, feature, rows, where)
         bags.append(bag)
-    labels = _labels(column(schema.label), schema.label, where, binary_labels)
-    dense = _dense([column(spec.column) for spec in schema.dense], rows, schema, where)
-    return Columns(rows, bags, dense, labels, where)
-
-
-def _dense(
-    arrays: Sequence[pa.Array], rows: int, schema: FeatureSchema, where: Where
-) -> NDArray[np.float32]:
-    dense = np.empty((rows, len(arrays)), np.float32)
-    for i, (spec, array) in enumerate(zip(schema.dense, arrays, strict=True)):
-        dense[:, i] = _floats(array, spec.column, "dense", spec.fill)
-    if not np.isfinite(dense).all():
-        row, i = (int(x) for x in np.argwhere(~np.isfinite(dense))[0])
-        raise InputError(
-            f"dense column {schema.dense[i].column!r} holds {dense[row, i]} in {where(row)}. "
-            "Clean the data, or write null."
-        )
-    return dense
+    each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
+    labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
+    weight_of_row = None
+    if schema.weight is not None:
+        weight_of_row = row_weights(column(schema.weight), schema.weight, where)
+    dense = dense_matrix([column(spec.column) for spec in schema.dense], rows, schema, where)
+    return Columns(rows, bags, dense, labels, where, weight_of_row)
 
 
 def _bags(
@@ -134,15 +133,15 @@ def _bags(
     if not is_list(kind):
         if not nulls:
             return Bags(leaf(array), None)
-        return Bags(leaf(array.drop_null()), _offsets(_mask(array.is_valid())))
+        return Bags(leaf(array.drop_null()), _offsets(mask(array.is_valid())))
     if pa.types.is_fixed_size_list(kind):
         # `flatten` leaves out null lists, so their lengths are 0
         values = array.flatten()
         lengths = np.full(len(array), kind.list_size, np.int64)
-        offsets = _offsets(lengths * _mask(array.is_valid()) if nulls else lengths)
+        offsets = _offsets(lengths * mask(array.is_valid()) if nulls else lengths)
     elif nulls:
         values = array.flatten()
-        offsets = _offsets(np.diff(array.offsets.to_numpy()) * _mask(array.is_valid()))
+        offsets = _offsets(np.diff(array.offsets.to_numpy()) * mask(array.is_valid()))
     else:
         # a slice: its values begin where its first offset says, and offsets shall begin at 0
         offsets = array.offsets.to_numpy()
@@ -151,21 +150,12 @@ def _bags(
         if first:
             offsets = offsets - offsets.dtype.type(first)
     if values.null_count:
-        row = Bags(values, offsets).row_of(_first(_mask(values.is_null())))
+        row = Bags(values, offsets).row_of(first_true(mask(values.is_null())))
         raise InputError(
             f"column {column!r} has a null inside the list in {where(row)}. Drop null elements "
             "when writing the data."
         )
     return Bags(leaf(values), offsets)
-
-
-def _mask(flags: pa.BooleanArray) -> NDArray[np.bool_]:
-    return cast("NDArray[np.bool_]", flags.to_numpy(zero_copy_only=False))
-
-
-def _first(flags: NDArray[np.bool_]) -> int:
-    """Where the first True is."""
-    return int(np.flatnonzero(flags)[0])
 
 
 def _plain_bags(array: pa.Array, feature: Feature) -> Bags | None:
@@ -229,56 +219,17 @@ def _checked_weights(
     ids, given = bag.lengths(rows), weights.lengths(rows)
     # Lengths are compared row by row: equal sums could hide weights of other ids.
     if (ids != given).any():
-        row = _first(ids != given)
+        row = first_true(ids != given)
         raise InputError(
             f"feature {feature.name!r} has {ids[row]} ids in column {feature.column!r} and "
             f"{given[row]} weights in column {feature.weights!r} in {where(row)}. Write one "
             "weight per id."
         )
     if not np.isfinite(weights.values).all():
-        at = _first(~np.isfinite(weights.values))
+        at = first_true(~np.isfinite(weights.values))
         row = weights.row_of(at)
         raise InputError(
             f"weights column {feature.weights!r} holds {weights.values[at]} in {where(row)}. Clean "
             "the data."
         )
     return weights.values
-
-
-def _floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArray[np.float32]:
-    """Numbers as float32, a view where they are; nulls become `fill`.
-
-    Raises:
-        InputError: they are no numbers.
-    """
-    if array.type == _FLOAT32 and not array.null_count:
-        return cast("NDArray[np.float32]", np.from_dlpack(array))
-    problem = number_problem(array.type, column, use)
-    if problem is not None:
-        raise InputError(problem)
-    if pa.types.is_null(array.type):
-        return np.full(len(array), fill, np.float32)
-    if array.null_count or pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64(), safe=False).fill_null(fill)
-    # a float64 beyond float32 becomes inf, which the caller reports
-    with np.errstate(over="ignore"):
-        values = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    return cast("NDArray[np.float32]", values)
-
-
-def _labels(array: pa.Array, column: str, where: Where, binary: bool) -> NDArray[np.float32]:
-    remedy = "Drop rows without a label."
-    if array.null_count:
-        place = where(_first(_mask(array.is_null())))
-        raise InputError(f"label column {column!r} holds null in {place}. {remedy}")
-    labels = _floats(array, column, "label")
-    if not np.isfinite(labels).all():
-        row = _first(~np.isfinite(labels))
-        raise InputError(f"label column {column!r} holds {labels[row]} in {where(row)}. {remedy}")
-    if binary and ((labels != 0) & (labels != 1)).any():
-        row = _first((labels != 0) & (labels != 1))
-        raise InputError(
-            f"label column {column!r} holds {labels[row]:g} in {where(row)}; click models are "
-            "trained on labels 0 and 1. Write 0 or 1, or name another label column in the schema."
-        )
-    return labels

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data.batch import Batch
-from rayrec.data.column_types import check_columns
+from rayrec.data.column_types import binary_columns, check_columns
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.origin import join_origins
 from rayrec.errors import InputError
@@ -45,21 +45,22 @@ def to_batch(
     schema: FeatureSchema,
     source: str = "the batch",
     first_row: int = 0,
-    binary_labels: bool = False,
+    binary_labels: bool | Sequence[str] = False,
 ) -> Batch:
     """Convert one record batch or table.
 
     Args:
         data: may be sliced, chunked or empty.
         source, first_row: name of the data and number of its first row, for messages.
-        binary_labels: refuse labels other than 0 and 1.
+        binary_labels: refuse labels other than 0 and 1: of all label columns, or of these.
     Raises:
+        ConfigError: `binary_labels` names a column that is no label.
         InputError: names feature, column, row, `source` and value of the first bad entry, and the
             remedy.
     """
-    parts, row = [], first_row
+    parts, row, binary = [], first_row, binary_columns(schema, binary_labels)
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
-        columns = read_columns(batch, schema, partial(_row_name, row, source), binary_labels)
+        columns = read_columns(batch, schema, partial(_row_name, row, source), binary)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
     # An empty table has no chunk that would be checked, and must still have the columns.
@@ -90,12 +91,16 @@ def assemble(
     lengths = _new(len(schema.features) * rows, np.int32, pin_memory)
     weights = _new(ids, np.float32, pin_memory).fill_(1.0) if schema.is_weighted else None
     dense = _new((rows, len(schema.dense)), np.float32, pin_memory)
-    labels = _new(rows, np.float32, pin_memory)
+    several = len(schema.labels) > 1
+    labels = _new((rows, len(schema.labels)) if several else rows, np.float32, pin_memory)
+    row_weights = None if schema.weight is None else _new(rows, np.float32, pin_memory)
     weight_array = None if weights is None else weights.numpy()
     _write_bags(parts, schema, values.numpy(), weight_array, lengths.numpy())
     if parts:
         np.concatenate([part.columns.dense[part.rows] for part in parts], out=dense.numpy())
         np.concatenate([part.columns.labels[part.rows] for part in parts], out=labels.numpy())
+        if row_weights is not None:
+            _join_row_weights(parts, row_weights.numpy())
     origins = [
         columns.origin.slice(start, stop)
         for columns, start, stop in parts
@@ -115,6 +120,7 @@ def assemble(
         sparse_features=kjt,
         labels=labels,
         global_rows=global_rows,
+        weights=row_weights,
         origin=join_origins(origins) if origins else None,
     )
 
@@ -159,6 +165,14 @@ def _write_bags(
             rows = sum(stop - start for _, start, stop in parts)
             _raise_bad_id(values[first:end], lengths[row - rows : row], f, parts, schema)
         first = end
+
+
+def _join_row_weights(parts: Sequence[Part], out: NDArray[np.float32]) -> None:
+    arrays = []
+    for columns, start, stop in parts:
+        assert columns.row_weights is not None
+        arrays.append(columns.row_weights[start:stop])
+    np.concatenate(arrays, out=out)
 
 
 def _row_name(base: int, source: str, row: int) -> str:

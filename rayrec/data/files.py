@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from rayrec.data.column_types import check_columns, missing
+from rayrec.data.column_types import binary_columns, check_columns, missing
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder, count_batches
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
@@ -174,7 +174,7 @@ class FileDataset:
         ordered: bool = False,
         with_rows: bool = False,
         keep_columns: Sequence[str] = (),
-        binary_labels: bool = False,
+        binary_labels: bool | Sequence[str] = False,
         threaded: bool = True,
     ) -> BatchLoader:
         """An iterator over one rank's parts of the global batches of one epoch.
@@ -187,7 +187,7 @@ class FileDataset:
             ordered: batches hold rows in file order, rank 0 the first; needs shuffle=False.
             with_rows: batches say which file and row each of their rows comes from.
             keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
-            binary_labels: refuse labels other than 0 and 1.
+            binary_labels: refuse labels other than 0 and 1: of all label columns, or of these.
             threaded: read in a thread; otherwise in that of the caller, when a batch is asked for,
                 as a caller wants who reads ahead itself.
         Raises:
@@ -207,7 +207,8 @@ class FileDataset:
         self.check_columns_exist(keep_columns)
         order, numbers = self.order(seed, epoch, shuffle, ordered), range(start_batch, batches)
         with_rows = with_rows or bool(keep_columns)
-        reading = Reading(with_rows, tuple(keep_columns), binary_labels, pin_memory)
+        binary = binary_columns(self.schema, binary_labels)
+        reading = Reading(with_rows, tuple(keep_columns), binary, pin_memory)
         share = (rank, num_ranks, global_batch_size)
         made = read_batches(self, order, *share, numbers, reading)
         return BatchLoader(made, numbers, prefetch, threaded)

@@ -2,16 +2,18 @@
 
 A writer stores the least and the largest value and the number of nulls of each column of a row
 group. Where they say that an id lies outside of its table, that a label is missing or is neither 0
-nor 1, or that a dense value is beyond float32, that row group is read and converted as training
-would, which raises the error that names the row. Nothing else is read, so this costs the files'
-metadata. Values that statistics do not tell of, such as NaN, are found by the rank that reads them.
+nor 1, that a weight is missing or negative, or that a dense value is beyond float32, that row group
+is read and converted as training would, which raises the error that names the row. Nothing else is
+read, so this costs the files' metadata. Values that statistics do not tell of, such as NaN, are
+found by the rank that reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rayrec.data.column_types import binary_columns
 from rayrec.data.convert import to_batch
 from rayrec.data.files import FileDataset
 from rayrec.data.readers import ParquetReader
@@ -21,16 +23,18 @@ FLOAT32_MAX = 3.4028234663852886e38
 MAX_COLUMNS = 200_000  # column chunks looked at; about a second
 
 
-def check_statistics(data: FileDataset) -> None:
+def check_statistics(data: FileDataset, binary_labels: bool | Sequence[str] = True) -> None:
     """Find bad ids and labels that the statistics of a data set's files tell of.
 
     Args:
         data: what to train on or to score; only Parquet files keep statistics.
+        binary_labels: the label columns that must hold 0 and 1 alone; True for all of them.
     Raises:
+        ConfigError: `binary_labels` names a column that is no label.
         InputError: names feature, column, row, file and value of the first bad entry, and the
             remedy.
     """
-    looked_at = 0
+    looked_at, binary = 0, binary_columns(data.schema, binary_labels)
     for file in data.files:
         reader = data.open(file)
         if not isinstance(reader, ParquetReader):
@@ -43,9 +47,9 @@ def check_statistics(data: FileDataset) -> None:
             if looked_at > MAX_COLUMNS:
                 return
             # read as training would read it, which raises the error that names the row
-            if any(_is_bad(column, data.schema) for column in _columns(reader, group)):
+            if any(_is_bad(column, data.schema, binary) for column in _columns(reader, group)):
                 table = reader.read(group, list(data.schema.columns()))
-                to_batch(table, data.schema, repr(file.path), first_row, binary_labels=True)
+                to_batch(table, data.schema, repr(file.path), first_row, binary)
             first_row += rows
 
 
@@ -55,16 +59,20 @@ def _columns(reader: ParquetReader, group: int) -> Iterator[Any]:
         yield metadata.column(index)
 
 
-def _is_bad(column: Any, schema: FeatureSchema) -> bool:
+def _is_bad(column: Any, schema: FeatureSchema, binary: Sequence[str]) -> bool:
     """Whether the statistics of one column of a row group tell of a value that training refuses."""
     statistics = column.statistics
     if statistics is None:
         return False
     name = column.path_in_schema.split(".")[0]  # a list's values lie below the column's name
-    if name == schema.label:
+    if name in schema.labels or name == schema.weight:
         if statistics.has_null_count and statistics.null_count > 0:
             return True
-        return statistics.has_min_max and not 0 <= statistics.min <= statistics.max <= 1
+        if not statistics.has_min_max:
+            return False
+        if name == schema.weight and statistics.min < 0:
+            return True
+        return name in binary and not 0 <= statistics.min <= statistics.max <= 1
     if any(name == dense.column for dense in schema.dense):
         if not statistics.has_min_max or not isinstance(statistics.min, int | float):
             return False

@@ -33,13 +33,13 @@ class Reading(NamedTuple):
     Attributes:
         with_rows: batches say which file and row each of their rows comes from.
         keep_columns: columns that batches carry along unread; implies `with_rows`.
-        binary_labels: labels other than 0 and 1 are refused.
+        binary_labels: the label columns in which values other than 0 and 1 are refused.
         pin_memory: batches lie in page-locked memory.
     """
 
     with_rows: bool = False
     keep_columns: tuple[str, ...] = ()
-    binary_labels: bool = False
+    binary_labels: tuple[str, ...] = ()
     pin_memory: bool = False
 
 

@@ -6,16 +6,23 @@ No other part of rayrec imports ray and the actors.
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig
 from rayrec.driver.driver import Driver
+from rayrec.spec.task import Task
+from rayrec.train.callbacks import Callback
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.shaping import EarlyStopping, EvaluationConfig
 
 __all__ = [
+    "Callback",
     "CheckpointConfig",
     "Driver",
+    "EarlyStopping",
+    "EvaluationConfig",
     "FailureConfig",
     "OptimizerConfig",
     "ProfileConfig",
     "Result",
     "RunConfig",
     "ScalingConfig",
+    "Task",
     "calibrate",
 ]

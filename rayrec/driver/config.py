@@ -16,8 +16,9 @@ from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
 from rayrec.report.profile_page import Profile
+from rayrec.train.callbacks import Callback, check_callback
 from rayrec.train.config import ProfileConfig, RunOptions
-from rayrec.train.progress import Milestone, ProgressReport
+from rayrec.train.progress import Evaluation, Milestone, ProgressReport
 
 PLACEMENT_TIMEOUT_S = 120.0
 LATEST = "latest"
@@ -157,6 +158,7 @@ class RunConfig(RunOptions):
             and "off" say so.
         profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is
             taken from the driver's folder.
+        callbacks: called in the driver's process, see `rayrec.Callback`.
     """
 
     steps: int | None = None
@@ -170,8 +172,12 @@ class RunConfig(RunOptions):
     stop_timeout_s: float = 60.0
     progress: Literal["auto", "plain", "off"] = "auto"
     profile: ProfileConfig | None = None
+    callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        for callback in self.callbacks:
+            check_callback("RunConfig has callbacks", callback)
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(
                 f"RunConfig has steps={self.steps} and epochs={self.epochs}; give "
@@ -199,6 +205,11 @@ class RunConfig(RunOptions):
                 f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of "
                 "a run that has none; "
                 "give RunConfig(storage_path=...)."
+            )
+        if self.evaluation is not None and self.evaluation.keep_best and not self.storage_path:
+            raise ConfigError(
+                "EvaluationConfig(keep_best=True) saves checkpoints; give "
+                "RunConfig(storage_path=...), or leave keep_best out."
             )
         if self.checkpoint.every_n_steps and not self.storage_path:
             raise ConfigError(
@@ -260,6 +271,9 @@ class Result:
             one window.
         profile: of the steps that the run's `profile` names; None without, or when the run was
             stopped before.
+        evaluations: in order, those on the way and the last one.
+        best_step, best_score: of the best evaluation, by `EvaluationConfig.score`; None without.
+        ended_early: why early stopping ended the run, or "".
     """
 
     steps: int
@@ -275,3 +289,7 @@ class Result:
     reports: tuple[ProgressReport, ...] = ()
     hindsight: Hindsight | None = None
     profile: Profile | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    best_step: int | None = None
+    best_score: float | None = None
+    ended_early: str = ""

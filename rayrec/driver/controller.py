@@ -70,6 +70,7 @@ class Controller:
         log: receives what is too long for a line; by default a file in the system's temporary
             folder.
         on_poll: called at every look at the ranks; what it raises ends the run.
+        on_step: gets the newest finished step at every look after which it is another.
         stall_s: seconds without progress after which the run says where it stands.
     """
 
@@ -86,10 +87,12 @@ class Controller:
         log: RunLog | None = None,
         on_poll: Callable[[], None] = lambda: None,
         stall_s: float = STALL_S,
+        on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.state = State.INITIALIZING
         self.log = log or RunLog(None)
         self._on_poll, self._obeys_stop = on_poll, obeys_stop
+        self._on_step, self._step = on_step, 0
         self._signals = Signals()
         self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
         self._progress: object = None
@@ -229,6 +232,9 @@ class Controller:
         else:
             where = "; ".join(f"rank {', '.join(who)} is {what}" for what, who in doing.items())
         step = max((poll.step for poll in polls if poll is not None), default=0)
+        if step > self._step:
+            self._step = step
+            self._on_step(step)
         self._watch.at(f"{where}, after step {step}" if step else where)
 
     def _rank_stacks(self) -> str:

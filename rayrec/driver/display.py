@@ -7,10 +7,11 @@ bar.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.train.progress import Event, Milestone, ProgressReport
+from rayrec.train.progress import Evaluation, Event, Milestone, ProgressReport
 
 
 class Display:
@@ -29,6 +30,7 @@ class Display:
         self.total_steps = total_steps
         self.milestones: list[Milestone] = []
         self.reports: list[ProgressReport] = []
+        self.evaluations: list[Evaluation] = []
         self._bar: Any = None
         self._task: Any = None
         self._starvation = StarvationWatch()
@@ -48,9 +50,20 @@ class Display:
             self.milestones.append(event)
         elif isinstance(event, str):
             self.line(event)
-        else:
+        elif isinstance(event, Evaluation):
+            self.evaluations.append(event)
+            # the job tells of the last one, beside what it was trained on
+            if not event.final:
+                best = "  (best so far)" if event.best else ""
+                self.line(f"step {event.step}  evaluation: {scores_line(event.scores)}{best}")
+        elif isinstance(event, ProgressReport):
             self.reports.append(event)
             self._report(event)
+
+    @property
+    def step(self) -> int:
+        """The step of the newest report."""
+        return self.reports[-1].step if self.reports else 0
 
     def close(self) -> None:
         """Take the bar away."""
@@ -90,3 +103,9 @@ def summary(report: ProgressReport) -> str:
     if report.data_wait and max(report.data_wait) >= SHARE:
         parts.append(f"waiting for data {max(report.data_wait):.0%}")
     return "  ".join(parts)
+
+
+def scores_line(scores: Mapping[str, float]) -> str:
+    """Scores on one line; bounds of errors and counts stand in the result alone."""
+    told = {k: v for k, v in scores.items() if k.rpartition("/")[2] not in ("auc_error", "rows")}
+    return "  ".join(f"{name} {value:.4f}" for name, value in told.items())

@@ -31,7 +31,9 @@ from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.observe.hindsight import Hindsight
 from rayrec.report.profile_page import check_folder
 from rayrec.storage import probe_output
+from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
+from rayrec.train.progress import Event
 
 if TYPE_CHECKING:
     from torch import nn
@@ -153,6 +155,7 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
+        from rayrec.driver.shape import check_shape, run_info
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
@@ -163,7 +166,9 @@ class Driver:
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
-        with held(run.run_path, display.line) as folder:
+        hooks = Hooks(run.callbacks, "the driver")
+        check_shape(run, self._eval_data, self._scorer)
+        with held(run.run_path, display.line) as folder, _told_of_end(hooks, display):
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
             display.total_steps = steps
@@ -177,6 +182,7 @@ class Driver:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
+                hooks.start(run_info(run, plan, topology, start, steps))
                 spec = train_spec(
                     run,
                     self._model,
@@ -190,10 +196,12 @@ class Driver:
                 return Prepared(FitTask(spec=spec, scorer=self._scorer), plan, predicted)
 
             files = [*local_files(data), *local_files(self._eval_data)]
-            ran = self._control(display, prepare, log, folder, {"data": files})
+            ran = self._control(display, prepare, log, folder, {"data": files}, hooks)
             result = _result(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())
+        if hooks.error is not None:
+            raise hooks.error
         if result.stopped and ran.signal_number is not None:
             raise RunInterrupted(ran.signal_number, result)
         return result
@@ -265,13 +273,16 @@ class Driver:
         log: RunLog,
         folder: RunFolder | None = None,
         files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
+        hooks: Hooks | None = None,
     ) -> Ran:
         """Do on the ranks what `prepare` says.
 
         Args:
             folder: the run's folder, which every rank must share.
             files: by what they are, local files that every host must see.
+            hooks: the callbacks that hear of the run.
         """
+        calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self._scaling
         # A stop that was asked for belongs to the run of that time.
         self._stop.clear()
@@ -284,18 +295,32 @@ class Driver:
                 group.see_files(paths, what, run.setup_timeout_s)
             return prepared
 
+        def on_event(event: Event) -> None:
+            display.event(event)
+            calls.event(event)
+            if calls.error is not None:
+                self.request_stop()
+
+        def on_step(step: int) -> None:
+            calls.step(step)
+            if calls.error is not None:
+                self.request_stop()
+
         try:
             if scaling.num_workers == 0:
-                return run_here(scaling, prepare, display.event, self._stop.is_set, run.timeout_s)
+                return run_here(
+                    scaling, prepare, on_event, self._stop.is_set, run.timeout_s, on_step
+                )
             self._controller = Controller(
                 scaling,
                 prepare_group,
-                display.event,
+                on_event,
                 timeout_s=run.timeout_s,
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
+                on_step=on_step,
             )
             return self._controller.run()
         finally:
@@ -345,4 +370,19 @@ def _result(ran: Ran, display: Display) -> Result:
         reports=tuple(display.reports),
         hindsight=hindsight,
         profile=outcome.profile,
+        evaluations=tuple(display.evaluations),
+        best_step=outcome.best.step,
+        best_score=outcome.best.value,
+        ended_early=outcome.early,
     )
+
+
+@contextmanager
+def _told_of_end(hooks: Hooks, display: Display) -> Iterator[None]:
+    """Tell the callbacks of the end of what is done inside, and of the error that ended it."""
+    try:
+        yield
+    except BaseException as error:
+        hooks.end(error, display.step)
+        raise
+    hooks.end(None, display.step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
 
 from rayrec.driver.config import ScalingConfig
@@ -21,6 +22,7 @@ from rayrec.train.seat import RankContext, Seat
 
 # share of a GPU's free memory that tables and buffers may take
 GPU_SHARE = 0.8
+STEP_S = 0.2  # between two steps that are told
 
 
 def local_topology(scaling: ScalingConfig) -> Topology:
@@ -54,6 +56,7 @@ def run_here(
     on_event: Callable[[Event], None],
     stop_asked: Callable[[], bool],
     timeout_s: float,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> Ran:
     """Run one task in this thread.
 
@@ -62,6 +65,7 @@ def run_here(
         prepare: says what to do on the topology.
         on_event: gets every report and line.
         stop_asked: read at the end of each window of training.
+        on_step: gets the newest finished step, a few times a second.
     Raises:
         ConfigError: the rank cannot have what `scaling` says.
         TrainingFailed: the memory did not suffice.
@@ -73,8 +77,16 @@ def run_here(
     class ForwardingLog(ProgressLog):
         """Hands every event on at once, since nobody polls."""
 
+        told_at = 0.0
+
         def add(self, event: Event) -> None:
             on_event(event)
+
+        def at_step(self, step: int) -> None:
+            super().at_step(step)
+            if time.monotonic() - self.told_at >= STEP_S:
+                self.told_at = time.monotonic()
+                on_step(step)
 
     with hold_signals() as signals:
         prepared = prepare(local_topology(scaling))

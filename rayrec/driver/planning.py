@@ -66,6 +66,7 @@ def check_same_features(data: object, eval_data: object) -> None:
         ("features", data.schema.feature_names(), eval_data.schema.feature_names()),
         ("tables", data.schema.tables, eval_data.schema.tables),
         ("number of dense columns", len(data.schema.dense), len(eval_data.schema.dense)),
+        ("number of labels", len(data.schema.labels), len(eval_data.schema.labels)),
         ("weights", data.schema.is_weighted, eval_data.schema.is_weighted),
     ):
         if train != held_out:

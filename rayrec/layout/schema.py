@@ -1,6 +1,6 @@
 """What the columns of a data set mean: `FeatureSchema`, plain data with a JSON form.
 
-A schema names the label column, the dense columns, the sparse features (one column of ids or of
+A schema names the label columns, the dense columns, the sparse features (one column of ids or of
 lists of ids each) and the tables they look up. It is the only place where columns and tables meet:
 `convert` reads it to make batches, and a model takes its `embedding_bag_configs()`. Everything is
 checked at construction, so a schema that exists is coherent; whether a file fits it is checked by
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.jsonfields import parse_object
-from rayrec.layout.tables import DataType, EmbeddingBagConfig, PoolingType
+from rayrec.layout.schema_fields import place_of, read_table, table_entry, take
+from rayrec.layout.tables import EmbeddingBagConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,25 +58,34 @@ class Feature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSchema:
-    """Label, dense columns, sparse features and tables of a data set.
+    """Labels, dense columns, sparse features and tables of a data set.
 
     Attributes:
-        label: column of the labels.
+        label: column of the labels, or columns of several; a tuple of one is taken as its name.
         dense: numeric columns in the order of `Batch.dense_features`; may be empty.
         features: sparse features in the order of the batch's keys.
         tables: the tables that the features look up; every feature is in at least one.
+        weight: column of the rows' weights in the loss, finite numbers of at least 0, or None.
     Raises:
         ConfigError: names the feature, table or column and the contradiction.
     """
 
-    label: str
+    label: str | tuple[str, ...]
     dense: tuple[DenseColumn, ...] = ()
     features: tuple[Feature, ...] = ()
     tables: tuple[EmbeddingBagConfig, ...] = ()
+    weight: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.label:
+        if not isinstance(self.label, str):
+            # one label has one form, so that equal schemas are equal and write equal text
+            names = tuple(self.label)
+            object.__setattr__(self, "label", names[0] if len(names) == 1 else names)
+        if not self.labels or not all(self.labels):
             raise ConfigError("the schema has no label column; give it label='<column>'.")
+        _unique(self.labels, "label column")
+        if self.weight == "":
+            raise ConfigError("the schema has a weight without a name; name its column.")
         if not self.features:
             raise ConfigError("the schema has no sparse features; name at least one in 'features'.")
         _unique([c.column for c in self.dense], "dense column")
@@ -123,15 +132,48 @@ class FeatureSchema:
                     f"feature {feature.name!r} has hash_buckets={feature.hash_buckets}; it needs "
                     "at least 1."
                 )
-            if self.label in (feature.column, feature.weights):
+            self._no_leak(f"feature {feature.name!r}", feature.column)
+            self._no_leak(f"feature {feature.name!r}", feature.weights)
+        for column in self.dense:
+            if column.column in self.labels:
                 raise ConfigError(
-                    f"feature {feature.name!r} reads the label column {self.label!r}: the label "
-                    "would leak into the model."
+                    f"dense column {column.column!r} is the label: it would leak into the model."
                 )
-        if self.label in {c.column for c in self.dense}:
+            self._no_leak("the dense part", column.column)
+
+    def _no_leak(self, reader: str, column: str | None) -> None:
+        """Refuse what reads a label or the weight, of which no row to be scored is known."""
+        if column is None:
+            return
+        if column in self.labels:
             raise ConfigError(
-                f"dense column {self.label!r} is the label: it would leak into the model."
+                f"{reader} reads the label column {column!r}: the label would leak into the model."
             )
+        if column == self.weight:
+            raise ConfigError(
+                f"{reader} reads the weight column {column!r}: what is known of a row only in "
+                "training would leak into the model."
+            )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns, in the order of the columns of `Batch.labels`."""
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+    def one_label(self, user: str) -> str:
+        """The label column, for what takes one.
+
+        Args:
+            user: what takes one label, for the message.
+        Raises:
+            ConfigError: the schema has several.
+        """
+        if not isinstance(self.label, str):
+            raise ConfigError(
+                f"the schema has {len(self.label)} labels ({', '.join(self.label)}), and {user} "
+                "takes one. Name one column as its label."
+            )
+        return self.label
 
     @property
     def is_weighted(self) -> bool:
@@ -143,16 +185,17 @@ class FeatureSchema:
         return tuple(f.name for f in self.features)
 
     def columns(self) -> tuple[str, ...]:
-        """The columns to read, each once: label, dense, features, weights."""
+        """The columns to read, each once: labels, dense, features, weights of ids and of rows."""
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
         return tuple(
             dict.fromkeys(
                 [
-                    self.label,
+                    *self.labels,
                     *(c.column for c in self.dense),
                     *(f.column for f in self.features),
                     *weights,
+                    *([] if self.weight is None else [self.weight]),
                 ]
             )
         )
@@ -183,30 +226,13 @@ class FeatureSchema:
             }
             for f in self.features
         ]
-        tables = []
-        for t in self.tables:
-            if t.init_fn is not None:
-                raise ConfigError(
-                    f"table {t.name!r} has an init_fn, which a schema cannot hold; set it on the "
-                    "configs of the model."
-                )
-            entry: dict[str, Any] = {
-                "name": t.name,
-                "num_embeddings": t.num_embeddings,
-                "embedding_dim": t.embedding_dim,
-            }
-            entry |= {"pooling": t.pooling.value.lower(), "features": list(t.feature_names)}
-            # From here on, fields that have their default are left out: people read and edit the
-            # file.
-            if t.data_type is not DataType.FP32:
-                entry["data_type"] = t.data_type.value.lower()
-            bounds = {"weight_init_min": t.weight_init_min, "weight_init_max": t.weight_init_max}
-            entry |= {k: v for k, v in bounds.items() if v is not None}
-            tables.append(entry)
+        tables = [table_entry(table) for table in self.tables]
         dense = [
             c.column if c.fill == 0.0 else {"column": c.column, "fill": c.fill} for c in self.dense
         ]
         sections = [f'"label": {json.dumps(self.label)}', f'"dense": {json.dumps(dense)}']
+        if self.weight is not None:
+            sections.insert(1, f'"weight": {json.dumps(self.weight)}')
         for name, entries in (("features", features), ("tables", tables)):
             sections.append(
                 f'"{name}": [\n    ' + ",\n    ".join(json.dumps(e) for e in entries) + "\n  ]"
@@ -229,11 +255,11 @@ class FeatureSchema:
             raise ConfigError(
                 f"{error} Write an object with label, dense, features, tables."
             ) from None
-        top = _take(
+        top = take(
             raw,
             source,
-            required={"label": str, "features": list, "tables": list},
-            optional={"dense": list},
+            required={"label": (str, list), "features": list, "tables": list},
+            optional={"dense": list, "weight": str},
         )
         try:
             return cls._from_fields(top, source)
@@ -243,11 +269,16 @@ class FeatureSchema:
 
     @classmethod
     def _from_fields(cls, top: Mapping[str, Any], source: str) -> FeatureSchema:
+        label = top["label"]
+        if not isinstance(label, str) and not all(isinstance(name, str) for name in label):
+            raise ConfigError(
+                f"field 'label' of {source} is {label!r}; it must be a string or a list of strings."
+            )
         dense = []
         for i, entry in enumerate(top.get("dense", [])):
             if isinstance(entry, str):
                 entry = {"column": entry}
-            got = _take(
+            got = take(
                 entry,
                 f"dense[{i}] of {source}",
                 required={"column": str},
@@ -256,8 +287,8 @@ class FeatureSchema:
             dense.append(DenseColumn(column=got["column"], fill=float(got.get("fill", 0.0))))
         features = []
         for i, entry in enumerate(top["features"]):
-            where = _where("features", i, entry, source)
-            got = _take(
+            where = place_of("features", i, entry, source)
+            got = take(
                 entry,
                 where,
                 required={"name": str, "column": str},
@@ -265,11 +296,15 @@ class FeatureSchema:
             )
             features.append(Feature(**got))
         tables = [
-            _table(entry, _where("tables", i, entry, source))
+            read_table(entry, place_of("tables", i, entry, source))
             for i, entry in enumerate(top["tables"])
         ]
         return cls(
-            label=top["label"], dense=tuple(dense), features=tuple(features), tables=tuple(tables)
+            label=label if isinstance(label, str) else tuple(label),
+            dense=tuple(dense),
+            features=tuple(features),
+            tables=tuple(tables),
+            weight=top.get("weight"),
         )
 
     def save(self, path: str | Path) -> None:
@@ -290,85 +325,6 @@ class FeatureSchema:
                 f"cannot read the schema {path}: {error}. Give the path of a schema.json."
             ) from error
         return cls.from_json(text, source=str(path))
-
-
-def _table(entry: object, where: str) -> EmbeddingBagConfig:
-    required = {"name": str, "num_embeddings": int, "embedding_dim": int, "features": list}
-    number = (int, float)
-    optional = {
-        "pooling": str,
-        "data_type": str,
-        "weight_init_min": number,
-        "weight_init_max": number,
-    }
-    got = _take(entry, where, required=required, optional=optional)
-    if not all(isinstance(f, str) for f in got["features"]):
-        raise ConfigError(
-            f"'features' of {where} must be a list of feature names, not {got['features']!r}."
-        )
-    return EmbeddingBagConfig(
-        num_embeddings=got["num_embeddings"],
-        embedding_dim=got["embedding_dim"],
-        name=got["name"],
-        data_type=_choice(DataType, got.get("data_type", "fp32"), f"data_type of {where}"),
-        feature_names=list(got["features"]),
-        pooling=_choice(PoolingType, got.get("pooling", "sum"), f"pooling of {where}"),
-        weight_init_min=got.get("weight_init_min"),
-        weight_init_max=got.get("weight_init_max"),
-    )
-
-
-def _where(section: str, index: int, entry: object, source: str) -> str:
-    name = entry.get("name") if isinstance(entry, Mapping) else None
-    return f"{section}[{index}]{f' ({name!r})' if name else ''} of {source}"
-
-
-def _choice(enum: Any, text: str, where: str) -> Any:
-    try:
-        return enum(text.upper())
-    except ValueError:
-        raise ConfigError(
-            f"{where} is {text!r}; use one of {[e.value.lower() for e in enum]}."
-        ) from None
-
-
-_WORDS: dict[Any, str] = {
-    str: "a string",
-    int: "a whole number",
-    (int, float): "a number",
-    list: "a list",
-}
-
-
-def _take(
-    entry: object, where: str, *, required: Mapping[str, Any], optional: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The fields of a JSON object, checked: all required ones, no unknown ones, the right types."""
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where} must be a JSON object, not {type(entry).__name__}.")
-    known = {**required, **optional}
-    for name in required:
-        if name not in entry:
-            raise ConfigError(
-                f"{where} has no field {name!r}; add it. Its fields are {sorted(known)}."
-            )
-    for name, value in entry.items():
-        if name not in known:
-            raise ConfigError(
-                f"{where} has the unknown field {name!r}; the fields are {sorted(known)}."
-            )
-        # A null stands for a field that is not given.
-        if value is None and name in optional:
-            continue
-        # In Python true is an integer; in a schema it is a mistake.
-        fits = isinstance(value, known[name]) and not isinstance(value, bool)
-        if fits and known[name] == (int, float):
-            fits = abs(value) <= sys.float_info.max  # 1e999 reads as infinity
-        if not fits:
-            raise ConfigError(
-                f"field {name!r} of {where} is {value!r}; it must be {_WORDS[known[name]]}."
-            )
-    return {k: v for k, v in entry.items() if v is not None}
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:

@@ -119,3 +119,12 @@ def _advise_huge_pages() -> None:
         last = (address + _HUGE_HEAP_BYTES) // _HUGE_PAGE * _HUGE_PAGE
         libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
         libc.free(address)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, pages shared with other processes included."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:  # not Linux
+        return 0

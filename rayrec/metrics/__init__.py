@@ -1,6 +1,7 @@
 """Click and ranking metrics that stream and merge exactly, and the distance from planted truth."""
 
 from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics, BinaryScores
+from rayrec.metrics.metric import Metric, check_mergeable, metric_named
 from rayrec.metrics.ranking import RankingMetrics, RankingScores
 from rayrec.metrics.truth import PlantedScores, Regret, regret
 
@@ -8,9 +9,12 @@ __all__ = [
     "STATE_SIZE",
     "BinaryMetrics",
     "BinaryScores",
+    "Metric",
     "PlantedScores",
     "RankingMetrics",
     "RankingScores",
     "Regret",
+    "check_mergeable",
+    "metric_named",
     "regret",
 ]

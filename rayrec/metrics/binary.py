@@ -13,7 +13,7 @@ passes and 2 MiB of counts; nothing is copied to the host until `compute`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class BinaryScores:
     calibration: float
     accuracy: float
     base_rate: float
+
+    def to_dict(self) -> dict[str, float]:
+        """The scores by name."""
+        return asdict(self)
 
     @property
     def logloss_bits(self) -> float:
@@ -129,6 +133,13 @@ class BinaryMetrics:
         """An accumulator that saw what `state` says; for example the sum of all ranks' states."""
         metrics = cls(device)
         metrics.merge(state)
+        return metrics
+
+    @classmethod
+    def over(cls, state: Tensor) -> BinaryMetrics:
+        """An accumulator that reads and writes this very (STATE_SIZE,) int64 tensor."""
+        metrics = cls.__new__(cls)
+        metrics._state = state
         return metrics
 
     def reset(self) -> None:

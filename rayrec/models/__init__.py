@@ -16,6 +16,7 @@ from rayrec.models.dlrm_parts import (
     OverArch,
     SparseArch,
 )
+from rayrec.models.multi_task import MultiTaskTrain
 from rayrec.models.two_tower import TwoTower, TwoTowerTrain
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "InteractionArch",
     "InteractionDCNArch",
     "InteractionProjectionArch",
+    "MultiTaskTrain",
     "OverArch",
     "SimpleDeepFMNN",
     "SparseArch",

@@ -164,7 +164,8 @@ class DLRMTrain(nn.Module):
     """A click model and its loss: batch -> (loss, (loss, logits, labels)), the triple detached.
 
     The loss is binary cross entropy, the mean over the local batch; of no rows it is 0, with zero
-    gradients.
+    gradients. Where the batch has weights, each row's loss is multiplied by its own before the mean
+    over the rows, so weights with a mean of 1 keep the size of the steps.
     """
 
     def __init__(self, dlrm_module: DLRM) -> None:
@@ -179,6 +180,9 @@ class DLRMTrain(nn.Module):
         # without rows takes part in the collectives of the backward pass.
         reduction = "mean" if logits.numel() else "sum"
         loss = functional.binary_cross_entropy_with_logits(
-            logits, batch.labels.to(logits.dtype), reduction=reduction
+            logits,
+            batch.labels.to(logits.dtype),
+            weight=getattr(batch, "weights", None),
+            reduction=reduction,
         )
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())

@@ -28,6 +28,8 @@ class StepTimes:
         timer: of the model whose steps are counted; without one nothing is.
         warm_up: leave out the first window, whose step loads kernels and touches memory for the
             first time.
+    Attributes:
+        last: mean seconds of a step of the last window, by part.
     """
 
     def __init__(self, timer: StepTimer | None, warm_up: bool = False) -> None:
@@ -36,6 +38,7 @@ class StepTimes:
         self._faults, self._waits = 0, 0
         self._parts = dict.fromkeys(STEP_PARTS, PartTimes())
         self._before: _Reading | None = None
+        self.last: dict[str, float] = {}
 
     def begin(self) -> None:
         """A window begins."""
@@ -46,6 +49,8 @@ class StepTimes:
         before, now = self._before, self._read()
         if before is None or now is None:
             return
+        for part, total in now.parts.items():
+            self.last[part] = (total.seconds - before.parts[part].seconds) / max(1, steps)
         if self._skip:
             self._skip = False
             return

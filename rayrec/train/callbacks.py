@@ -10,10 +10,11 @@ error names the callback, the rank and the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rayrec.errors import CallbackError, ConfigError, RayrecError
 from rayrec.train.progress import Evaluation, ProgressReport, Saved
 
 if TYPE_CHECKING:
@@ -72,9 +73,88 @@ class Callback:
         """Training is over; `error` is what ended it early, or None. It is called once."""
 
 
-def of_rank(
-    callbacks: tuple[Callback, ...], trainer: Any
-) -> tuple[tuple[Callback, Callable[..., None]], ...]:
-    """The callbacks of a rank that look at every step, with their bound method."""
-    overriding = (c for c in callbacks if type(c).on_step is not Callback.on_step)
-    return tuple((c, c.on_step) for c in overriding)
+def check_callback(where: str, callback: object) -> None:
+    """Check that a user gave a callback.
+
+    Raises:
+        ConfigError: it is something else, such as a class without the brackets of a call.
+    """
+    if not isinstance(callback, Callback):
+        raise ConfigError(
+            f"{where} with {callback!r}; give instances of subclasses of rayrec.Callback."
+        )
+
+
+class Hooks:
+    """Calls the callbacks of one process, until one of them raises.
+
+    Args:
+        callbacks: in the order in which they are called.
+        where: the process, for messages: "rank 1", "the driver".
+        trainer: given to every callback, on the ranks.
+    Attributes:
+        error: what the first callback that raised is to blame for, or None.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], where: str, trainer: Any = None) -> None:
+        self._callbacks, self._where = tuple(callbacks), where
+        self._more = {} if trainer is None else {"trainer": trainer}
+        self.error: CallbackError | None = None
+        self._ended = False
+        # most callbacks look at no step, and steps are many
+        self._of_steps = [c for c in callbacks if type(c).on_step is not Callback.on_step]
+
+    def start(self, info: RunInfo) -> None:
+        """Training begins; a callback that raises here ends the run before a step is done."""
+        for callback in self._callbacks:
+            try:
+                callback.on_start(info)
+            except RayrecError:
+                raise
+            except Exception as error:
+                raise self._blamed(callback, "on_start", info.first_step, error) from error
+
+    def step(self, step: int) -> None:
+        """A step is done."""
+        for callback in self._of_steps:
+            self._call(callback, "on_step", step, step)
+
+    def event(self, event: object) -> None:
+        """A window, an evaluation or a checkpoint is done."""
+        moments = {ProgressReport: "on_window", Evaluation: "on_evaluation", Saved: "on_checkpoint"}
+        moment = moments.get(type(event))
+        if moment is None:
+            return
+        assert isinstance(event, (ProgressReport, Evaluation, Saved))
+        for callback in self._callbacks:
+            self._call(callback, moment, event.step, event)
+
+    def end(self, error: BaseException | None, step: int) -> None:
+        """Training is over; every callback hears of it once, also one that raised before."""
+        if self._ended:
+            return
+        self._ended = True
+        first, self.error = self.error, None
+        for callback in self._callbacks:
+            self._call(callback, "on_end", step, error or first)
+        self.error = first or self.error
+
+    def _call(self, callback: Callback, moment: str, step: int, value: object) -> None:
+        if self.error is not None and moment != "on_end":
+            return
+        try:
+            getattr(callback, moment)(value, **self._more)
+        except Exception as error:
+            blamed = self._blamed(callback, moment, step, error)
+            blamed.__cause__ = error
+            self.error = self.error or blamed
+
+    def _blamed(
+        self, callback: Callback, moment: str, step: int, error: Exception
+    ) -> CallbackError:
+        words = str(error).strip().splitlines()
+        said = f": {words[0]}" if words else ""
+        return CallbackError(
+            f"the callback {type(callback).__name__}.{moment} raised {type(error).__name__}{said} "
+            f"in {self._where} after step {step}; the run was ended there"
+        )

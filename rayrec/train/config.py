@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rayrec.checks import absolute_path, is_uri, seconds, seed_number, whole_number
+from rayrec.checks import absolute_path, is_uri, positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.spec.optimizers import SparseOptimizer, sparse_optimizer
+from rayrec.spec.schedule import WarmupStage, check_stages
+from rayrec.spec.task import Task
 from rayrec.spec.wire import ExchangeOptions
+from rayrec.train.callbacks import Callback, check_callback
+from rayrec.train.shaping import EvaluationConfig
 
 if TYPE_CHECKING:
     import torch
@@ -196,6 +200,18 @@ class RunOptions(ExchangeOptions):
         shuffle, drop_last: order of the data, and whether a last partial batch is left out.
         extras: JSON data that every checkpoint of the run carries (what is needed to build the
             model again).
+        tasks: what the model predicts; none means one task with labels 0 and 1.
+        evaluation: scores during training, keeping the best, and early stopping; None scores after
+            training alone.
+        sparse_schedule, dense_schedule: the learning rates of the tables and of all other
+            parameters over the steps, see `rayrec.optim.schedule`; none keeps them.
+        table_optimizers: table -> its own optimizer, in place of `sparse_optimizer`.
+        clip_norm: the dense gradients are scaled down to at most this joint 2-norm.
+        clip_value: each element of the dense gradients is clamped to +- this.
+        accumulate: steps per update of the dense parameters, see
+            `rayrec.train.PipelineOptions`; checkpoints and evaluations lie at multiples of it.
+        dense_dtype: of the matrix products of the dense layers, in training and scoring.
+        rank_callbacks: called on every rank in its training thread; each rank has its own copies.
     """
 
     global_batch_size: int
@@ -210,15 +226,57 @@ class RunOptions(ExchangeOptions):
     shuffle: bool = True
     drop_last: bool = False
     extras: Mapping[str, Any] = field(default_factory=dict)
+    tasks: tuple[Task, ...] = ()
+    evaluation: EvaluationConfig | None = None
+    sparse_schedule: tuple[WarmupStage, ...] = ()
+    dense_schedule: tuple[WarmupStage, ...] = ()
+    table_optimizers: Mapping[str, SparseOptimizer | OptimizerConfig] = field(default_factory=dict)
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    dense_dtype: Literal["float32", "bfloat16"] = "float32"
+    rank_callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         own = type(self).__name__
+        for what in ("tasks", "sparse_schedule", "dense_schedule", "rank_callbacks"):
+            object.__setattr__(self, what, tuple(getattr(self, what)))
+        self._check_shape(own)
         whole_number(f"{own} has global_batch_size", self.global_batch_size)
         seed_number(f"{own} has seed", self.seed)
         seconds(f"{own} has report_every_s", self.report_every_s)
         self.dense_optimizer.check_dense()
-        _ = self.tables_optimizer  # checks
+        _ = self.tables_optimizer, self.own_optimizers  # checks
+
+    def _check_shape(self, own: str) -> None:
+        """Check what shapes the loop: schedules, clipping, accumulation, types, callbacks."""
+        for stages in (self.sparse_schedule, self.dense_schedule):
+            check_stages(stages)
+        for what in ("clip_norm", "clip_value"):
+            if getattr(self, what) is not None:
+                positive(f"{own} has {what}", getattr(self, what))
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ConfigError(
+                f"{own} has clip_norm={self.clip_norm} and clip_value={self.clip_value}; give one."
+            )
+        if self.dense_dtype not in ("float32", "bfloat16"):
+            raise ConfigError(
+                f"{own} has dense_dtype={self.dense_dtype!r}; choose float32 or bfloat16."
+            )
+        whole_number(f"{own} has accumulate", self.accumulate)
+        every = {"CheckpointConfig": self.checkpoint.every_n_steps}
+        if self.evaluation is not None:
+            every["EvaluationConfig"] = self.evaluation.every_n_steps
+        for config, steps in every.items():
+            if steps is not None and steps % self.accumulate:
+                raise ConfigError(
+                    f"{config}(every_n_steps={steps}) is no multiple of accumulate="
+                    f"{self.accumulate}: between two updates the dense layers have half-summed "
+                    "gradients, which no checkpoint holds. Give a multiple."
+                )
+        for callback in self.rank_callbacks:
+            check_callback(f"{own} has rank_callbacks", callback)
 
     @property
     def tables_optimizer(self) -> SparseOptimizer:
@@ -227,14 +285,22 @@ class RunOptions(ExchangeOptions):
         Raises:
             ConfigError: its name, or an option of it, is unknown or out of range.
         """
-        said = self.sparse_optimizer
-        if isinstance(said, SparseOptimizer):
-            return said
-        return sparse_optimizer(said.name, said.lr, **said.options)
+        return _as_optimizer(self.sparse_optimizer)
+
+    @property
+    def own_optimizers(self) -> dict[str, SparseOptimizer]:
+        """`table_optimizers` as the lookup kernels take them; see `tables_optimizer`."""
+        return {table: _as_optimizer(said) for table, said in self.table_optimizers.items()}
 
     def shared(self) -> dict[str, Any]:
         """Return these options by name."""
         return {f.name: getattr(self, f.name) for f in fields(RunOptions)}
+
+
+def _as_optimizer(said: SparseOptimizer | OptimizerConfig) -> SparseOptimizer:
+    if isinstance(said, SparseOptimizer):
+        return said
+    return sparse_optimizer(said.name, said.lr, **said.options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,9 @@ because a model with tables on several ranks needs all of them for each batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +17,17 @@ import torch
 from rayrec.data import FileDataset
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.metrics import BinaryMetrics, BinaryScores
+from rayrec.spec.task import Task
 from rayrec.train.config import Dataset
 from rayrec.train.predictions import PredictionConfig, PredictionWriter
+from rayrec.train.scoring import Scoring, binary_labels, by_task
 from rayrec.train.step import forward
 from rayrec.train.window import all_sum
 
 # batches between two looks at the stop flags
 STOP_EVERY = 16
+# of the order from which a sample is taken: any number, but always the same
+SAMPLE_SEED = 20_011
 
 
 class Part(NamedTuple):
@@ -42,17 +47,26 @@ def evaluate(
     predictions: PredictionConfig | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[], None] = lambda: None,
-) -> BinaryScores | None:
-    """Score a model on all rows of `data`; all ranks call it together.
+    *,
+    tasks: Sequence[Task] = (),
+    sample: int | None = None,
+    autocast: torch.dtype | None = None,
+) -> dict[str, float] | None:
+    """Score a model on the rows of `data`; all ranks call it together.
 
     Args:
         model: forward(batch) -> (loss, (loss, logits, labels)).
         part: this rank's part of the data.
-        predictions: also write the score of every row; needs a `FileDataset`.
+        predictions: also write the score of every row; needs a `FileDataset`, and one task that is
+            binary.
         should_stop: read every few batches; one rank's True ends the evaluation of all.
         on_batch: called after every batch.
+        tasks: whose predictions are scored; none means one binary task.
+        sample: score the first batches of one fixed random order that have so many rows; None
+            scores all rows.
+        autocast: dtype of the dense layers' products, as in training.
     Returns:
-        the same scores on every rank, or None when it was stopped.
+        the same scores on every rank by name, or None when it was stopped.
     Raises:
         InputError: the data hold what the model cannot take.
         ConfigError: predictions are wanted of data that do not lie in files.
@@ -60,18 +74,27 @@ def evaluate(
     """
     training = model.training
     model.eval()
-    metrics = BinaryMetrics(device)
-    writer, batches = _open(data, part, predictions)
+    scoring = Scoring(tasks, device)
+    if predictions is not None and tasks and (len(tasks) > 1 or tasks[0].kind != "binary"):
+        raise ConfigError(
+            "predictions hold the score of one binary task, and this run has "
+            f"{', '.join(f'{task.name} ({task.kind})' for task in tasks)}; leave predictions out."
+        )
+    writer, batches = _open(data, part, predictions, binary_labels(tasks, data), sample)
+    dense_dtype = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
     try:
         for number, batch in enumerate(batches):
             # all ranks stop at the same batch, or those that go on would wait for the others
             if number % STOP_EVERY == 0 and _any(should_stop(), device):
                 return None
-            _, logits, labels = forward(model, _on_device(batch, device))
+            with dense_dtype:
+                _, logits, labels = forward(model, _on_device(batch, device))
+            outputs = by_task(tasks, logits, labels)
             # A rank whose part is empty still calls the model: its tables answer the other ranks.
             if batch.rows:
-                metrics.update(logits, labels)
+                scoring.add(outputs)
             if writer is not None:
+                logits, labels = next(iter(outputs.values()))
                 writer.add(torch.sigmoid(logits), labels, batch.origin)
             on_batch()
         if writer is not None:
@@ -81,16 +104,26 @@ def evaluate(
         if writer is not None:
             writer.abandon()
         model.train(training)
-    state = metrics.state()
+    state = scoring.state()
     # The states are sums over rows, so their sum over ranks is the state of all rows.
     all_sum(state)
-    return BinaryMetrics.from_state(state).compute()
+    return scoring.scores(state)
 
 
 def _open(
-    data: Dataset, part: Part, predictions: PredictionConfig | None
+    data: Dataset,
+    part: Part,
+    predictions: PredictionConfig | None,
+    binary: bool | tuple[str, ...],
+    sample: int | None,
 ) -> tuple[PredictionWriter | None, Iterator[Any]]:
     """What writes the predictions, if they are wanted, and this rank's batches."""
+    if sample is not None:
+        loader: Callable[..., Iterator[Any]] = data.loader
+        if isinstance(data, FileDataset):
+            loader = partial(data.loader, binary_labels=binary)
+        batches = loader(*part, shuffle=True, seed=SAMPLE_SEED)
+        return None, _first(batches, -(-sample // part.global_batch_size))
     if not isinstance(data, FileDataset):
         if predictions is not None:
             raise ConfigError(
@@ -98,7 +131,7 @@ def _open(
             )
         return None, data.loader(*part, shuffle=False)
     if predictions is None:
-        return None, data.loader(*part, shuffle=False, binary_labels=True)
+        return None, data.loader(*part, shuffle=False, binary_labels=binary)
     files = [file.path for file in data.files]
     batches = data.loader(
         *part,
@@ -106,9 +139,19 @@ def _open(
         ordered=True,
         with_rows=True,
         keep_columns=predictions.keys,
-        binary_labels=True,
+        binary_labels=binary,
     )
     return PredictionWriter(predictions, files, part.rank, part.world_size), batches
+
+
+def _first(batches: Iterator[Any], number: int) -> Iterator[Any]:
+    """So many batches; then the loader is closed, since a thread of it reads on."""
+    try:
+        yield from islice(batches, number)
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
 
 
 def _on_device(batch: Any, device: torch.device) -> Any:

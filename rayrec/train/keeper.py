@@ -24,6 +24,7 @@ from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.dense import check_dense_optimizer, dense_tensors, load_dense
 from rayrec.train.place import Place
+from rayrec.train.shaping import Best
 from rayrec.train.window import gather_objects
 
 
@@ -37,6 +38,7 @@ class Keeper:
         place: the place in the data, which a resume moves.
     Attributes:
         newest: path of the newest checkpoint of the run, or None.
+        best: the best evaluation of the run until the checkpoint that it was restored from.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Keeper:
         self._rank, self._world_size = rank, world_size
         # What stands here already is not written again.
         self.newest: str | None = None
+        self.best = Best()
 
-    def save(self, step: int, path: str | None = None) -> str:
+    def save(self, step: int, path: str | None = None, best: Best | None = None) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step.
 
+        Args:
+            best: the best evaluation so far, whose own checkpoint is not pruned.
         Returns:
             where it lies; a checkpoint that was written or restored there before is left as it is.
         Raises:
@@ -77,6 +82,7 @@ class Keeper:
         extras = {
             "dense_optimizer": self._spec.dense_optimizer.name,
             "table_updates": self._model.iteration,
+            **({} if best is None or best == Best() else {"best": best.to_json()}),
             **self._spec.extras,
         }
         save_checkpoint(
@@ -96,7 +102,8 @@ class Keeper:
         )
         self.newest = where
         if manager and self._rank == 0 and self._spec.checkpoint.num_to_keep:
-            manager.prune(self._spec.checkpoint.num_to_keep)
+            kept = () if best is None or best.step is None else (best.step,)
+            manager.prune(self._spec.checkpoint.num_to_keep, keep=kept)
         return where
 
     def begin(self, note: Callable[[str], None]) -> int:
@@ -143,6 +150,7 @@ class Keeper:
         if run_path and CheckpointManager(run_path).step_of(path) == saved.step:
             self.newest = path
         self._place.restore(saved.cursor, path)
+        self.best = Best.from_json(saved.extras.get("best"))
         return saved.step
 
     def warm_start(self, path: str, *, optimizer_state: bool = False) -> None:

@@ -234,12 +234,25 @@ class TrainPipelineBase(_Pipeline):
         self.world_size = world_size or (dist.get_world_size() if dist.is_initialized() else 1)
         # micro-batches done of the current group
         self._micro = 0
+        self._update: bool | None = None
+
+    def advance(self, dataloader_iter: Iterator[Any], update: bool | None = None) -> PipelineStep:
+        """As `progress`, returning the batch and the loss, too.
+
+        Args:
+            update: whether this micro-batch ends a group, so that the dense parameters are updated;
+                None counts to `accumulate`.
+        """
+        self._update = update
+        return super().advance(dataloader_iter)
 
     def _step(self, current: AheadBatch, last: bool) -> PipelineStep:
         if self._micro == 0 and self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
-        # a group that the end of the data cuts short is still updated from
-        update = last or self._micro + 1 == self.options.accumulate
+        update = self._update
+        if update is None:
+            # a group that the end of the data cuts short is still updated from
+            update = last or self._micro + 1 == self.options.accumulate
         with nullcontext() if update else _no_sync(self.model):
             loss, output = self._forward(current)
             with span(self._timer, "backward"):

@@ -13,6 +13,7 @@ from typing import Any
 from rayrec.data import FileDataset
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.scoring import binary_labels
 
 
 class Place:
@@ -59,9 +60,12 @@ class Place:
         assert data is not None
         loader: Callable[..., Iterator[Any]] = data.loader
         if isinstance(data, FileDataset):
-            # the windows of training are scored as clicks; the pipeline has the reading thread
+            # the pipeline has the reading thread
             loader = partial(
-                data.loader, pin_memory=self._pin_memory, binary_labels=True, threaded=False
+                data.loader,
+                pin_memory=self._pin_memory,
+                binary_labels=binary_labels(spec.tasks, data),
+                threaded=False,
             )
         while True:
             yield from loader(

@@ -198,6 +198,11 @@ class ProgressLog:
             self.events.append(event)
             self._changed.notify_all()
 
+    def at_step(self, step: int) -> None:
+        """A step is done; for many steps a second this is all that is kept."""
+        self.step = step
+        self.beats += 1
+
     def end(self) -> None:
         """Nothing more will come."""
         with self._changed:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rayrec.train.progress import Milestone, ProgressLog, ProgressReport
+from rayrec.train.progress import Event, Milestone, ProgressLog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +59,10 @@ class RankContext:
     log: ProgressLog
     should_stop: Callable[[], bool]
 
-    def report(self, report: ProgressReport) -> None:
-        """Make a report known; only rank 0's reach the user, since they are merged already."""
+    def report(self, event: Event) -> None:
+        """Make an event known; only rank 0's reach the user, since they are merged already."""
         if self.seat.rank == 0:
-            self.log.add(report)
+            self.log.add(event)
 
     def note(self, text: str) -> None:
         """Say a line to the user; of rank 0 only."""
@@ -76,8 +76,7 @@ class RankContext:
 
     def at_step(self, step: int) -> None:
         """Remember how far this rank is."""
-        self.log.step = step
-        self.log.beats += 1
+        self.log.at_step(step)
 
     def phase(self, name: str) -> None:
         """Say what this rank does now, in words that complete "while ...": "saving a file"."""

@@ -1,4 +1,4 @@
-"""What shapes a run: its tasks, its evaluations on the way, when it stops early, its learning rates.
+"""What shapes a run: its evaluations on the way, and when it stops early.
 
 Plain data that every rank is given alike. Everything is checked when it is made, so that a mistake
 costs no cluster start. No torch here.
@@ -9,64 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rayrec.checks import seconds, whole_number
 from rayrec.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rayrec.metrics import Metric
-
-TaskKind = Literal["binary", "multiclass", "regression"]
-TASK_KINDS = ("binary", "multiclass", "regression")
 # scores of which a smaller value is better, by the part of their name before "@"
 LOWER = ("ne", "logloss", "cross_entropy", "mse", "rmse", "mae", "loss")
 HIGHER = ("auc", "accuracy", "recall", "ndcg")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """One thing that a model predicts.
-
-    Attributes:
-        name: of its logits and labels in the model's output, and of its scores: "click/auc".
-        kind: "binary" has one logit a row and labels 0 and 1; "multiclass" has one logit per class
-            and labels that number the classes; "regression" predicts the label itself.
-        weight: factor of its loss in the sum over tasks, as `rayrec.models.MultiTaskTrain` makes it.
-        classes: of a multiclass task.
-        metrics: further scores: "recall@10" or "ndcg@10" of a multiclass task, or a
-            `rayrec.metrics.Metric` of the user's own. The usual ones of its kind are always there:
-            auc, ne, logloss, calibration and accuracy; cross_entropy and accuracy; mse, rmse and
-            mae.
-    Raises:
-        ConfigError: an option is unknown, or does not fit the kind.
-    """
-
-    name: str
-    kind: TaskKind = "binary"
-    weight: float = 1.0
-    classes: int | None = None
-    metrics: tuple[str | Metric, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
-            raise ConfigError(f"Task(name={self.name!r}): give it a name without a slash.")
-        if self.kind not in TASK_KINDS:
-            raise ConfigError(f"Task(kind={self.kind!r}): choose one of {', '.join(TASK_KINDS)}.")
-        if not 0 <= self.weight < math.inf:
-            raise ConfigError(f"Task(weight={self.weight}): it must be finite, and zero or more.")
-        if (self.classes is None) == (self.kind == "multiclass"):
-            raise ConfigError(
-                f"Task(kind={self.kind!r}, classes={self.classes}): a multiclass task needs "
-                "classes=..., and no other task has any."
-            )
-        if self.classes is not None:
-            whole_number("Task has classes", self.classes, 2)
-
-    @property
-    def outputs(self) -> int:
-        """Logits of one row."""
-        return self.classes or 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ also when ranks hold different numbers of rows in the last batch, or none. No ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +25,14 @@ class StepResult(NamedTuple):
     Attributes:
         loss_sum: () sum of the loss over the local rows; 0 when there are none.
         rows: local rows.
-        logits: (rows,) predictions before the update.
-        labels: (rows,) what they should have been.
+        logits: predictions before the update, as the model gave them: (rows,), or by task.
+        labels: what they should have been, likewise.
     """
 
     loss_sum: Tensor
     rows: int
-    logits: Tensor
-    labels: Tensor
+    logits: Any
+    labels: Any
 
 
 def train_step(
@@ -72,13 +73,13 @@ def loss_weight(batch: Any, world_size: int) -> float:
     return rows * world_size / max(1, global_rows)
 
 
-def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
     """The model's output of a batch, as `checked` returns it."""
     return checked(model(batch))
 
 
-def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss (), logits (rows,), labels (rows,)) of what a model's forward returned.
+def checked(output: Any) -> tuple[Tensor, Any, Any]:
+    """(loss (), logits, labels) of what a model's forward returned.
 
     Raises:
         ConfigError: it is not (loss, (loss, logits, labels)).
@@ -90,20 +91,25 @@ def checked(output: Any) -> tuple[Tensor, Tensor, Tensor]:
             f"the model's forward(batch) returned {type(output).__name__}; training needs (loss, "
             "(loss, logits, labels)). Wrap the network as rayrec.models.DLRMTrain does."
         ) from None
-    if loss.dim() != 0 or logits.shape != labels.shape or logits.dim() != 1:
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
         raise ConfigError(
-            f"the model returned loss {tuple(loss.shape)}, logits {tuple(logits.shape)}, labels "
-            f"{tuple(labels.shape)}; training needs a scalar loss and logits and labels of one "
-            "value per row."
+            f"the model returned loss {tuple(getattr(loss, 'shape', ()))}; training needs a scalar "
+            "tensor, the mean over the rows of the batch."
         )
     return loss, logits, labels
 
 
-def summarize(result: tuple[Tensor, Tensor, Tensor], rows: int) -> StepResult:
+def summarize(result: tuple[Tensor, Any, Any], rows: int) -> StepResult:
     """Detach a forward's result; the mean loss of no rows counts as 0."""
-    loss, logits, labels = (tensor.detach() for tensor in result)
+    loss, logits, labels = (_detached(value) for value in result)
     loss_sum = torch.zeros((), dtype=torch.float64, device=loss.device)
     # the mean of no rows is not a number
     if rows:
         loss_sum = loss.double() * rows
     return StepResult(loss_sum, rows, logits, labels)
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: tensor.detach() for name, tensor in value.items()}
+    return value.detach()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from rayrec.train.loop import RankTrainer
 from rayrec.train.measure import measure_topology
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankContext
+from rayrec.train.shaping import Best
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,8 @@ class FitOutcome:
         metrics: scores on the evaluation data; empty without any.
         checkpoint: newest checkpoint, or None.
         stopped: it was asked to stop.
+        early: why early stopping ended it, or "".
+        best: the best evaluation until its end.
         times: of the mean step, by rank; empty where parts were not measured.
         profile: when the spec wanted one and the run was not stopped before it.
     """
@@ -42,6 +44,8 @@ class FitOutcome:
     metrics: dict[str, float] = field(default_factory=dict)
     checkpoint: str | None = None
     stopped: bool = False
+    early: str = ""
+    best: Best = field(default_factory=Best)
     times: tuple[RankTimes, ...] = ()
     profile: Profile | None = None
 
@@ -78,9 +82,16 @@ class FitTask:
                 if step == first:
                     context.mark("first step")
 
-            stopped = trainer.run(context.should_stop, context.report, at_step)
-            times = trainer.times()
-            metrics = {} if stopped else self._scores(trainer, context)
+            try:
+                stopped = trainer.run(context.should_stop, context.report, at_step)
+                times = trainer.times()
+                metrics = {} if stopped else self._scores(trainer, context)
+            except Exception as error:
+                trainer.hooks.end(error, trainer.step)
+                raise
+            trainer.hooks.end(None, trainer.step)
+            if trainer.hooks.error is not None:
+                raise trainer.hooks.error
         return FitOutcome(
             steps=trainer.step,
             rows=trainer.rows,
@@ -89,6 +100,8 @@ class FitTask:
             metrics=metrics if metrics is not None else {},
             checkpoint=trainer.checkpoint,
             stopped=stopped or metrics is None,
+            early=trainer.early,
+            best=trainer.best,
             times=times,
             profile=trainer.profile,
         )
@@ -100,8 +113,7 @@ class FitTask:
             return dict(self.scorer(trainer))
         if self.spec.eval_data is None:
             return {}
-        scores = trainer.evaluate(self.spec.eval_data, None, context.should_stop, context.beat)
-        return None if scores is None else plain_scores(scores)
+        return trainer.final_scores(context.should_stop, context.beat)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,10 +139,9 @@ class EvaluateTask:
                 context.phase("reading the checkpoint")
                 trainer.restore(self.checkpoint, weights_only=True)
             context.phase("evaluating")
-            scores = trainer.evaluate(
+            return trainer.evaluate(
                 self.spec.eval_data, self.predictions, context.should_stop, context.beat
             )
-        return None if scores is None else plain_scores(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,13 +157,6 @@ class CalibrateTask:
         if self.topology.world_size > 1:
             exchange = exchange_for(None, device)
         return measure_topology(exchange, self.topology, device, context.note)
-
-
-def plain_scores(scores: object) -> dict[str, float]:
-    """A dataclass of scores as name -> number."""
-    assert dataclasses.is_dataclass(scores) and not isinstance(scores, type)
-    values = dataclasses.asdict(scores).items()
-    return {name: value for name, value in values if isinstance(value, int | float)}
 
 
 def _device(context: RankContext) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rayrec.metrics import BinaryMetrics
+from rayrec.machine.memory import resident_bytes
+from rayrec.spec.task import Task
+from rayrec.train.scoring import Scoring, by_task
 from rayrec.train.step import StepResult
 
 # so that a run whose first steps were fast still looks up
@@ -31,17 +33,18 @@ class WindowSum(NamedTuple):
         seconds: mean over ranks of the window's wall clock time.
         rows: over all ranks.
         loss: mean over the rows.
-        auc, ne: of the rows; None when undefined.
+        scores: of the rows, by name; empty without rows, and of a model that has diverged.
         data_wait: by rank, the share of the window's time in which the next batch was not yet read.
+        memory_bytes: by rank, the memory of the device that the tables are on.
     """
 
     stop: bool
     seconds: float
     rows: int
     loss: float
-    auc: float | None
-    ne: float | None
+    scores: Mapping[str, float]
     data_wait: tuple[float, ...]
+    memory_bytes: tuple[int, ...]
 
 
 class Window:
@@ -50,11 +53,12 @@ class Window:
     Args:
         device: where losses and logits are.
         world_size: ranks that merge.
+        tasks: whose predictions are scored; none means one binary task.
     """
 
-    def __init__(self, device: torch.device, world_size: int) -> None:
+    def __init__(self, device: torch.device, world_size: int, tasks: Sequence[Task] = ()) -> None:
         self._device, self._world_size = device, world_size
-        self._metrics = BinaryMetrics(device)
+        self._scoring = Scoring(tasks, device)
         # on the device, so that no step waits for it
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._rows, self.steps = 0, 0
@@ -65,8 +69,9 @@ class Window:
         self._loss_sum += step.loss_sum
         self._rows += step.rows
         self.steps += 1
+        outputs = by_task(self._scoring.tasks, step.logits, step.labels)
         if step.rows:
-            self._metrics.update(step.logits, step.labels)
+            self._scoring.add(outputs)
 
     def merge(self, should_stop: Callable[[], bool], waited_s: float) -> WindowSum:
         """End the window on all ranks together.
@@ -75,33 +80,43 @@ class Window:
             should_stop: read now.
             waited_s: seconds of the window in which this rank waited for batches.
         """
-        state = self._metrics.state()
+        state = self._scoring.state()
         # waits for the device, so that the clock below is true
         loss_sum = float(self._loss_sum.item())
         seconds = time.perf_counter() - self._started
         # each rank fills in its own
-        waits = [0.0] * self._world_size
-        waits[dist.get_rank() if dist.is_initialized() else 0] = waited_s / max(seconds, 1e-9)
+        waits, memory = [0.0] * self._world_size, [0.0] * self._world_size
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        waits[rank] = waited_s / max(seconds, 1e-9)
+        memory[rank] = float(memory_in_use(self._device))
         # the sum over ranks is their mean
         own_s = seconds / self._world_size
-        head = [float(should_stop()), own_s, float(self._rows), loss_sum, *waits]
+        head = [float(should_stop()), own_s, float(self._rows), loss_sum, *waits, *memory]
         numbers = torch.tensor(head, dtype=torch.float64, device=self._device)
-        total = torch.cat([numbers, state.flatten().double()])
+        total = torch.cat([numbers, state])
         all_sum(total)
         # what was put into the head, summed
-        stop, mean_seconds, rows, loss, *data_wait = total[: len(head)].tolist()
-        auc, ne = None, None
+        stop, mean_seconds, rows, loss, *by_rank = total[: len(head)].tolist()
+        scores: Mapping[str, float] = {}
         # the scores of a diverged model are an error of their own, which says less
         if rows and math.isfinite(loss):
-            auc, ne = scores_of(total[len(head) :].view(state.shape).to(state.dtype))
-        mean_loss = loss / rows if rows else 0.0
-        return WindowSum(stop > 0, mean_seconds, int(rows), mean_loss, auc, ne, tuple(data_wait))
+            scores = self._scoring.scores(total[len(head) :])
+        return WindowSum(
+            stop=stop > 0,
+            seconds=mean_seconds,
+            rows=int(rows),
+            loss=loss / rows if rows else 0.0,
+            scores=scores,
+            data_wait=tuple(by_rank[: self._world_size]),
+            memory_bytes=tuple(int(value) for value in by_rank[self._world_size :]),
+        )
 
 
-def scores_of(state: Tensor) -> tuple[float | None, float | None]:
-    """(AUC, normalized entropy) of a merged state; None where undefined."""
-    scores = BinaryMetrics.from_state(state).compute()
-    return _finite(scores.auc), _finite(scores.ne)
+def memory_in_use(device: torch.device) -> int:
+    """Bytes of the device that this process has in use: of a GPU by torch, else resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return resident_bytes()
 
 
 def all_sum(values: Tensor) -> None:
@@ -117,10 +132,6 @@ def next_length(steps: int, seconds: float, wanted_s: float) -> int:
     # at most doubled at a time, since the first steps are slow or lucky
     fitting = wanted_s / max(seconds / steps, 1e-6)
     return int(max(1, min(fitting, 2 * steps, MAX_STEPS)))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def gather_objects(value: Any, /) -> list[Any]:

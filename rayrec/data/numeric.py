@@ -1,0 +1,113 @@
+"""Columns of numbers to float32: the dense matrix, labels, weights of rows, each value checked.
+
+A column of float32 without nulls is a view; any other is converted once. What a column may not
+hold (null, NaN, infinity, a negative weight) is an `InputError` that names column, row and file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.data.column_types import number_problem
+from rayrec.errors import InputError
+from rayrec.layout.schema import FeatureSchema
+
+_FLOAT32 = pa.float32()
+
+Where = Callable[[int], str]  # row of a record batch -> "row 5 of <file>", for messages
+
+
+def dense_matrix(
+    arrays: Sequence[pa.Array], rows: int, schema: FeatureSchema, where: Where
+) -> NDArray[np.float32]:
+    """(rows, I) float32 of the schema's dense columns.
+
+    Raises:
+        InputError: a column is no number, or holds NaN or infinity; names row and file.
+    """
+    dense = np.empty((rows, len(arrays)), np.float32)
+    for i, (spec, array) in enumerate(zip(schema.dense, arrays, strict=True)):
+        dense[:, i] = floats(array, spec.column, "dense", spec.fill)
+    if not np.isfinite(dense).all():
+        row, i = (int(x) for x in np.argwhere(~np.isfinite(dense))[0])
+        raise InputError(
+            f"dense column {schema.dense[i].column!r} holds {dense[row, i]} in {where(row)}. "
+            "Clean the data, or write null."
+        )
+    return dense
+
+
+def label_values(array: pa.Array, column: str, where: Where, binary: bool) -> NDArray[np.float32]:
+    """(B,) labels of one column; `binary` allows 0 and 1 alone.
+
+    Raises:
+        InputError: a null, NaN, infinity or, if binary, another number; names row and file.
+    """
+    remedy = "Drop rows without a label."
+    if array.null_count:
+        place = where(first_true(mask(array.is_null())))
+        raise InputError(f"label column {column!r} holds null in {place}. {remedy}")
+    labels = floats(array, column, "label")
+    if not np.isfinite(labels).all():
+        row = first_true(~np.isfinite(labels))
+        raise InputError(f"label column {column!r} holds {labels[row]} in {where(row)}. {remedy}")
+    if binary and ((labels != 0) & (labels != 1)).any():
+        row = first_true((labels != 0) & (labels != 1))
+        raise InputError(
+            f"label column {column!r} holds {labels[row]:g} in {where(row)}; click models are "
+            "trained on labels 0 and 1. Write 0 or 1, or name another label column in the schema."
+        )
+    return labels
+
+
+def row_weights(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:
+    """(B,) weights of rows, finite and at least 0; InputError names row and file of another."""
+    remedy = "A weight is a finite number of at least 0; write 0 to leave the row out."
+    if array.null_count:
+        place = where(first_true(mask(array.is_null())))
+        raise InputError(f"weight column {column!r} holds null in {place}. {remedy}")
+    weights = floats(array, column, "weight")
+    # NaN compares as false, so the good values are asked for
+    good = (weights >= 0) & (weights < np.inf)
+    if not good.all():
+        row = first_true(~good)
+        raise InputError(
+            f"weight column {column!r} holds {weights[row]:g} in {where(row)}. {remedy}"
+        )
+    return weights
+
+
+def floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArray[np.float32]:
+    """Numbers as float32, a view where they are; nulls become `fill`.
+
+    Raises:
+        InputError: they are no numbers.
+    """
+    if array.type == _FLOAT32 and not array.null_count:
+        return cast("NDArray[np.float32]", np.from_dlpack(array))
+    problem = number_problem(array.type, column, use)
+    if problem is not None:
+        raise InputError(problem)
+    if pa.types.is_null(array.type):
+        return np.full(len(array), fill, np.float32)
+    if array.null_count or pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64(), safe=False).fill_null(fill)
+    # a float64 beyond float32 becomes inf, which the caller reports
+    with np.errstate(over="ignore"):
+        values = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return cast("NDArray[np.float32]", values)
+
+
+def mask(flags: pa.BooleanArray) -> NDArray[np.bool_]:
+    """The flags as numpy has them."""
+    return cast("NDArray[np.bool_]", flags.to_numpy(zero_copy_only=False))
+
+
+def first_true(flags: NDArray[np.bool_]) -> int:
+    """Where the first True is."""
+    return int(np.flatnonzero(flags)[0])

@@ -1,0 +1,66 @@
+"""What shapes a run, checked before anything is started, and what callbacks are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from rayrec.driver.config import RunConfig
+from rayrec.driver.start import Start
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan, Topology
+from rayrec.train.callbacks import RunInfo
+from rayrec.train.config import Dataset
+from rayrec.train.on_the_way import check_sample
+from rayrec.train.scoring import check_tasks
+from rayrec.train.tasks import Scorer
+
+
+def check_shape(run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None) -> None:
+    """Check tasks, metrics and evaluations against each other and the evaluation data.
+
+    Raises:
+        ConfigError: there is nothing to evaluate, a sample is too large, or a metric cannot be
+            merged.
+    """
+    check_tasks(run.tasks)
+    if run.evaluation is None:
+        return
+    if scorer is not None:
+        raise ConfigError(
+            "the Driver has a scorer, which scores after training alone, and RunConfig has "
+            "evaluation=...; leave one of them out."
+        )
+    check_sample(run.evaluation.rows, eval_data)
+
+
+def run_info(
+    run: RunConfig, plan: ShardingPlan, topology: Topology, start: Start, steps: int
+) -> RunInfo:
+    """What callbacks are told when training begins."""
+    return RunInfo(
+        name=run.name,
+        run_path=run.run_path,
+        steps=steps,
+        first_step=start.step,
+        world_size=topology.world_size,
+        hosts=(),
+        plan=plan,
+        settings={f.name: plain(getattr(run, f.name)) for f in fields(run)},
+    )
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON data; what is code is told by its name."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)

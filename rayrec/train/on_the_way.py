@@ -1,0 +1,121 @@
+"""Evaluations during training: when one is due, which is the best, and when to stop.
+
+Every rank decides alike, since all see the same merged scores and seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayrec.errors import ConfigError
+from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.progress import Evaluation
+from rayrec.train.shaping import Best
+
+
+class OnTheWay:
+    """What a run's `EvaluationConfig` asks for.
+
+    Attributes:
+        best: the best evaluation so far; checkpoints carry it.
+        last: the newest evaluation, or None.
+        early: why the run stops early, or "".
+    """
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._config = spec.evaluation
+        self.best, self.early = Best(), ""
+        self.last: Evaluation | None = None
+        self._seconds = 0.0
+
+    def resume(self, best: Best) -> None:
+        """Go on from the best evaluation that a checkpoint tells of."""
+        self.best = best
+        self._look_at_patience()
+
+    def next_step(self, step: int) -> int | None:
+        """The next step at which an evaluation is due, where steps say so."""
+        every = self._config.every_n_steps if self._config is not None else None
+        return None if every is None else (step // every + 1) * every
+
+    def due(self, step: int, seconds: float) -> bool:
+        """Whether one is due at the end of a window that took so many seconds."""
+        config = self._config
+        if config is None:
+            return False
+        if config.every_n_steps is not None:
+            return step % config.every_n_steps == 0
+        self._seconds += seconds
+        assert config.every_s is not None
+        return self._seconds >= config.every_s
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the sample; None for all."""
+        return self._config.rows if self._config is not None else None
+
+    def judge(self, step: int, scores: Mapping[str, float], seconds: float) -> Evaluation:
+        """Compare new scores with the best.
+
+        Raises:
+            ConfigError: there is no score of the name to compare by.
+        """
+        config = self._config
+        assert config is not None
+        self._seconds, better = 0.0, False
+        if config.score is not None:
+            if config.score not in scores:
+                raise ConfigError(
+                    f"EvaluationConfig has score={config.score!r}; the scores of this run are "
+                    f"{', '.join(sorted(scores))}."
+                )
+            self.best = self.best.after(step, scores[config.score], config)
+            better = self.best.step == step
+        self._look_at_patience()
+        self.last = Evaluation(
+            step=step, scores=scores, rows=_rows(scores), seconds=seconds, best=better
+        )
+        return self.last
+
+    def _look_at_patience(self) -> None:
+        stopping = self._config.early_stopping if self._config is not None else None
+        if stopping is None or self.best.without < stopping.patience:
+            return
+        assert self._config is not None
+        value = "none" if self.best.value is None else f"{self.best.value:.6g}"
+        self.early = (
+            f"{self._config.score} was not better in {self.best.without} evaluations; the best "
+            f"was {value} at step {self.best.step}"
+        )
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the weights of the best evaluation are saved."""
+        return self._config is not None and self._config.keep_best
+
+    def whole(self, step: int) -> Evaluation | None:
+        """The evaluation of all rows that was made at this very step, if there is one."""
+        last = self.last
+        return last if last is not None and last.step == step and self.rows is None else None
+
+
+def check_sample(spec_rows: int | None, data: Dataset | None) -> None:
+    """Check that there are evaluation data, and as many rows as the sample wants.
+
+    Raises:
+        ConfigError: there are none, or too few.
+    """
+    if data is None:
+        raise ConfigError(
+            "RunConfig has evaluation=..., and there are no evaluation data: give the Driver "
+            "eval_data."
+        )
+    if spec_rows is not None and spec_rows > data.num_rows:
+        raise ConfigError(
+            f"EvaluationConfig has rows={spec_rows}, and the evaluation data have {data.num_rows}; "
+            "leave rows out to score all of them."
+        )
+
+
+def _rows(scores: Mapping[str, float]) -> int:
+    return int(next((v for name, v in scores.items() if name.rpartition("/")[2] == "rows"), 0))

@@ -1,0 +1,76 @@
+"""The learning rates of a run over its steps, and the clipping of its dense gradients.
+
+A schedule is a function of the number of steps done, so a resumed run needs nothing but its step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rayrec.distributed import DistributedModelParallel
+from rayrec.spec.schedule import learning_rate_at
+from rayrec.train.config import TrainSpec
+
+
+class LearningRates:
+    """Writes learning rates before each step, where a schedule moves them.
+
+    Args:
+        spec: has the schedules.
+        model: whose tables' learning rates are written.
+        dense: the optimizer of the other parameters, or None.
+    """
+
+    def __init__(
+        self, spec: TrainSpec, model: DistributedModelParallel, dense: torch.optim.Optimizer | None
+    ) -> None:
+        self._spec, self._dense = spec, dense
+        self._tables = model.fused_optimizer() if spec.sparse_schedule else None
+        groups = self._tables.param_groups if self._tables is not None else []
+        self._base = [float(group["lr"]) for group in groups]
+        self._dense_base = [float(group["lr"]) for group in dense.param_groups] if dense else []
+        self._factors = {"sparse": 1.0, "dense": 1.0}
+
+    def before(self, step: int) -> None:
+        """Write the rates of the step that follows `step` finished ones."""
+        if self._tables is not None:
+            factor = learning_rate_at(step, 1.0, self._spec.sparse_schedule)
+            if factor != self._factors["sparse"]:
+                self._factors["sparse"] = factor
+                for group, base in zip(self._tables.param_groups, self._base, strict=True):
+                    group["lr"] = base * factor
+        if self._dense is not None and self._spec.dense_schedule:
+            factor = learning_rate_at(step, 1.0, self._spec.dense_schedule)
+            if factor != self._factors["dense"]:
+                self._factors["dense"] = factor
+                for group, base in zip(self._dense.param_groups, self._dense_base, strict=True):
+                    group["lr"] = base * factor
+
+    def now(self) -> dict[str, float]:
+        """The rates of the last step: "sparse", of tables without an optimizer of their own, and
+        "dense".
+        """
+        rates = {"sparse": self._spec.tables_optimizer.lr * self._factors["sparse"]}
+        if self._dense is not None:
+            rates["dense"] = self._spec.dense_optimizer.lr * self._factors["dense"]
+        return rates
+
+
+def clip_dense(spec: TrainSpec, dense: torch.optim.Optimizer | None) -> None:
+    """Let an optimizer clip the gradients of its parameters before each of its steps.
+
+    The ranks have averaged the gradients by then, so all of them clip alike.
+    """
+    if dense is None or (spec.clip_norm is None and spec.clip_value is None):
+        return
+    parameters = [p for group in dense.param_groups for p in group["params"]]
+
+    def clip(*_: Any) -> None:
+        if spec.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
+        if spec.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, spec.clip_value)
+
+    dense.register_step_pre_hook(clip)

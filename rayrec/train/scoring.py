@@ -1,0 +1,174 @@
+"""`Scoring`: what is counted of a model's predictions, task by task, and merged by one sum.
+
+A run that names no task has one binary task, whose scores have plain names such as "auc". With one
+task the names are plain, too; with several, they are "click/auc".
+
+    # B rows, T tasks, C classes, S values of all states
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.data import FileDataset
+from rayrec.errors import ConfigError
+from rayrec.metrics.metric import (
+    BinaryScoresMetric,
+    CrossEntropy,
+    Metric,
+    SquaredError,
+    check_mergeable,
+    metric_named,
+)
+from rayrec.spec.task import Task
+from rayrec.train.config import Dataset
+
+_USUAL: dict[str, Callable[[], Metric]] = {
+    "binary": BinaryScoresMetric,
+    "multiclass": CrossEntropy,
+    "regression": SquaredError,
+}
+ONE_BINARY = (Task(name="click"),)
+Outputs = Mapping[str, tuple[Tensor, Tensor]]
+
+
+def metrics_of(task: Task) -> list[Metric]:
+    """The metrics of a task: the usual ones of its kind, and those that it names.
+
+    Raises:
+        ConfigError: a name is not known, or does not fit the kind; or it is no metric.
+    """
+    found: list[Metric] = [_USUAL[task.kind]()]
+    for metric in task.metrics:
+        if isinstance(metric, str) and task.kind != "multiclass":
+            raise ConfigError(
+                f"task {task.name!r} has metric {metric!r}: named metrics are of multiclass tasks, "
+                f"and the usual ones of a {task.kind} task are always there."
+            )
+        if isinstance(metric, str):
+            metric = metric_named(metric)
+        if not isinstance(metric, Metric):
+            raise ConfigError(
+                f"task {task.name!r} has the metric {metric!r}; give a name, or an instance of a "
+                "subclass of rayrec.metrics.Metric."
+            )
+        found.append(metric)
+    return found
+
+
+def check_tasks(tasks: Sequence[Task]) -> None:
+    """Check tasks and their metrics before anything is started.
+
+    Raises:
+        ConfigError: two tasks have one name, or a metric cannot be merged.
+    """
+    names = [task.name for task in tasks]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two tasks are named {twice!r}; give each its own name.")
+    for task in tasks:
+        for metric in metrics_of(task)[1:]:
+            check_mergeable(metric, task.outputs, task.classes)
+
+
+def by_task(tasks: Sequence[Task], logits: Any, labels: Any) -> Outputs:
+    """The predictions and labels of every task, of what a model's forward returned.
+
+    Args:
+        tasks: of the run; none means one binary task.
+        logits, labels: tensors of the one task; or mappings from the names of tasks to tensors.
+    Returns:
+        Name -> predictions (B,), or (B, C) of a multiclass task, and labels (B,).
+    Raises:
+        ConfigError: a task is missing, or a tensor has another shape.
+    """
+    tasks = tasks or ONE_BINARY
+    if isinstance(logits, Tensor) and isinstance(labels, Tensor) and len(tasks) == 1:
+        logits, labels = {tasks[0].name: logits}, {tasks[0].name: labels}
+    if not isinstance(logits, Mapping) or not isinstance(labels, Mapping):
+        names = ", ".join(task.name for task in tasks)
+        raise ConfigError(
+            f"the model returned logits as {type(logits).__name__} and labels as "
+            f"{type(labels).__name__}; a run of the tasks {names} needs mappings from their names "
+            "to tensors, as rayrec.models.MultiTaskTrain gives."
+        )
+    outputs = {}
+    for task in tasks:
+        if task.name not in logits or task.name not in labels:
+            raise ConfigError(
+                f"the model's output has no task {task.name!r}; it has {sorted(logits)}."
+            )
+        own, wanted = logits[task.name], labels[task.name]
+        expected = wanted.shape if task.classes is None else (*wanted.shape, task.classes)
+        if wanted.dim() != 1 or own.shape != expected:
+            raise ConfigError(
+                f"task {task.name!r}: the model returned logits {tuple(own.shape)}, labels "
+                f"{tuple(wanted.shape)}; training needs labels of one value per row and logits "
+                f"of {'one value' if task.classes is None else f'{task.classes} values'} per row."
+            )
+        outputs[task.name] = own, wanted
+    return outputs
+
+
+class Scoring:
+    """Counts predictions of one rank.
+
+    Args:
+        tasks: of the run; none means one binary task.
+        device: where predictions are.
+    """
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device) -> None:
+        self._metrics: list[tuple[Task, Metric, Tensor]] = []
+        self._prefixed = len(tasks) > 1
+        self.tasks = tuple(tasks)
+        for task in tasks or ONE_BINARY:
+            for metric in metrics_of(task):
+                self._metrics.append((task, metric, metric.start(device)))
+
+    def add(self, outputs: Outputs) -> None:
+        """Count a batch that has rows; nothing waits for the device."""
+        for task, metric, state in self._metrics:
+            predictions, labels = outputs[task.name]
+            metric.add(state, predictions, labels)
+
+    def state(self) -> Tensor:
+        """(S,) float64: all that was counted. The states of ranks add."""
+        return torch.cat([state.double() for _, _, state in self._metrics])
+
+    def scores(self, state: Tensor) -> dict[str, float]:
+        """The scores of a state, or of a sum of states, by name; nan where one is not defined.
+
+        Raises:
+            InputError: the rows hold labels or logits that a metric cannot take.
+        """
+        sizes = [own.numel() for _, _, own in self._metrics]
+        found: dict[str, float] = {}
+        parts = state.split(sizes)
+        for (task, metric, own), part in zip(self._metrics, parts, strict=True):
+            for name, value in metric.scores(part.to(own.dtype)).items():
+                found[f"{task.name}/{name}" if self._prefixed else name] = value
+        return found
+
+
+def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[str, ...]:
+    """Which label columns of the data must hold 0 and 1 alone, as the loader takes it."""
+    if not tasks:
+        return True
+    if len(tasks) == 1 or not isinstance(data, FileDataset):
+        return tasks[0].kind == "binary"
+    labels = data.schema.labels
+    return tuple(task.name for task in tasks if task.kind == "binary" and task.name in labels)
+
+
+def first_of(scores: Mapping[str, float], name: str) -> float | None:
+    """A score by its plain name, of the first task that has it; None where undefined."""
+    for key, value in scores.items():
+        if key.rpartition("/")[2] == name:
+            return value if math.isfinite(value) else None
+    return None
