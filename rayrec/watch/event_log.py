@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -116,3 +116,17 @@ def _failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, TrainingFailed):
         rank, host = error.rank, error.host
     return {"cause": f"{type(error).__name__}: {one_line(error)}", "rank": rank, "host": host}
+
+
+def with_event_log(callbacks: Sequence[Callback], run_path: str | None) -> tuple[Callback, ...]:
+    """The callbacks of a run, and before them the log of its folder unless one of them writes it.
+
+    Args:
+        run_path: absolute folder or URI of the run; None has no log.
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    logs = [callback.path for callback in callbacks if isinstance(callback, EventLog)]
+    if run_path is None or run_path in logs:
+        return tuple(callbacks)
+    return EventLog(run_path), *callbacks

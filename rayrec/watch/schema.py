@@ -8,8 +8,10 @@ as null, so that any JSON reader can read the file.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 FORMAT = 1
@@ -112,6 +114,8 @@ def trouble(line: Any) -> str:
 
 def plain(value: Any) -> Any:
     """Any value as JSON data: numbers that are not finite are null, what JSON has not is text."""
+    if isinstance(value, Enum):
+        return plain(value.value)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -125,5 +129,7 @@ def plain(value: Any) -> Any:
         return {"type": type(value).__name__, **named}
     if hasattr(value, "item") and getattr(value, "size", None) == 1:
         return plain(value.item())
-    # A function's repr has its address, which says nothing of the run.
-    return getattr(value, "__qualname__", None) or str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    # The repr of code has its address, which says nothing of the run.
+    return getattr(value, "__qualname__", None) or type(value).__qualname__

@@ -31,7 +31,7 @@ BATCH, PARAMETER_BATCH, PARAMETER_LENGTH = 1000, 100, 500
 class Tracker(Callback):
     """Base of trackers: `_begin`, `_log` and `_end` say how to talk to one."""
 
-    _troubled = False
+    _begun, _troubled = False, False
 
     def on_start(self, info: RunInfo) -> None:
         """Begin a run of the tracker.
@@ -48,6 +48,7 @@ class Tracker(Callback):
                 f"{type(self).__name__} cannot begin run {info.name!r}: {type(error).__name__}: "
                 f"{one_line(error)}. Mend its options, or leave it out of callbacks."
             ) from error
+        self._begun, self._troubled = True, False
 
     def on_window(self, report: ProgressReport, trainer: Any = None) -> None:
         """Log a window."""
@@ -62,7 +63,10 @@ class Tracker(Callback):
         self._try(self._log, {"checkpoint/seconds": saved.seconds}, saved.step)
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
-        """End the run of the tracker as done, stopped or failed."""
+        """End the run of the tracker as done, stopped or failed, where one had begun."""
+        if not self._begun:
+            return
+        self._begun = False
         stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
         self._try(self._end, "stopped" if stopped else "done" if error is None else "failed")
 

@@ -15,6 +15,7 @@ from pyarrow import fs
 from rayrec.errors import ConfigError, InputError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.layout import ShardingPlan
 from rayrec.watch import EventLog, event_file, read_events
+from rayrec.watch.event_log import with_event_log
 from rayrec.watch.schema import FIELDS, trouble
 from tests.watched import info, planned, report, tell
 
@@ -135,6 +136,14 @@ def test_a_broken_line_is_named(tmp_path: Path):
     file.write_text(good[0].replace('"format":1', '"format":2'))
     with pytest.raises(InputError, match="it has format 2, of a later rayrec; this one reads 1"):
         read_events(tmp_path)
+
+
+def test_every_run_with_a_folder_has_one_log(tmp_path: Path):
+    other = EventLog(tmp_path / "other")
+    first, *rest = with_event_log((other,), str(tmp_path / "a"))
+    assert isinstance(first, EventLog) and first.path == str(tmp_path / "a") and rest == [other]
+    assert with_event_log((other,), other.path) == (other,)
+    assert with_event_log((other,), None) == (other,)
 
 
 def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path):

@@ -129,6 +129,12 @@ def test_mlflow_that_cannot_be_reached_ends_the_run_before_training(
     assert "\n" not in str(error.value)
 
 
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    pytest.importorskip("tensorboard")
+    TensorBoardCallback(tmp_path / "a").on_end(FAILED)
+    assert not list(tmp_path.iterdir()) and not recwarn.list
+
+
 def test_a_tracker_that_fails_later_is_one_warning(mlflow_store: str, tmp_path: Path):
     callback = MLflowCallback(tracking_uri=mlflow_store)
     callback.on_start(info(200))
