@@ -91,9 +91,11 @@ def bare_rank(
     from rayrec.train.loop import RankTrainer
 
     join(rank, args.ranks, lambda found: [port.put(found) for _ in range(args.ranks - 1)], port.get)
-    reports: list[ProgressReport] = []
+    reports: list[Any] = []  # a run that saves and scores nothing tells of windows alone
     trainer = RankTrainer(spec_of(folder, args, plan))
-    trainer.run(on_report=reports.append)
+    trainer.run(
+        on_event=lambda event: reports.append(event) if isinstance(event, ProgressReport) else None
+    )
     queue.put(Run.of(reports, trainer.times()))
     destroy_process_group()
 

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 
 TaskKind = Literal["binary", "multiclass", "regression"]
@@ -52,8 +51,10 @@ class Task:
                 f"Task(kind={self.kind!r}, classes={self.classes}): a multiclass task needs "
                 "classes=..., and no other task has any."
             )
-        if self.classes is not None:
-            whole_number("Task has classes", self.classes, 2)
+        if self.classes is not None and (type(self.classes) is not int or self.classes < 2):
+            raise ConfigError(
+                f"Task(classes={self.classes!r}): it must be a whole number, 2 or more."
+            )
 
     @property
     def outputs(self) -> int:

@@ -72,7 +72,7 @@ def test_batches_are_read_into_pinned_memory(folder: Path) -> None:
 def test_reports_count_every_row(folder: Path) -> None:
     reports: list[ProgressReport] = []
     with RankTrainer(replace(spec_of(folder), report_every_s=0.01), "cuda") as trainer:
-        trainer.run(on_report=reports.append)
+        trainer.run(on_event=lambda event: reports.append(event))
         assert reports[-1].step == 11 and reports[-1].rows == trainer.rows == ROWS + 2 * 64
         assert all(0 < report.loss < 2 for report in reports)
 

@@ -70,7 +70,7 @@ def test_resume_repeats_the_run_bit_for_bit(spec: TrainSpec, tmp_path: Path, cut
 
 def test_reports_cover_every_row_once(spec: TrainSpec) -> None:
     trainer, reports = RankTrainer(spec), list[ProgressReport]()
-    assert trainer.run(on_report=reports.append) is False
+    assert trainer.run(on_event=lambda event: reports.append(event)) is False
     assert [r.step for r in reports] == sorted({r.step for r in reports}) and reports[-1].step == 13
     assert reports[-1].rows == trainer.rows == 1003 + 5 * 128
     assert all(r.loss > 0 and r.rows_per_s > 0 for r in reports)

@@ -85,7 +85,7 @@ def shown(
         display.event(progress)
 
     with RankTrainer(replace(spec, report_every_s=0.02)) as trainer:
-        trainer.run(on_report=report, on_step=lambda step: time.sleep(step_s))
+        trainer.run(on_event=report, on_step=lambda step: time.sleep(step_s))
     return reports, capsys.readouterr().out
 
 

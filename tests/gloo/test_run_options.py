@@ -1,0 +1,98 @@
+"""Every option that shapes a run: it does what it says, a run that is resumed in its middle ends
+with the same numbers bit for bit, and 1, 2 and 4 ranks agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rayrec.optim import Adam, schedule
+from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.config import OptimizerConfig
+from rayrec.train.progress import Evaluation, Event
+from rayrec.train.shaping import EvaluationConfig
+from tests.gloo.shaped import many_of, whole_numbers, write_shaped
+from tests.gloo.trainers import spec_of
+from tests.ranks import RankPool
+
+STEPS, MIDDLE = 12, 6
+OPTIONS: dict[str, dict[str, Any]] = {
+    "schedules": {
+        "sparse_schedule": schedule(10, warmup=3, decay="cosine", floor=0.1),
+        "dense_schedule": schedule(12, warmup=4, decay="step", floor=0.5, every=5),
+    },
+    "clip_norm": {"clip_norm": 0.05},
+    "clip_value": {"clip_value": 0.001},
+    "accumulate": {"accumulate": 3},
+    "bfloat16": {"dense_dtype": "bfloat16"},
+    "table_optimizers": {
+        "table_optimizers": {
+            "t_cat_0": Adam(lr=0.02),
+            "t_cat_1": OptimizerConfig(name="sgd", lr=0.3),
+        }
+    },
+    "tasks": {},
+    "evaluation": {
+        "evaluation": EvaluationConfig(every_n_steps=3, rows=128, score="click/ne", keep_best=True)
+    },
+}
+
+
+def spec_with(name: str, folder: Path, world_size: int) -> TrainSpec:
+    make = many_of if name in ("tasks", "evaluation") else spec_of
+    return replace(make(folder, world_size), steps=STEPS, **OPTIONS[name])
+
+
+def trained(spec: TrainSpec) -> tuple[dict[str, torch.Tensor], list[Event]]:
+    """The numbers after training, and what was told on the way."""
+    events: list[Event] = []
+    with RankTrainer(spec) as trainer:
+        trainer.begin()
+        trainer.run(on_event=events.append)
+        return whole_numbers(trainer), events
+
+
+def halves(rank: int, world_size: int, name: str, folder: Path, out: Path) -> Any:
+    """The run in one go, and in two."""
+    spec = spec_with(name, folder, world_size)
+    keep = CheckpointConfig(every_n_steps=MIDDLE, at_end=False)
+    run = out / f"{name}-{world_size}"
+    whole, told = trained(replace(spec, run_path=str(run), checkpoint=keep))
+    path = str(run / f"step-{MIDDLE:08d}")
+    rest, after = trained(replace(spec, run_path=str(run), resume_from=(path,)))
+    assert not [key for key in whole if not torch.equal(whole[key], rest[key])]
+    scored = [(e.step, e.scores) for e in told if isinstance(e, Evaluation)]
+    again = [(e.step, e.scores) for e in after if isinstance(e, Evaluation)]
+    assert again == [pair for pair in scored if pair[0] > MIDDLE]
+    return whole, scored
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shaped")
+    write_shaped(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_resuming_changes_nothing_and_ranks_agree(
+    ranks: RankPool, data: Path, tmp_path: Path, name: str
+) -> None:
+    results = {w: ranks.run(w, halves, name, data, tmp_path)[0] for w in (1, 2, 4)}
+    plain = {"bfloat16": 2e-2}
+    one, scores = results[1]
+    for world_size in (2, 4):
+        other, others = results[world_size]
+        assert other.keys() == one.keys()
+        for key, wanted in one.items():
+            torch.testing.assert_close(
+                other[key], wanted, atol=plain.get(name, 2e-5), rtol=plain.get(name, 1e-4)
+            )
+        assert [step for step, _ in others] == [step for step, _ in scores]
+        for (_, own), (_, wanted_scores) in zip(others, scores, strict=True):
+            assert own == pytest.approx(wanted_scores, abs=1e-4, nan_ok=True)
