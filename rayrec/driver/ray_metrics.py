@@ -50,9 +50,8 @@ class RayMetrics(Callback):
         self._set("rayrec_running", 1)
         self._set("rayrec_step", info.first_step)
         self._set("rayrec_steps_planned", info.steps)
-        # A counter that stands at 0 lets Prometheus see its first increase.
-        self._add("rayrec_checkpoints", 0)
-        self._add("rayrec_failures", 0)
+        self._set("rayrec_checkpoint_step", info.first_step)
+        self._set("rayrec_failed", 0)
 
     def on_step(self, step: int, trainer: Any = None) -> None:
         """Tell how far the run is."""
@@ -79,15 +78,16 @@ class RayMetrics(Callback):
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
         """Count a checkpoint."""
         self._add("rayrec_checkpoints", 1)
+        self._set("rayrec_checkpoint_step", saved.step)
         self._set("rayrec_checkpoint_seconds", saved.seconds)
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
-        """Say that the run trains no more, and count a failure."""
+        """Say that the run trains no more, and whether it failed."""
         if not self._metrics:
             return
         self._set("rayrec_running", 0)
-        if error is not None and not isinstance(error, RunInterrupted | KeyboardInterrupt):
-            self._add("rayrec_failures", 1)
+        stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
+        self._set("rayrec_failed", error is not None and not stopped)
 
     def _set(self, name: str, value: float, **labels: str) -> None:
         for finite_value in finite({name: value}).values():
@@ -98,7 +98,9 @@ class RayMetrics(Callback):
             self._set(name, value, **{label: each})
 
     def _add(self, name: str, value: float) -> None:
-        self._metrics[name].inc(value, tags={"run": self._run})
+        # Ray refuses to count nothing.
+        if value > 0:
+            self._metrics[name].inc(value, tags={"run": self._run})
 
 
 def _by_rank(values: tuple[float, ...]) -> dict[str, float]:

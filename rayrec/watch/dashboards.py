@@ -46,16 +46,15 @@ def _curves(metric: str, label: str) -> tuple[Query, ...]:
     return (Query(_largest(metric, label), f"{{{{run}}}} {{{{{label}}}}}"),)
 
 
-def _counted(metric: str, what: str) -> Query:
-    counter = f'{exported(metric)}{{run=~"$run"}}'
-    return Query(f"sum by (run) (increase({counter}[$__rate_interval]))", f"{{{{run}}}} {what}")
+def _rate(metric: str) -> str:
+    return f'sum by (run) (rate({exported(metric)}{{run=~"$run"}}[$__rate_interval]))'
 
 
 def panels() -> tuple[Panel, ...]:
     """The board, row by row, two panels in each."""
     done = f"{_largest('rayrec_step')} / {_largest('rayrec_steps_planned')}"
     run = "{{run}}"
-    rows = f'sum by (run) (rate({exported("rayrec_rows")}{{run=~"$run"}}[$__rate_interval]))'
+    unsaved = f"{_largest('rayrec_step')} - {_largest('rayrec_checkpoint_step')}"
     return (
         Panel("Loss", "none", (Query(_largest("rayrec_loss"), run),)),
         Panel(
@@ -63,7 +62,7 @@ def panels() -> tuple[Panel, ...]:
             "short",
             (
                 Query(_largest("rayrec_rows_per_second"), f"{run} last window"),
-                Query(rows, f"{run} with evaluation and saving"),
+                Query(_rate("rayrec_rows"), f"{run} with evaluation and saving"),
             ),
         ),
         Panel("Scores of training", "none", _curves("rayrec_train_score", "score")),
@@ -75,13 +74,14 @@ def panels() -> tuple[Panel, ...]:
         Panel(
             "Progress",
             "percentunit",
-            (Query(done, run), Query(_largest("rayrec_running"), f"{run} trains")),
+            (
+                Query(done, f"{run} steps done"),
+                Query(_largest("rayrec_running"), f"{run} trains"),
+                Query(_largest("rayrec_failed"), f"{run} failed"),
+            ),
         ),
-        Panel(
-            "Checkpoints and failures",
-            "none",
-            (_counted("rayrec_checkpoints", "saved"), _counted("rayrec_failures", "failed")),
-        ),
+        Panel("Steps since the newest checkpoint", "none", (Query(unsaved, run),)),
+        Panel("Checkpoints per second", "none", (Query(_rate("rayrec_checkpoints"), run),)),
         Panel(
             "Seconds of evaluations and checkpoints",
             "s",
@@ -162,7 +162,7 @@ def alerts() -> dict[str, tuple[str, str, str]]:
     running = f"max by (run) ({exported('rayrec_running')}) == 1"
     still = f"max by (run) (changes({exported('rayrec_step')}[10m])) == 0"
     waiting = f"max by (run) (avg_over_time({exported('rayrec_data_wait_ratio')}[10m])) > 0.2"
-    failed = f"sum by (run) (increase({exported('rayrec_failures')}[10m])) > 0"
+    failed = f"max by (run) ({exported('rayrec_failed')}) == 1"
     return {
         "RayrecRunStandsStill": (
             f"({still}) and ({running})",

@@ -38,8 +38,10 @@ METRICS = {
     "rayrec_memory_bytes": Metric("gauge", "resident bytes of a rank's process", ("rank",)),
     "rayrec_learning_rate": Metric("gauge", "learning rate of the last step", ("optimizer",)),
     "rayrec_checkpoints": Metric("counter", "checkpoints that are complete"),
+    "rayrec_checkpoint_step": Metric("gauge", "step of the newest checkpoint of this life"),
     "rayrec_checkpoint_seconds": Metric("gauge", "standstill for the last checkpoint, seconds"),
-    "rayrec_failures": Metric("counter", "runs that ended by an error"),
+    # A counter that first appears with 1 has no increase for Prometheus, so this is a gauge.
+    "rayrec_failed": Metric("gauge", "1 when the run ended by an error, else 0"),
 }
 
 
