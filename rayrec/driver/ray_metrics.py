@@ -2,12 +2,15 @@
 
 Every node of a Ray cluster exports metrics over HTTP; those set here appear at the driver's node
 within ten seconds. `rayrec.watch.metric_names` lists them, `rayrec dashboards` writes a Grafana
-board for them. The values live as long as the driver's process, so what is set at the very end of a
-process may be gone before Prometheus looks.
+board for them. Ray forgets a gauge that is not set again for two of its report intervals, so a
+thread sets all of them every `REFRESH_S` seconds while the run trains, also while it stands still.
+After the end the values last for those two intervals (20 s by default), or less where the driver's
+process ends before.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +19,8 @@ from rayrec.train.callbacks import Callback, RunInfo
 from rayrec.train.progress import Evaluation, ProgressReport, Saved
 from rayrec.watch.metric_names import METRICS
 from rayrec.watch.numbers import finite, train_scores
+
+REFRESH_S = 2.0
 
 
 class RayMetrics(Callback):
@@ -31,6 +36,9 @@ class RayMetrics(Callback):
         self._wanted, self._run = run, run or ""
         self._metrics: dict[str, Any] = {}
         self._rows = 0
+        # (metric, its labels) -> the newest value of every gauge
+        self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._lock, self._over = threading.Lock(), threading.Event()
 
     def on_start(self, info: RunInfo) -> None:
         """Make the metrics, and say that the run trains."""
@@ -47,11 +55,16 @@ class RayMetrics(Callback):
         for name, metric in METRICS.items():
             keys = ("run", *metric.labels)
             self._metrics[name] = kinds[metric.kind](name, metric.about, tag_keys=keys)
+        self._values, self._over = {}, threading.Event()
         self._set("rayrec_running", 1)
         self._set("rayrec_step", info.first_step)
         self._set("rayrec_steps_planned", info.steps)
         self._set("rayrec_checkpoint_step", info.first_step)
         self._set("rayrec_failed", 0)
+        refresh = threading.Thread(
+            target=self._refresh, args=(self._over,), name="rayrec-metrics", daemon=True
+        )
+        refresh.start()
 
     def on_step(self, step: int, trainer: Any = None) -> None:
         """Tell how far the run is."""
@@ -88,10 +101,20 @@ class RayMetrics(Callback):
         self._set("rayrec_running", 0)
         stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
         self._set("rayrec_failed", error is not None and not stopped)
+        self._over.set()
+
+    def _refresh(self, over: threading.Event) -> None:
+        while not over.wait(REFRESH_S):
+            with self._lock:
+                for (name, labels), value in self._values.items():
+                    self._metrics[name].set(value, tags=dict(labels))
 
     def _set(self, name: str, value: float, **labels: str) -> None:
         for finite_value in finite({name: value}).values():
-            self._metrics[name].set(finite_value, tags={"run": self._run, **labels})
+            tags = {"run": self._run, **labels}
+            with self._lock:
+                self._values[name, tuple(tags.items())] = finite_value
+                self._metrics[name].set(finite_value, tags=tags)
 
     def _set_all(self, name: str, label: str, values: Mapping[str, float]) -> None:
         for each, value in values.items():

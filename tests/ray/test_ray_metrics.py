@@ -11,9 +11,10 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import CheckpointConfig, EvaluationConfig, RayMetrics, Result, ScalingConfig
-from rayrec.errors import ConfigError, TrainingFailed
+from rayrec.driver import CheckpointConfig, EvaluationConfig, RayMetrics, Result
+from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
+from rayrec.train.progress import Evaluation
 from rayrec.watch.metric_names import METRICS, exported
 from tests.ray import worlds
 from tests.watched import info
@@ -119,8 +120,15 @@ def test_a_failure_is_seen(clicks: SyntheticPaths, tmp_path: Path):
     assert samples["rayrec_running", ""] == 0 and samples["rayrec_step", ""] <= 5
 
 
-def test_without_ray_the_callback_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(ConfigError, match=r"RayMetrics needs Ray.*num_workers=0"):
-        RayMetrics().on_start(info(100))
-    assert ScalingConfig(num_workers=0).num_workers == 0
+def test_a_run_that_stands_still_is_seen_all_the_while():
+    """Ray forgets a gauge after two report intervals of the cluster's 2 s."""
+    metrics = RayMetrics("still")
+    metrics.on_start(info(100))
+    metrics.on_evaluation(Evaluation(step=0, scores={"auc": 0.75}, rows=10, seconds=0.5))
+    scrape_until("still", "rayrec_running", 1)
+    time.sleep(7)
+    samples = scrape("still")
+    assert samples["rayrec_eval_score", "auc"] == 0.75
+    assert samples["rayrec_steps_planned", ""] == 100 and samples["rayrec_running", ""] == 1
+    metrics.on_end(None)
+    scrape_until("still", "rayrec_running", 0)
