@@ -25,6 +25,7 @@ def stacks(
     names: Sequence[str],
     show: Callable[[float], str],
     limits: Sequence[float] = (),
+    width: int = CHART_WIDTH,
 ) -> str:
     """Stacked bars, one per rank, with a scale and, where given, a line at each rank's limit."""
     # Bars must have a scale even where all of them are 0.
@@ -32,17 +33,17 @@ def stacks(
     near = [limit for limit in limits if limit <= FAR * top]
     # The 5% keep a bar or a line at the top off the edge.
     top = max(top, *near, 0.0) * 1.05
-    step = (CHART_WIDTH - LEFT) / len(columns)
+    step = (width - LEFT) / len(columns)
     # With thousands of ranks a gap would be wider than the bars.
     gap = min(6.0, step * 0.2) if step > 3 else 0.0
-    out = [f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT + 22}" role="img">']
+    out = [f'<svg viewBox="0 0 {width} {CHART_HEIGHT + 22}" role="img">']
     for fraction in (0.0, 0.5, 1.0):
         y = CHART_HEIGHT * (1 - fraction)
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/>')
         below = y + (10 if fraction == 1 else 0)  # the topmost would be cut off above its line
         out.append(text_at(f"{LEFT - 6}", f"{below:.1f}", "end", show(top * fraction)))
-    # At most 32 ranks get a number, so that the numbers do not overlap.
-    every = max(1, -(-len(columns) // 32))
+    # At most 32 ranks of a wide chart get a number, so that the numbers do not overlap.
+    every = max(1, -(-len(columns) * CHART_WIDTH // (32 * width)))
     for rank, column in enumerate(columns):
         x, base = LEFT + rank * step, float(CHART_HEIGHT)
         parts = [f"{name}: {show(value)}" for name, value in zip(names, column, strict=True)]

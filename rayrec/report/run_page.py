@@ -14,7 +14,7 @@ from html import escape
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.units import format_bytes, format_ms
 from rayrec.report.charts import COLORS, LEFT, RIGHT, WIDTH, Chart, draw
-from rayrec.report.drawing import legend, stacks
+from rayrec.report.drawing import stacks
 from rayrec.report.plan_page import plan_sections
 from rayrec.report.run_style import SCRIPT, run_style
 
@@ -77,7 +77,7 @@ def render_run_page(
         _keys(runs),
         f'<div class="charts">{"".join(draw(chart, last_step) for chart in charts)}</div>',
         _step_parts(areas, last_step),
-        *(_memory(number, run) for number, run in enumerate(runs) if run.memory),
+        _memory(runs),
         *(_parts(number, run) for number, run in enumerate(runs) if run.parts),
         *(_plan(number, run) for number, run in enumerate(runs)),
         *(_events(number, run) for number, run in enumerate(runs)),
@@ -136,14 +136,20 @@ def _step_parts(areas: Sequence[Chart], last_step: int) -> str:
     )
 
 
-def _memory(number: int, run: RunPicture) -> str:
-    labels = [f"rank {i}: {format_bytes(value)}" for i, value in enumerate(run.memory)]
-    columns = [[value] for value in run.memory]
-    names = ["resident memory"]
+def _memory(runs: Sequence[RunPicture]) -> str:
+    figures = []
+    for number, run in enumerate(runs):
+        labels = [f"rank {i}: {format_bytes(value)}" for i, value in enumerate(run.memory)]
+        columns = [[value] for value in run.memory]
+        if columns:
+            bars = stacks(columns, labels, ["resident"], format_bytes, width=WIDTH)
+            head = f"<figcaption>{escape(run.name)}</figcaption>"
+            figures.append(f'<figure class="run-{number}">{head}{bars}</figure>')
+    if not figures:
+        return ""
     return (
-        f'<section class="run-{number}"><h2>Memory by rank: {escape(run.name)}</h2>'
-        "<p>Resident memory of every rank's process in its last window.</p>"
-        f"{legend(names)}{stacks(columns, labels, names, format_bytes)}</section>"
+        "<section><h2>Memory by rank</h2><p>Resident memory of every rank's process in the last "
+        f'window.</p><div class="charts">{"".join(figures)}</div></section>'
     )
 
 
@@ -159,7 +165,8 @@ def _parts(number: int, run: RunPicture) -> str:
     return (
         f'<section class="run-{number}"><h2>Predicted against measured: {escape(run.name)}</h2>'
         "<p>Rank 0, mean of the windows after the first. Measured times include waiting for other "
-        f"ranks; parts without a price are only measured.</p>{table}</section>"
+        "ranks; parts without a price are only measured.</p>"
+        f'<div class="narrow">{table}</div></section>'
     )
 
 
