@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
@@ -24,9 +25,17 @@ def check_shape(run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None
         ConfigError: there is nothing to evaluate, a sample is too large, or a metric cannot be
             merged.
     """
-    check_tasks(run.tasks)
+    names = check_tasks(run.tasks)
     if run.evaluation is None:
         return
+    score = run.evaluation.score
+    if score is not None and score not in names:
+        near = get_close_matches(score, names, 1)
+        hint = f"did you mean {near[0]!r}? They" if near else "they"
+        raise ConfigError(
+            f"EvaluationConfig has score={score!r}, which is no score of this run; {hint} are "
+            f"{', '.join(sorted(names))}."
+        )
     if scorer is not None:
         raise ConfigError(
             "the Driver has a scorer, which scores after training alone, and RunConfig has "

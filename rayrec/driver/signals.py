@@ -47,7 +47,12 @@ class Signals:
             raise RunInterrupted(self.number)
 
     def install(self) -> None:
-        """Take the signals over; a second call takes them back from a library that took them."""
+        """Take the signals over; a second call takes them back from a library that took them.
+
+        Python delivers signals to the main thread only, so in any other it does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in _HELD:
             before = signal.getsignal(number)
             if before != self._handle:

@@ -148,12 +148,14 @@ def metric_named(name: str) -> Metric:
     return TopK(kind, int(k))
 
 
-def check_mergeable(metric: Metric, outputs: int, classes: int | None) -> None:
+def check_mergeable(metric: Metric, outputs: int, classes: int | None) -> Mapping[str, float]:
     """Check on random rows that the states of two halves add up to the state of the whole.
 
     Args:
         outputs: logits of a row.
         classes: of a multiclass task, else None.
+    Returns:
+        The scores of the random rows.
     Raises:
         ConfigError: the state has another form, or parts do not add up to the whole.
     """
@@ -179,7 +181,7 @@ def check_mergeable(metric: Metric, outputs: int, classes: int | None) -> None:
             f"metric {name} cannot be merged: the states of two parts of some rows do not add up "
             "to the state of all of them. Keep sums over rows in the state, and divide in scores()."
         )
-    metric.scores(whole)
+    return metric.scores(whole)
 
 
 def _ratio(total: float, rows: float) -> float:

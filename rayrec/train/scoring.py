@@ -61,9 +61,11 @@ def metrics_of(task: Task) -> list[Metric]:
     return found
 
 
-def check_tasks(tasks: Sequence[Task]) -> None:
+def check_tasks(tasks: Sequence[Task]) -> list[str]:
     """Check tasks and their metrics before anything is started.
 
+    Returns:
+        The names of all scores of a run of these tasks.
     Raises:
         ConfigError: two tasks have one name, or a metric cannot be merged.
     """
@@ -71,9 +73,12 @@ def check_tasks(tasks: Sequence[Task]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"two tasks are named {twice!r}; give each its own name.")
-    for task in tasks:
-        for metric in metrics_of(task)[1:]:
-            check_mergeable(metric, task.outputs, task.classes)
+    found: list[str] = []
+    for task in tasks or ONE_BINARY:
+        for metric in metrics_of(task):
+            for name in check_mergeable(metric, task.outputs, task.classes):
+                found.append(f"{task.name}/{name}" if len(tasks) > 1 else name)
+    return found
 
 
 def by_task(tasks: Sequence[Task], logits: Any, labels: Any) -> Outputs:

@@ -175,7 +175,7 @@ def test_a_killed_driver_leaves_no_process(private_home: Path, data: list[str], 
             break
     train.kill()
     train.wait(10)
-    expect_gone(mark)
+    expect_gone(mark, 45.0)  # without the reaper it takes a minute or more
 
 
 @pytest.mark.parametrize("after", some(["", "making ", "Plan: "], ["making "]))
@@ -200,7 +200,9 @@ def test_ctrl_c_during_the_start_is_obeyed(
         _, err = train.communicate(timeout=60)
     finally:
         train.kill()
-    assert train.returncode == 130, err
+    # Where the interrupt meets C code that runs Python code, as some imports do, Python itself ends
+    # by the signal after all is said; a shell shows 130 for that, too.
+    assert train.returncode in (130, -signal.SIGINT), err
     assert "Traceback" not in err and "interrupted" in err.splitlines()[-1]
     expect_gone(mark)
 
