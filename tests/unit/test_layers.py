@@ -41,6 +41,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "data": 5,
     "metrics": 5,
     "models": 5,
+    "quant": 5,
     "checkpoint": 5,
     "observe": 6,
     "distributed.program": 7,
