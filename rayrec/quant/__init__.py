@@ -1,5 +1,6 @@
 """Quantized tables: packed rows of FP32, FP16, INT8 or INT4, and collections that look them up."""
 
+from rayrec.quant.bags import mark_checked
 from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
 from rayrec.quant.packing import TableRange, pack_rows, unpack_rows
 from rayrec.quant.quantize import exchanged, quantize, reference_collections
@@ -14,6 +15,7 @@ __all__ = [
     "QuantType",
     "TableRange",
     "exchanged",
+    "mark_checked",
     "pack_rows",
     "pack_tables",
     "quantize",

@@ -17,6 +17,15 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.sparse import KeyedJaggedTensor, UnknownKeyError, check_ids, check_kjt
 
 _UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32}
+_CHECKED = "rayrec.quant: ids and offsets are right"
+
+
+def mark_checked(batch: KeyedJaggedTensor) -> None:
+    """Say of a batch that its offsets are sound and that all ids lie in the tables to be read.
+
+    Lookups then do not check it again. Whatever is made of the batch is checked.
+    """
+    batch.carried[_CHECKED] = True
 
 
 class FeatureBags(NamedTuple):
@@ -56,22 +65,25 @@ class BagReader:
     def __init__(
         self, tables: Sequence[tuple[str, int]], features: Sequence[str], is_weighted: bool
     ) -> None:
-        self._tables, self._features, self._is_weighted = tables, list(features), is_weighted
+        self._tables, self._is_weighted = tables, is_weighted
+        self.keys = self._features = list(features)
         self._limits = np.array([rows for _, rows in tables], np.uint64)
         self._is_plain = len(set(self._features)) == len(self._features)
 
-    def read(self, batch: KeyedJaggedTensor, check: bool) -> FeatureBags:
+    def read(self, batch: KeyedJaggedTensor) -> FeatureBags:
         """The bags in the order of the features; without a copy where the batch has that order.
+
+        Every id and offset is looked at, unless the batch went through `mark_checked`.
 
         Args:
             batch: of one number of bags for all keys, on the CPU.
-            check: look at every id and offset; False for a batch that was checked before.
         Raises:
             UnknownKeyError: the batch misses a feature.
             InputError: an id lies outside its table, or weights are missing.
             ShapeError: lengths, offsets, ids and weights do not fit each other.
             ConfigError: the batch is on another device.
         """
+        check = _CHECKED not in batch.carried
         if not self._is_plain or batch.keys() != self._features:
             if check:
                 check_kjt(batch)

@@ -34,6 +34,7 @@ from rayrec.quant.tables import PackedTables, pack_tables
 from rayrec.quant.types import QuantType, Types, types_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+_MOST_KEPT = 64
 _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
 
 
@@ -76,9 +77,6 @@ class QuantEmbeddingBagCollection(nn.Module):
         is_weighted: whether each id counts times its weight in the batch.
     Raises:
         ConfigError: the packed tables are not those of `tables`.
-
-    Attributes:
-        check_ids: whether forward checks ids and offsets; False only for batches that were checked.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class QuantEmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         self._tables, self._is_weighted, self.packed = list(tables), is_weighted, packed
-        self.check_ids = True
         slots = self._slots = _Slots(self._tables, packed)
         by_pooling: dict[Pooling, list[int]] = {}
         for slot, number in enumerate(slots.numbers):
@@ -96,6 +93,7 @@ class QuantEmbeddingBagCollection(nn.Module):
             for pooling, own in by_pooling.items()
         ]
         self._index = {name: slot for slot, name in enumerate(slots.names)}
+        self._kept: dict[tuple[Pooling, tuple[int, ...]], tuple[BagReader, RowLookup]] = {}
 
     @classmethod
     def from_float(
@@ -132,34 +130,51 @@ class QuantEmbeddingBagCollection(nn.Module):
         """
         names, widths = self._slots.names, self._slots.widths
         if features.variable_stride_per_key():
-            values = self._key_by_key(features)
+            values = self._of_strides(features)
         elif len(self._parts) == 1:
             reader, lookup, _ = self._parts[0]
-            values = lookup.pooled(reader.read(features, self.check_ids))
+            values = lookup.pooled(reader.read(features))
         elif not self._parts:
             values = torch.empty(features.stride(), 0)
         else:
             columns: dict[int, Tensor] = {}
             for reader, lookup, slots in self._parts:
-                pooled = lookup.pooled(reader.read(features, self.check_ids))
+                pooled = lookup.pooled(reader.read(features))
                 columns |= zip(slots, pooled.split(lookup.widths, dim=1), strict=True)
             values = torch.cat([columns[slot] for slot in range(len(names))], dim=1)
         return KeyedTensor(names, widths, values, index_per_key=self._index)
 
-    def _key_by_key(self, features: KeyedJaggedTensor) -> Tensor:
-        """(B, sum of D) of keys that have different numbers of bags."""
-        pooled: list[Tensor] = []
-        for slot, (number, feature) in enumerate(
-            zip(self._slots.numbers, self._slots.features, strict=True)
-        ):
-            bags = features[feature]
-            alone = KeyedJaggedTensor(
-                [feature], bags.values(), bags.weights_or_none(), lengths=bags.lengths()
-            )
-            read = self._slots.reader([slot], self._is_weighted).read(alone, self.check_ids)
-            pooling = _POOLING[self._tables[number].pooling]
-            pooled.append(self._slots.lookup([slot], pooling).pooled(read))
-        return torch.cat(expand_inverse(pooled, self._slots.features, features), dim=1)
+    def _of_strides(self, features: KeyedJaggedTensor) -> Tensor:
+        """(B, sum of D) of keys that have different numbers of bags.
+
+        Keys with one number of bags, and tables of one pooling, are looked up together.
+        """
+        bags_of = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        groups: dict[tuple[Pooling, int], list[int]] = {}
+        for slot, feature in enumerate(self._slots.features):
+            pooling = _POOLING[self._tables[self._slots.numbers[slot]].pooling]
+            # of a missing key the reader says what is wrong
+            groups.setdefault((pooling, bags_of.get(feature, 0)), []).append(slot)
+        columns: dict[int, Tensor] = {}
+        for (pooling, bags), slots in groups.items():
+            reader, lookup = self._part(pooling, tuple(slots))
+            pooled = lookup.pooled(reader.read(_keys_alone(features, reader.keys, bags)))
+            columns |= zip(slots, pooled.split(lookup.widths, dim=1), strict=True)
+        parts = [columns[slot] for slot in range(len(self._slots.names))]
+        return torch.cat(expand_inverse(parts, self._slots.features, features), dim=1)
+
+    def _part(self, pooling: Pooling, slots: tuple[int, ...]) -> tuple[BagReader, RowLookup]:
+        """What reads and looks up some of the features; kept, since batches are alike."""
+        if (pooling, slots) not in self._kept:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            made = self._slots.reader(slots, self._is_weighted), self._slots.lookup(slots, pooling)
+            self._kept[pooling, slots] = made
+        return self._kept[pooling, slots]
+
+    def output_widths(self) -> dict[str, int]:
+        """Columns of every output, by name, in order."""
+        return dict(zip(self._slots.names, self._slots.widths, strict=True))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -183,9 +198,6 @@ class QuantEmbeddingCollection(nn.Module):
         need_indices: whether the outputs carry the looked-up ids as their weights.
     Raises:
         ConfigError: the packed tables are not those of `tables`, or widths differ.
-
-    Attributes:
-        check_ids: whether forward checks ids and offsets; False only for batches that were checked.
     """
 
     def __init__(
@@ -193,7 +205,6 @@ class QuantEmbeddingCollection(nn.Module):
     ) -> None:
         super().__init__()
         self._tables, self._need_indices, self.packed = list(tables), need_indices, packed
-        self.check_ids = True
         if len({table.embedding_dim for table in tables}) > 1:
             raise ConfigError(
                 "all tables of a QuantEmbeddingCollection have one embedding_dim; make one "
@@ -237,7 +248,7 @@ class QuantEmbeddingCollection(nn.Module):
         """
         outputs: dict[int, JaggedTensor] = {}
         for reader, lookup, slots in self._parts:
-            bags = reader.read(_one_bag_each(features), self.check_ids)
+            bags = reader.read(_one_bag_each(features))
             rows = lookup.rows(bags).split(bags.counts())
             for slot, own in zip(slots, rows, strict=True):
                 given = features[self._slots.features[slot]]
@@ -272,3 +283,19 @@ def _one_bag_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         return features
     ends = torch.tensor(features.offset_per_key())
     return KeyedJaggedTensor(features.keys(), features.values(), offsets=ends, stride=1)
+
+
+def _keys_alone(features: KeyedJaggedTensor, keys: Sequence[str], bags: int) -> KeyedJaggedTensor:
+    """The keys that have this number of bags, as a batch of so many rows."""
+    names = list(dict.fromkeys(keys))
+    parts = [features[name] for name in names]
+    weights = None
+    if features.weights_or_none() is not None:
+        weights = torch.cat([part.weights() for part in parts])
+    return KeyedJaggedTensor(
+        names,
+        torch.cat([part.values() for part in parts]),
+        weights,
+        lengths=torch.cat([part.lengths() for part in parts]),
+        stride=bags,
+    )

@@ -117,7 +117,7 @@ def pack_tables(
     tables, num_bytes = laid_out(measured)
     packed = PackedTables(tables, torch.zeros(num_bytes, dtype=torch.uint8))
     for number, (table, weight) in enumerate(zip(tables, weights, strict=True)):
-        rows = packed.rows_of(number)
+        into = packed.rows_of(number)
         for part in chunks(table.rows, table.width):
-            rows[part] = pack_rows(weight[part].detach().cpu(), table.kind, table.power)
+            into[part] = pack_rows(weight[part].detach().cpu(), table.kind, table.power)
     return packed
