@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def export(
     sample = _sample(source, data, sample_rows)
     reader = TableReader(source.path, source.restored.manifest)
     packed = measured(reader, source.tables(), kinds)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _clear(folder)
         (folder / TABLES).mkdir(parents=True)
@@ -95,10 +97,10 @@ def export(
         manifest = _with_parity(source, folder, manifest, sample, kept, bounds or ParityBounds())
         _publish(folder, manifest)
     except OSError as error:
-        _clear(folder)
+        _clear(folder, missing)
         raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
     except BaseException:
-        _clear(folder)
+        _clear(folder, missing)
         raise
     return manifest
 
@@ -225,10 +227,14 @@ def _check_out(folder: Path) -> None:
         )
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
+    """Remove what an unfinished export has written, and the folders that it made."""
     for name in (DENSE, PROGRAM, SCHEMA, _PARTIAL):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / TABLES, ignore_errors=True)
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _publish(folder: Path, manifest: Manifest) -> None:
