@@ -3,7 +3,10 @@
 Construction lists the files through pyarrow.fs, reads only their metadata and checks every file's
 columns against the schema; from then on the number of rows, the order of samples and the number of
 batches are known without reading data. Chunks are Parquet row groups or IPC record batches
-(`readers`). A data set is plain data: picklable, with no open file.
+(`readers`). Folders such as `day=2026-11-01` are columns (`partitions`), and `where` takes a part
+of the rows (`predicate`): it leaves files out by their folders, and where it asks for columns of
+the files themselves, these columns are read once to count the rows that it takes. A data set is
+plain data: picklable, with no open file.
 """
 
 from __future__ import annotations
@@ -12,38 +15,21 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.column_types import binary_columns, check_columns, missing
+from rayrec.data.listing import Chunk, DataFile, list_files, resolve_path
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder, count_batches
+from rayrec.data.partitions import Partitions
+from rayrec.data.predicate import Constant, parse_where
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
+from rayrec.data.selected import SelectedReader, Selection
 from rayrec.data.streams import Reading, read_batches
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataFile:
-    """One file: its path in the file system, its bytes, and the rows of each of its chunks."""
-
-    path: str
-    size: int
-    chunk_rows: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Row group or record batch `index` of a file; it begins at row `first_row` of the file."""
-
-    file: DataFile
-    index: int
-    first_row: int
-    rows: int
 
 
 class FileDataset:
@@ -59,9 +45,12 @@ class FileDataset:
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
         filesystem: a pyarrow file system that holds `path`; by default the local one or the URI's.
         threads: decode columns on Arrow's threads, for hosts whose ranks leave cores idle.
+        where: which rows are taken, such as "day >= '2026-11-01' and hour in (1, 2)"; docs/data.md
+            has the language. None takes all.
     Raises:
-        InputError: nothing there, no rows, a broken file, or a file whose columns do not fit.
-        ConfigError: a size is not positive.
+        InputError: nothing there, no rows, a broken file, a file whose columns do not fit, or a
+            `where` about columns that there are not or that cannot be compared so.
+        ConfigError: a size is not positive, or `where` cannot be read.
     """
 
     SUFFIXES: tuple[str, ...] = ()
@@ -77,11 +66,29 @@ class FileDataset:
         shuffle_rows: int = 8192,
         filesystem: pafs.FileSystem | None = None,
         threads: bool = False,
+        where: str | None = None,
     ) -> None:
         self.path, self.schema = str(path), schema
         self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
-        self.filesystem, self._root = _resolve(self.path, filesystem)
-        self.files = tuple(self._inspect(info) for info in self._list())
+        predicate = None if where is None else parse_where(where)
+        self.where = None if predicate is None else str(predicate)
+        self.filesystem, self._root = resolve_path(self.path, filesystem)
+        infos = list_files(self.filesystem, self._root, self.path, self.KIND, self.SUFFIXES)
+        partitions = Partitions.of(self._below(info) for info in infos)
+        self._selection = Selection(predicate or Constant(True), partitions)
+        self._selection.check_folders(self.path)
+        inspected = (self._inspect(info) for info in infos)
+        self.files = tuple(file for file in inspected if file is not None)
+        if not self.files:
+            # no file was opened, so that a misspelt column would pass for one that no row fits
+            self._selection.check(
+                self._open(infos[0].path), partitions.values(self._below(infos[0])), infos[0].path
+            )
+        if self.num_rows == 0 and self.where is not None:
+            raise InputError(
+                f"{self.path!r} has {len(infos)} {self.KIND} files and no rows where {self.where}. "
+                "Check the path or take other rows."
+            )
         if self.num_rows == 0:
             raise InputError(
                 f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. "
@@ -90,8 +97,13 @@ class FileDataset:
         self.order()  # checks num_streams and shuffle_rows
 
     @property
+    def filters_rows(self) -> bool:
+        """Whether `where` asks for columns of the files, so that chunks give some of their rows."""
+        return self._selection.filters_rows
+
+    @property
     def num_rows(self) -> int:
-        """Rows of all files, from their metadata."""
+        """Rows of all files that are taken."""
         return sum(sum(f.chunk_rows) for f in self.files)
 
     def num_batches(self, global_batch_size: int, drop_last: bool = False) -> int:
@@ -144,7 +156,7 @@ class FileDataset:
     def fingerprint(self) -> str:
         """A short hash of all that the order of samples depends on.
 
-        It covers file names below the path, sizes, rows, num_streams and shuffle_rows.
+        It covers file names below the path, sizes, rows, num_streams, shuffle_rows and `where`.
 
         Equal fingerprints mean that a saved cursor (seed, epoch, batch) finds the same rows; where
         the directory lies does not matter.
@@ -155,8 +167,10 @@ class FileDataset:
             base = posixpath.dirname(self._root)
         names = [posixpath.relpath(f.path, base or ".") for f in self.files]
         facts = [[n, f.size, list(f.chunk_rows)] for n, f in zip(names, self.files, strict=True)]
-        text = json.dumps([self.KIND, self.num_streams, self.shuffle_rows, facts])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        parts = [self.KIND, self.num_streams, self.shuffle_rows, facts]
+        if self.where is not None:
+            parts.append(self.where)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def loader(
         self,
@@ -215,10 +229,13 @@ class FileDataset:
 
     def open(self, file: DataFile) -> FileReader:
         """Open one file; InputError when it is gone, truncated or not of this kind."""
+        return self._selection.reader(self._open(file.path), dict(file.folders))
+
+    def _open(self, path: str) -> FileReader:
         try:
-            return self.READER(self.filesystem, file.path, self.threads)
+            return self.READER(self.filesystem, path, self.threads)
         except (pa.ArrowException, OSError) as error:
-            raise self.broken(file.path, error) from error
+            raise self.broken(path, error) from error
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
@@ -228,33 +245,26 @@ class FileDataset:
             "format; write it again."
         )
 
-    def _list(self) -> list[pafs.FileInfo]:
-        try:
-            root = self.filesystem.get_file_info(self._root)
-            if root.type == pafs.FileType.File:
-                return [root]
-            entries = self.filesystem.get_file_info(pafs.FileSelector(self._root, recursive=True))
-        except OSError as error:
-            raise InputError(f"no data at {self.path!r}: {error}. Check the path.") from error
-        below = [entry for entry in entries if entry.type == pafs.FileType.File]
-        files = [entry for entry in below if self._is_data(entry.path[len(self._root) :])]
-        if not files:
-            raise InputError(
-                f"the directory {self.path!r} holds {len(below)} files, none of them {self.KIND} "
-                f"({', '.join(self.SUFFIXES)}). Check the path, or use the data set class of its "
-                "format."
-            )
-        return sorted(files, key=lambda i: i.path)
+    def _below(self, info: pafs.FileInfo) -> str:
+        """The path of a file below the root; empty where the file is the root."""
+        return str(info.path[len(self._root) :]).lstrip("/")
 
-    def _is_data(self, name: str) -> bool:
-        """Whether a path below the root is a file of this kind and not hidden."""
-        hidden = any(part.startswith((".", "_")) for part in name.strip("/").split("/"))
-        return not hidden and name.endswith(self.SUFFIXES)
-
-    def _inspect(self, info: pafs.FileInfo) -> DataFile:
-        reader = self.open(DataFile(path=info.path, size=0, chunk_rows=()))
+    def _inspect(self, info: pafs.FileInfo) -> DataFile | None:
+        """What is known of a file; None where its folders say that no row of it is taken."""
+        told = self._selection.folders(self._below(info))
+        if told is None:
+            return None
+        own = self._open(info.path)
+        self._selection.check(own, told, info.path)
+        reader = self._selection.reader(own, told)
         check_columns(reader.schema, self.schema, f"file {info.path!r}")
-        return DataFile(path=info.path, size=info.size, chunk_rows=reader.chunk_rows)
+        try:
+            rows = reader.count() if isinstance(reader, SelectedReader) else reader.chunk_rows
+        except (pa.ArrowException, OSError) as error:
+            raise self.broken(info.path, error) from error
+        return DataFile(
+            path=info.path, size=info.size, chunk_rows=rows, folders=tuple(told.items())
+        )
 
 
 class ParquetDataset(FileDataset):
@@ -269,16 +279,3 @@ class ArrowDataset(FileDataset):
     SUFFIXES = (".arrow", ".feather", ".ipc")
     KIND = "Arrow IPC"
     READER = ArrowReader
-
-
-def _resolve(path: str, filesystem: pafs.FileSystem | None) -> tuple[pafs.FileSystem, str]:
-    if filesystem is not None:
-        return filesystem, path.rstrip("/")
-    if len(urlsplit(path).scheme) > 1:
-        try:
-            return pafs.FileSystem.from_uri(path.rstrip("/"))
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"cannot open {path!r}: {error}. Give a local path or a URI that pyarrow.fs knows."
-            ) from error
-    return pafs.LocalFileSystem(), posixpath.abspath(path)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from rayrec.data.files import Chunk
+    from rayrec.data.listing import Chunk
     from rayrec.data.order import ChunkRange
 
 
@@ -43,6 +43,7 @@ def origin_of_block(
     ranges: Sequence[ChunkRange],
     places: NDArray[np.int64] | None,
     columns: pa.RecordBatch | None,
+    numbers: NDArray[np.int64] | None = None,
 ) -> RowOrigin:
     """Return the origin of one block of rows.
 
@@ -51,6 +52,8 @@ def origin_of_block(
         ranges: the parts of chunks that make up the block, in order.
         places: which row of the block in that order comes i-th; None for the order as it is.
         columns: the columns to carry along, in the order of `places`.
+        numbers: (B,) number of each row in its file, in the order of `places`, where chunks give a
+            part of their rows; None where they give all.
     """
     files, rows = [], []
     for part in ranges:
@@ -62,7 +65,7 @@ def origin_of_block(
     row = np.concatenate(rows) if rows else np.zeros(0, np.int64)
     if places is not None:
         file, row = file[places], row[places]
-    return RowOrigin(file, row, columns)
+    return RowOrigin(file, row if numbers is None else numbers, columns)
 
 
 def join_origins(parts: Sequence[RowOrigin]) -> RowOrigin:

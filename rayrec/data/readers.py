@@ -25,6 +25,7 @@ class FileReader(Protocol):
 
     schema: pa.Schema
     chunk_rows: tuple[int, ...]
+    metadata: pq.FileMetaData | None  # None for a kind of file that keeps no statistics
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table | pa.RecordBatch:
         """One chunk, whole."""
@@ -47,9 +48,10 @@ class ParquetReader:
             pre_buffer=not local,
         )
         self.schema: pa.Schema = self._file.schema_arrow
-        self.metadata: pq.FileMetaData = self._file.metadata
+        metadata: pq.FileMetaData = self._file.metadata
+        self.metadata: pq.FileMetaData | None = metadata
         self.chunk_rows = tuple(
-            self.metadata.row_group(g).num_rows for g in range(self.metadata.num_row_groups)
+            metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)
         )
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
@@ -78,6 +80,7 @@ class ArrowReader:
         # are read, which costs nothing
         self._mapped = local and self._lies_in_map()
         self.chunk_rows = self._count_rows()
+        self.metadata: pq.FileMetaData | None = None
 
     def read(self, chunk: int, columns: list[str]) -> pa.RecordBatch:
         return self._read(chunk, sorted(self.schema.get_field_index(name) for name in columns))

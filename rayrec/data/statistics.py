@@ -11,12 +11,19 @@ found by the rank that reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rayrec.data.column_types import binary_columns
-from rayrec.data.convert import to_batch
+from rayrec.data.columns import read_columns
+from rayrec.data.convert import Part, assemble, to_batch
 from rayrec.data.files import FileDataset
-from rayrec.data.readers import ParquetReader
+from rayrec.data.listing import DataFile
+from rayrec.data.readers import FileReader
+from rayrec.data.selected import ROW
 from rayrec.layout.schema import FeatureSchema
 
 FLOAT32_MAX = 3.4028234663852886e38
@@ -37,26 +44,53 @@ def check_statistics(data: FileDataset, binary_labels: bool | Sequence[str] = Tr
     looked_at, binary = 0, binary_columns(data.schema, binary_labels)
     for file in data.files:
         reader = data.open(file)
-        if not isinstance(reader, ParquetReader):
+        metadata = reader.metadata
+        if metadata is None:
             return
         first_row = 0
         for group, rows in enumerate(file.chunk_rows):
-            looked_at += reader.metadata.num_columns
+            looked_at += metadata.num_columns
             # A data set of very many row groups would hold up the start; the ranks find the rest as
             # they read it.
             if looked_at > MAX_COLUMNS:
                 return
             # read as training would read it, which raises the error that names the row
-            if any(_is_bad(column, data.schema, binary) for column in _columns(reader, group)):
-                table = reader.read(group, list(data.schema.columns()))
-                to_batch(table, data.schema, repr(file.path), first_row, binary)
+            columns = _columns(metadata, group)
+            if rows and any(_is_bad(column, data.schema, binary) for column in columns):
+                _convert(data, file, reader, group, first_row, binary)
             first_row += rows
 
 
-def _columns(reader: ParquetReader, group: int) -> Iterator[Any]:
-    metadata = reader.metadata.row_group(group)
-    for index in range(metadata.num_columns):
-        yield metadata.column(index)
+def _convert(
+    data: FileDataset,
+    file: DataFile,
+    reader: FileReader,
+    group: int,
+    first_row: int,
+    binary: Sequence[str],
+) -> None:
+    """Convert the rows of a row group that are taken, so that the first bad one raises."""
+    columns, source = list(data.schema.columns()), repr(file.path)
+    if not data.filters_rows:
+        to_batch(reader.read(group, columns), data.schema, source, first_row, binary)
+        return
+    rows = reader.read(group, [*columns, ROW])
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    for batch in table.to_batches():
+        numbers = batch.column(ROW)
+        where = partial(_numbered, numbers, source)
+        part = Part(read_columns(batch, data.schema, where, binary), 0, batch.num_rows)
+        assemble([part], data.schema, batch.num_rows)
+
+
+def _numbered(numbers: pa.Array, source: str, row: int) -> str:
+    return f"row {numbers[row]} of {source}"
+
+
+def _columns(metadata: pq.FileMetaData, group: int) -> Iterator[Any]:
+    columns = metadata.row_group(group)
+    for index in range(columns.num_columns):
+        yield columns.column(index)
 
 
 def _is_bad(column: Any, schema: FeatureSchema, binary: Sequence[str]) -> bool:

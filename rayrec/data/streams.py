@@ -21,10 +21,12 @@ from rayrec.data.convert import Part, assemble
 from rayrec.data.order import ChunkRange, SampleOrder
 from rayrec.data.origin import origin_of_block
 from rayrec.data.readers import STREAM_ROWS, FileReader
+from rayrec.data.selected import ROW
 from rayrec.errors import InputError
 
 if TYPE_CHECKING:
-    from rayrec.data.files import Chunk, FileDataset
+    from rayrec.data.files import FileDataset
+    from rayrec.data.listing import Chunk
 
 
 class Reading(NamedTuple):
@@ -95,12 +97,17 @@ class _Stream:
         # shuffled once as Arrow rows; all that follows are views of these
         if places is not None:
             rows = rows.take(pa.array(places))
-        where = partial(_where, source.chunks, ranges, places)
+        row_numbers = None
+        if source.dataset.filters_rows:
+            row_numbers = rows.column(ROW).to_numpy()
+        where = partial(_where, source.chunks, ranges, places, row_numbers)
         columns = read_columns(rows, source.dataset.schema, where, reading.binary_labels)
         if reading.with_rows:
             kept = rows.select(list(reading.keep_columns)) if reading.keep_columns else None
             numbers = source.file_numbers
-            columns.origin = origin_of_block(source.chunks, numbers, ranges, places, kept)
+            columns.origin = origin_of_block(
+                source.chunks, numbers, ranges, places, kept, row_numbers
+            )
         self.block, self.columns = block, columns
         return columns
 
@@ -124,13 +131,18 @@ def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _where(
-    chunks: tuple[Chunk, ...], ranges: list[ChunkRange], places: NDArray[np.int64] | None, row: int
+    chunks: tuple[Chunk, ...],
+    ranges: list[ChunkRange],
+    places: NDArray[np.int64] | None,
+    numbers: NDArray[np.int64] | None,
+    row: int,
 ) -> str:
     """Row of a shuffled block -> row of a file, in words."""
     at = row if places is None or not len(places) else int(places[row])
     for chunk, start, stop in ranges:
         if at < stop - start:
-            return f"row {chunks[chunk].first_row + start + at} of {chunks[chunk].file.path!r}"
+            number = chunks[chunk].first_row + start + at if numbers is None else numbers[row]
+            return f"row {number} of {chunks[chunk].file.path!r}"
         at -= stop - start
     return "no row"
 
@@ -144,6 +156,9 @@ class _ChunkSource:
     def __init__(self, dataset: FileDataset, reading: Reading) -> None:
         self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
         self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
+        if dataset.filters_rows:
+            # chunks give a part of their rows, which say their numbers themselves
+            self.columns.append(ROW)
         self.file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
         # weak: a chunk lives as long as a stream stands in it, and streams in one chunk share it
         self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = (

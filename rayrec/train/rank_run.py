@@ -47,7 +47,6 @@ class RankRun:
     """
 
     model: DistributedModelParallel
-    _keeper: Keeper
 
     def __init__(
         self, spec: TrainSpec, device: torch.device | str, on_phase: Callable[[str], None]
@@ -62,6 +61,7 @@ class RankRun:
         self._tell: Callable[[Event], None] = lambda event: None
         self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
         self._window_steps = 1
+        self._kept: Keeper | None = None
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
         """Shard the tables of a module by the run's plan, with the run's optimizers and options.
@@ -93,9 +93,18 @@ class RankRun:
 
     def _keep(self, dense: torch.optim.Optimizer | None) -> None:
         """Make what saves and restores the model with the optimizer of its dense parameters."""
-        self._keeper = Keeper(
+        self._kept = Keeper(
             self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
         )
+
+    @property
+    def _keeper(self) -> Keeper:
+        if self._kept is None:
+            raise ConfigError(
+                "the loop did not say what checkpoints hold: call context.track(optimizer) after "
+                "context.shard(module)."
+            )
+        return self._kept
 
     @property
     def early(self) -> str:
@@ -187,9 +196,18 @@ class RankRun:
         self.hooks.event(event)
 
     def _report(
-        self, merged: WindowSum, steps: int, rates: Mapping[str, float], step_s: Mapping[str, float]
+        self,
+        merged: WindowSum,
+        steps: int,
+        rates: Mapping[str, float],
+        step_s: Mapping[str, float],
+        values: Mapping[str, float] | None = None,
     ) -> None:
-        """Count a merged window of so many steps, and tell of it."""
+        """Count a merged window of so many steps, and tell of it.
+
+        Args:
+            values: further scores, as the loop gives them.
+        """
         self.rows += merged.rows
         self.seconds += merged.seconds
         self.loss = merged.loss
@@ -211,7 +229,7 @@ class RankRun:
             auc=first_of(merged.scores, "auc"),
             ne=first_of(merged.scores, "ne"),
             data_wait=merged.data_wait,
-            scores=merged.scores,
+            scores={**merged.scores, **(values or {})},
             learning_rates=rates,
             memory_bytes=merged.memory_bytes,
             step_s=dict(step_s),
@@ -278,9 +296,9 @@ class RankRun:
         self._on_the_way.resume(self._keeper.best)
 
     @property
-    def checkpoint(self) -> str | None:
+    def newest(self) -> str | None:
         """Path of the newest checkpoint of the run, or None."""
-        return self._keeper.newest
+        return self._kept.newest if self._kept is not None else None
 
 
 def optimizers_of(

@@ -52,8 +52,9 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "actors": 13,
     "watch": 13,
     "driver": 14,
-    "cli": 15,
-    "jobs": 15,
+    "runs": 15,
+    "cli": 16,
+    "jobs": 16,
 }
 # standard library only: plans are made and read without torch
 PURE = {
