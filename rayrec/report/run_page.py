@@ -198,6 +198,6 @@ def _events(number: int, run: RunPicture) -> str:
     cut = len(run.events) - len(rows)
     note = f"<p>The last {len(rows)} of {len(run.events)}.</p>" if cut > 0 else ""
     return (
-        f'<details class="events run-{number}"><summary>Events of {escape(run.name)}</summary>{note}'
-        f"{_table(['at (UTC)', 'step', 'event', 'what'], rows)}</details>"
+        f'<details class="events run-{number}"><summary>Events of {escape(run.name)}</summary>'
+        f"{note}{_table(['at (UTC)', 'step', 'event', 'what'], rows)}</details>"
     )
