@@ -6,6 +6,7 @@ No other part of rayrec imports ray and the actors.
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig
 from rayrec.driver.driver import Driver
+from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.spec.task import Task
 from rayrec.train.callbacks import Callback
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
@@ -20,6 +21,7 @@ __all__ = [
     "FailureConfig",
     "OptimizerConfig",
     "ProfileConfig",
+    "RayMetrics",
     "Result",
     "RunConfig",
     "ScalingConfig",

@@ -50,6 +50,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "distributed": 11,
     "train": 12,
     "actors": 13,
+    "watch": 13,
     "driver": 14,
     "runs": 15,
     "cli": 16,
