@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from rayrec.cli.base import PATH, Command
@@ -39,6 +41,9 @@ def command(
 ) -> None:
     """Train a click model (DLRM, or DLRM with DCN v2) as a run file says.
 
+    With a storage_path, the folder of the run gets checkpoints and events.jsonl, which `rayrec
+    report` draws.
+
     The sections of the file are model, data, scaling, run and plan; docs/cli.md has their keys.
     What it leaves out has a default, which --print-config shows. Relative paths are taken from the
     working directory. Ctrl-C and SIGTERM save where there is a storage_path and end the command
@@ -51,6 +56,7 @@ def command(
     from rayrec.runs.run_file import RunFile
     from rayrec.runs.training import train_clicks
     from rayrec.train.progress import Milestone
+    from rayrec.watch.event_log import with_event_log
 
     if run is None and data is None and not changes and not print_config:
         raise ConfigError(
@@ -73,4 +79,7 @@ def command(
     separate_files({"--result": result}, inputs)
     click_run = settings.click_run()
     whole = output_path("--result", result)
+    # The log of a run's events is what `rayrec report` draws.
+    logged = with_event_log(click_run.run.callbacks, click_run.run.run_path)
+    click_run = replace(click_run, run=replace(click_run.run, callbacks=logged))
     train_clicks(click_run, Reporting(milestones, timing, whole, click_run.run.seed))
