@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
 from rayrec.cli.base import PATH, Command
@@ -56,7 +54,6 @@ def command(
     from rayrec.runs.run_file import RunFile
     from rayrec.runs.training import train_clicks
     from rayrec.train.progress import Milestone
-    from rayrec.watch.event_log import with_event_log
 
     if run is None and data is None and not changes and not print_config:
         raise ConfigError(
@@ -79,7 +76,4 @@ def command(
     separate_files({"--result": result}, inputs)
     click_run = settings.click_run()
     whole = output_path("--result", result)
-    # The log of a run's events is what `rayrec report` draws.
-    logged = with_event_log(click_run.run.callbacks, click_run.run.run_path)
-    click_run = replace(click_run, run=replace(click_run.run, callbacks=logged))
     train_clicks(click_run, Reporting(milestones, timing, whole, click_run.run.seed))
