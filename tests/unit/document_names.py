@@ -52,7 +52,7 @@ EXTERNAL = {
     *("shm", "shmem_enabled", "transparent_hugepage", "MADV_COLLAPSE", "MALLOC_ARENA_MAX"),
     *("glibc", "tcache_count", "memmove", "rep", "movsb", "concat_arrays", "index_put_"),
     *("permute_multi_embedding", "day_0", "dry"),
-    *("setuptools", "material", "mkdocstrings"),
+    *("setuptools", "material", "mkdocstrings", "skinny"),
     # TorchRec
     *("clear_storage", "total_num_buckets", "enable_embedding_update", "PartialRowWiseLAMB"),
     *("init_state", "cache_params", "sharding_spec"),
