@@ -35,6 +35,7 @@ from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
 from rayrec.train.seat import RankTask
+from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,7 +173,7 @@ class Driver:
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
-        hooks = Hooks(run.callbacks, "the driver")
+        hooks = Hooks(with_event_log(run.callbacks, run.run_path), "the driver")
         check_shape(run, self._eval_data, self._scorer, self._loop)
         with held(run.run_path, display.line) as folder, _told_of_end(hooks, display):
             start = find_start(run, data, self._planning.tables, display.line)
