@@ -1,4 +1,4 @@
-# make train | test | test-worlds | test-all | test-cuda-dry | lint | bench, in a clean clone: each
+# make train | test | test-worlds | test-all | test-cuda-dry | lint | docs | bench, in a clean clone: each
 # makes its environment and installs what it needs, once.
 #
 #   PYTHON     the interpreter that makes .venv (3.11 or later)
@@ -20,6 +20,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CPU := $(VENV)/.installed-cpu
 DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 
 # the CUDA builds of torch and FBGEMM, whose code `make test-cuda-dry` runs without a GPU
 VENV_CUDA := .venv-cuda-dry
@@ -28,7 +29,7 @@ CUDA := $(VENV_CUDA)/.installed
 # one worker process per core; all tests of one Ray cluster go to one of them
 PYTEST = $(PY) -m pytest -q -n auto --dist loadgroup
 
-.PHONY: help train test test-worlds test-all test-cuda-dry lint bench clean
+.PHONY: help train test test-worlds test-all test-cuda-dry lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +39,7 @@ help:
 	@echo "make test-all     all tests with all their seeds, the slow ones too"
 	@echo "make test-cuda-dry  the CUDA path without a GPU; 8 GB in .venv-cuda-dry          (ARGS=... is passed on)"
 	@echo "make lint         ruff check, ruff format --check, mypy"
+	@echo "make docs         the documentation as a site, in build/site"
 	@echo "make bench        all benchmarks, about 10 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
 	@echo "make clean        remove .venv and caches"
 
@@ -61,6 +63,11 @@ lint: $(DEV)
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
+# the variable silences a banner of the theme about its successor
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo "build/site/index.html; to serve it: $(PY) -m http.server --directory build/site"
+
 bench: $(DEV)
 	@$(PY) -m benchmarks$(if $(BENCH),.$(BENCH)) $(ARGS)
 
@@ -74,10 +81,15 @@ $(CPU): pyproject.toml | $(PY)
 	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu]"
 	@touch $@
 
-# separate from $(CPU), so that `make train` needs no test tools; both stamps hold what pip then finds in place
+# separate from $(CPU), so that `make train` needs no test tools; all stamps hold what pip then finds in place
 $(DEV): pyproject.toml | $(PY)
-	@echo "installing rayrec[cpu,dev] into $(VENV) (a few minutes the first time)"
-	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev]"
+	@echo "installing rayrec[cpu,dev,docs] into $(VENV) (a few minutes the first time)"
+	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,dev,docs]"
+	@touch $@ $(CPU) $(DOCS)
+
+$(DOCS): pyproject.toml | $(PY)
+	@echo "installing rayrec[cpu,docs] into $(VENV) (a few minutes the first time)"
+	@$(PY) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) --editable ".[cpu,docs]"
 	@touch $@ $(CPU)
 
 # three equals signs: a build such as 2.13.0+cpu would satisfy two, and is not the one for GPUs

@@ -1,9 +1,9 @@
-"""The README's table of figures, made from the newest files in `benchmarks/results/`.
+"""The table of figures in docs/performance.md, made from the newest files in `benchmarks/results/`.
 
     python -m benchmarks.figures [--check]
 
 Every row names a case and a system of one benchmark; a case that the newest file does not hold is
-left out. `--check` changes nothing and ends with code 1 where the README says something else.
+left out. `--check` changes nothing and ends with code 1 where the page says something else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.report import RESULTS
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs/performance.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.figures -->\n", "<!-- end of figures -->\n"
-ROWS = (  # what it says in the README, benchmark, case and system
+ROWS = (  # what it says on the page, benchmark, case and system
     ("embedding step, 1 id a bag, `table_wise`", "step", "pooling 1, rayrec table_wise"),
     ("the same, `row_wise`", "step", "pooling 1, rayrec row_wise"),
     ("the same, `column_wise`", "step", "pooling 1, rayrec column_wise"),
@@ -85,12 +85,12 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    text = README.read_text()
+    text = PAGE.read_text()
     head, rest = text.split(BEGIN)
     wanted = head + BEGIN + table() + END + rest.split(END, 1)[1]
     if args.check:
         return int(wanted != text)
-    README.write_text(wanted)
+    PAGE.write_text(wanted)
     return 0
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Sequence
 
 from rayrec import arguments
+from rayrec.runs.scaling import default_ranks
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.train.config import DENSE_OPTIMIZERS
@@ -32,21 +31,6 @@ def sizes(text: str) -> tuple[int, ...]:
     return values
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Parse names such as "user,age".
-
-    Raises:
-        argparse.ArgumentTypeError: a name is empty, or given twice.
-    """
-    given = tuple(name.strip() for name in text.split(","))
-    if not all(given):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} must be names with commas between them, such as user,age"
-        )
-    _check_once(given)
-    return given
-
-
 def cutoffs(text: str) -> tuple[int, ...]:
     """Parse lengths of lists such as "10,50".
 
@@ -54,14 +38,8 @@ def cutoffs(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: as `sizes`, or one is given twice.
     """
     lengths = sizes(text)
-    _check_once(lengths)
+    arguments.check_once(lengths)
     return lengths
-
-
-def _check_once(values: Sequence[object]) -> None:
-    twice = [one for one in values if values.count(one) > 1]
-    if twice:
-        raise argparse.ArgumentTypeError(f"{twice[0]!r} is given twice; give it once")
 
 
 def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False) -> None:
@@ -155,9 +133,3 @@ def add_keeping_options(group: Group) -> None:
     text = "with --init-from: take the optimizers' state, too"
     add("--init-optimizer", action="store_true", help=text)
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the result")
-
-
-def default_ranks() -> int:
-    """Ranks of a job where --ranks is not given."""
-    # Two ranks show that sharding works, and fit a laptop.
-    return min(2, os.cpu_count() or 1)

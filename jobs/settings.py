@@ -1,4 +1,4 @@
-"""What the options of the jobs mean: where ranks run, how a run trains, which data it reads.
+"""What the options of the jobs mean: where ranks run and how a run trains.
 
 Every path is made absolute here, from the working directory of the job, because ranks run in other
 directories.
@@ -7,21 +7,20 @@ directories.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.options import PROFILE_SKIP, PROFILE_STEPS, default_ranks
-from rayrec.checks import absolute_path, is_uri, lasting_path
-from rayrec.errors import ConfigError, InputError
-from rayrec.storage import probe_output
+from jobs.options import PROFILE_SKIP, PROFILE_STEPS
+from rayrec.checks import lasting_path
+from rayrec.errors import ConfigError
+from rayrec.runs.inputs import open_data, output_path, read_text
+from rayrec.runs.scaling import scaling_from
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
 
 if TYPE_CHECKING:
-    from rayrec.data import FileDataset
     from rayrec.driver import RunConfig, ScalingConfig
+
+__all__ = ["open_data", "output_path", "read_text", "run_of", "scaling_of"]
 
 
 def scaling_of(args: argparse.Namespace) -> ScalingConfig:
@@ -30,30 +29,14 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
     Raises:
         ConfigError: they contradict each other.
     """
-    from rayrec.driver import ScalingConfig
-
-    # Jobs that need a cluster do not have the option.
-    local = getattr(args, "local", False)
-    if local:
-        of_a_cluster = ("--ranks", "--placement-timeout", "--pin-cores")
-        idle = [option for option in of_a_cluster if _value(args, option)]
-        if idle:
-            raise ConfigError(
-                f"{idle[0]} is about the ranks of a cluster, and --local runs one rank in this "
-                "process. Leave one of them out."
-            )
-    if args.pin_cores and (args.gpu or args.cpus_per_rank != int(args.cpus_per_rank)):
-        raise ConfigError(
-            "--pin-cores gives CPU ranks whole cores, which contradicts "
-            f"{'--gpu' if args.gpu else f'--cpus-per-rank {args.cpus_per_rank:g}'}. Leave one of "
-            "them out."
-        )
-    return ScalingConfig(
-        num_workers=0 if local else args.ranks or default_ranks(),
-        use_gpu=args.gpu,
-        cpus_per_worker=args.cpus_per_rank,
-        placement_timeout_s=args.placement_timeout,
+    return scaling_from(
+        ranks=args.ranks,
+        # Jobs that need a cluster do not have the option.
+        local=getattr(args, "local", False),
+        gpu=args.gpu,
+        cpus_per_rank=args.cpus_per_rank,
         pin_cores=args.pin_cores,
+        placement_timeout=args.placement_timeout,
     )
 
 
@@ -97,66 +80,6 @@ def run_of(
         profile=_profile(args),
         extras=extras,
     )
-
-
-def open_data(path: str, schema: str, source: str = "the schema") -> FileDataset:
-    """A dataset of Parquet files, or of Arrow IPC files by their suffix.
-
-    Args:
-        path: folder, file or URI.
-        schema: the JSON text of the schema.
-        source: what messages call the schema.
-    Raises:
-        ConfigError: the schema contradicts itself, or the path is empty.
-        InputError: there is nothing to read, or there are files of both kinds.
-    """
-    from rayrec.data import ArrowDataset, FeatureSchema, ParquetDataset
-
-    path = absolute_path("the data's path", path)
-    names = [path]
-    if not is_uri(path) and os.path.isdir(path):
-        # Hidden names are looked for below the folder: the path to it may hold some.
-        below = [p.relative_to(path) for p in sorted(Path(path).glob("**/*"))]
-        hidden = re.compile(r"(^|/)[._]")  # which a data set leaves out
-        names = [str(p) for p in below if not hidden.search(str(p))]
-    arrow = [name for name in names if name.endswith(ArrowDataset.SUFFIXES)]
-    parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]
-    if arrow and parquet:
-        raise InputError(
-            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data "
-            "set is of one kind. Move those of the other kind away."
-        )
-    kind = ArrowDataset if arrow else ParquetDataset
-    return kind(path, FeatureSchema.from_json(schema, source))
-
-
-def output_path(option: str, path: str | None) -> str | None:
-    """The absolute path of a file that the job writes at its end, proven writable.
-
-    Raises:
-        ConfigError: it cannot be written, or would be deleted after the job.
-    """
-    if path is None:
-        return None
-    # The probe comes before the run: hours of training must not end with a file that cannot be
-    # written.
-    whole = lasting_path(option, path)
-    probe_output(option, whole)
-    return whole
-
-
-def read_text(option: str, path: str) -> str:
-    """The text of the local file that an option names.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {option} {path}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {option} {path} as text: {error}.") from None
 
 
 def _storage(path: str | None) -> tuple[str | None, str]:

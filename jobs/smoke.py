@@ -10,100 +10,11 @@ of them.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
 
 from jobs.options import add_scaling_options
 from jobs.settings import scaling_of
 from rayrec.command import Parser, run_command
-from rayrec.errors import CommError
-from rayrec.train.seat import RankContext
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SmokeTask:
-    """What every rank tries; returns its lines."""
-
-    def run(self, context: RankContext) -> list[str]:
-        """On one rank; all ranks run it together."""
-        seat = context.seat
-        device = "cuda:0" if seat.device == "cuda" else "cpu"
-        return [
-            _all_to_all(seat.rank, seat.world_size, device),
-            _step(seat.rank, seat.world_size, device),
-        ]
-
-
-def _all_to_all(rank: int, world_size: int, device: str) -> str:
-    import torch
-    import torch.distributed as dist
-
-    # Number 1000 r + d goes from rank r to rank d, so a number in the wrong place shows who sent
-    # it.
-    send = torch.arange(world_size, device=device) + 1000 * rank
-    received = torch.empty_like(send)
-    started = time.perf_counter()
-    dist.all_to_all_single(received, send)
-    # Reading the numbers also waits for the device, so the time is that of the whole exchange.
-    expected = torch.arange(world_size) * 1000 + rank
-    if received.cpu().tolist() != expected.tolist():
-        raise CommError(
-            f"rank {rank}: all_to_all brought {received.tolist()}, expected {expected.tolist()}"
-        )
-    spent_ms = 1e3 * (time.perf_counter() - started)
-    return f"all_to_all among {world_size} ranks ({dist.get_backend()}) in {spent_ms:.1f} ms"
-
-
-def _step(rank: int, world_size: int, device: str) -> str:
-    import torch
-
-    from rayrec.distributed import DistributedModelParallel
-    from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
-    from rayrec.models import DLRM, DLRMTrain
-    from rayrec.modules import EmbeddingBagCollection
-    from rayrec.optim import RowWiseAdagrad
-    from rayrec.sparse import KeyedJaggedTensor
-    from rayrec.train.step import train_step
-
-    # Every rank owns 64 rows, so that ids of every rank travel to all others.
-    table = EmbeddingBagConfig(
-        num_embeddings=64 * world_size, embedding_dim=8, name="table", feature_names=["feature"]
-    )
-    plan = ShardingPlan(
-        world_size=world_size, tables={"table": TablePlacement(row_wise(table, range(world_size)))}
-    )
-    torch.manual_seed(0)
-    model = DLRMTrain(DLRM(EmbeddingBagCollection(tables=[table], device="meta"), 4, [8], [8, 1]))
-    sharded = DistributedModelParallel(
-        model, plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.1), device=device, seed=0
-    )
-    rows = 16
-    # The model is the same on all ranks, and the batches differ.
-    generator = torch.Generator().manual_seed(rank)
-    ids = torch.randint(table.num_embeddings, (rows,), generator=generator)
-    batch = SimpleNamespace(
-        dense_features=torch.randn(rows, 4, generator=generator).to(device),
-        sparse_features=KeyedJaggedTensor(
-            ["feature"], ids, lengths=torch.ones(rows, dtype=torch.int32)
-        ).to(torch.device(device)),
-        labels=(ids % 2).float().to(device),
-        rows=rows,
-        global_rows=rows * world_size,
-    )
-    dense = torch.optim.SGD(sharded.parameters(), lr=0.1)
-    before = [state.weight.detach().clone() for state in sharded.shard_states()]
-    started = time.perf_counter()
-    loss = float(train_step(sharded, dense, batch, world_size).loss_sum) / rows
-    seconds = time.perf_counter() - started
-    changed = any(
-        bool((state.weight != old).any())
-        for state, old in zip(sharded.shard_states(), before, strict=True)
-    )
-    if not changed or not loss > 0:
-        raise CommError(f"rank {rank}: a training step with loss {loss} left the shard as it was")
-    return f"rank {rank}: one sharded training step in {1e3 * seconds:.0f} ms, loss {loss:.4f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,27 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_scaling_options(parser, plan=False)
     args = parser.parse_args(argv)
 
-    import ray
+    from rayrec.driver.smoke import check_cluster
 
-    from rayrec.driver.controller import Controller
-    from rayrec.driver.prepared import Prepared
-    from rayrec.driver.rank_group import RankGroup
-
-    def prepare(group: RankGroup) -> Prepared:
-        total = ray.cluster_resources()
-        alive = sum(1 for node in ray.nodes() if node["Alive"])
-        room = f"{total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
-        print(f"OK Ray {ray.__version__}: {alive} nodes, {room}")
-        hosts = [f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts]
-        print(f"OK {group.world_size} ranks started, by host {', '.join(hosts)}", flush=True)
-        return Prepared(SmokeTask())
-
-    scaling = scaling_of(args)
-    say = lambda event: print(event, flush=True) if isinstance(event, str) else None  # noqa: E731
-    ran = Controller(scaling, prepare, say, timeout_s=60.0, obeys_stop=False).run()
-    print(f"OK {ran.results[0][0]}")
-    for _, step in ran.results:
-        print(f"OK {step}")
+    check_cluster(scaling_of(args), lambda line: print(line, flush=True))
     return 0
 
 

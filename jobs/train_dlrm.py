@@ -20,26 +20,18 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.options import add_keeping_options, add_scaling_options, add_training_options, sizes
-from jobs.recipe import MODELS, ModelRecipe
-from jobs.report import (
-    Told,
-    fit_and_report,
-    process_start,
-    scores_beside_truth,
-    scores_line,
-    truth_beside,
-)
-from jobs.settings import open_data, output_path, read_text, run_of, scaling_of
+from jobs.settings import output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
+from rayrec.runs.recipe import MODELS, ModelRecipe
+from rayrec.runs.report import Reporting, process_start
+from rayrec.runs.training import ClickRun, train_clicks
 from rayrec.train.progress import Milestone
 
 if TYPE_CHECKING:
     from rayrec.data.planted import SyntheticConfig
-    from rayrec.driver import Result
-    from rayrec.metrics import PlantedScores
 
 
 class DataPaths(NamedTuple):
@@ -96,40 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) -> int:
-    from rayrec.driver import Driver
-
-    schema = read_text("--schema", paths.schema)
     recipe = ModelRecipe(
         model=args.model,
-        schema=schema,
+        schema=read_text("--schema", paths.schema),
         dense_layers=args.dense_layers,
         over_layers=args.over_layers,
     )
-    # The recipe travels in every checkpoint, so that `jobs.evaluate` can build the model.
-    run = run_of(args, epochs=1, extras=recipe.to_extras())
-    scaling = scaling_of(args)
-    train = open_data(paths.train, schema, paths.schema)
-    held_out = open_data(paths.eval, schema, paths.schema) if paths.eval else None
-    truth = truth_beside(paths.eval)
-    driver = Driver(recipe, train, scaling, run, eval_data=held_out, plan=args.plan)
-    fit_and_report(driver, args, timing, lambda result: _outcome(args, truth, result))
-    return 0
-
-
-def _outcome(args: argparse.Namespace, truth: PlantedScores | None, result: Result) -> Told:
-    scores = scores_beside_truth(result.metrics, truth)
-    loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
-    fields = {
-        "plan": {table: result.plan.kind(table) for table in result.plan.tables},
-        "eval": scores,
-        "model": args.model,
-        "global_batch": args.global_batch_size,
-    }
-    return Told(
-        done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
-        lines=[f"evaluation: {scores_line(scores)}"] if scores else [],
-        fields=fields,
+    click_run = ClickRun(
+        recipe=recipe,
+        run=run_of(args, epochs=1, extras={}),
+        scaling=scaling_of(args),
+        train=paths.train,
+        eval=paths.eval,
+        schema_source=paths.schema,
+        plan=args.plan,
     )
+    train_clicks(click_run, Reporting(timing, args.timing, args.result, args.seed))
+    return 0
 
 
 def _given_data(args: argparse.Namespace) -> DataPaths:

@@ -29,16 +29,15 @@ from jobs.options import (
     add_scaling_options,
     add_training_options,
     cutoffs,
-    names,
     sizes,
 )
-from jobs.report import Told, fit_and_report, process_start
 from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
 from jobs.settings import output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
+from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
 from rayrec.storage import probe_output
 from rayrec.train.progress import Milestone
 
@@ -63,9 +62,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model = parser.add_argument_group("model")
     add = model.add_argument
     text = "features of the query tower"
-    add("--query", type=names, default="user,age,gender,occupation,zip", help=text)
+    add("--query", type=arguments.names, default="user,age,gender,occupation,zip", help=text)
     text = "features of the candidate tower"
-    add("--candidate", type=names, default="item,genres,year", help=text)
+    add("--candidate", type=arguments.names, default="item,genres,year", help=text)
     text = "of either tower; the last is the width of the vectors"
     add("--layers", type=sizes, default=(64, 32), help=text)
     text = "scores are divided by it in training (default 0.1)"
@@ -138,7 +137,7 @@ def _train(
     # a short batch has too few negatives
     run = run_of(args, epochs=20, extras=extras, drop_last=True)
     driver = Driver(recipe, data, scaling_of(args), run, plan=args.plan, scorer=scorer)
-    fit_and_report(driver, args, timing, _outcome)
+    fit_and_report(driver, Reporting(timing, args.timing, args.result, args.seed), _outcome)
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rayrec.checks import MAX_SECONDS, MAX_SEED
 
@@ -83,3 +83,29 @@ def path(text: str) -> str:
     if not text.strip():
         raise ArgumentTypeError(f"{text!r} must be a path; leave the option out for none")
     return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse names such as "user,age".
+
+    Raises:
+        argparse.ArgumentTypeError: a name is empty, or given twice.
+    """
+    given = tuple(name.strip() for name in text.split(","))
+    if not all(given):
+        raise ArgumentTypeError(
+            f"{text!r} must be names with commas between them, such as user,age"
+        )
+    check_once(given)
+    return given
+
+
+def check_once(values: Sequence[object]) -> None:
+    """Check that no value stands in a list twice.
+
+    Raises:
+        argparse.ArgumentTypeError: names the one that does.
+    """
+    twice = [one for one in values if values.count(one) > 1]
+    if twice:
+        raise ArgumentTypeError(f"{twice[0]!r} is given twice; give it once")

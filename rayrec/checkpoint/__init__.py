@@ -4,7 +4,7 @@ from rayrec.checkpoint.fits import check_tables, check_whole
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
-from rayrec.checkpoint.save import save_checkpoint
+from rayrec.checkpoint.save import save_checkpoint, watch_save
 from rayrec.checkpoint.table import load_table
 from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import Gather, ShardState
@@ -23,4 +23,5 @@ __all__ = [
     "read_manifest",
     "restore_checkpoint",
     "save_checkpoint",
+    "watch_save",
 ]

@@ -115,6 +115,18 @@ def save_checkpoint(
     return _agree(f"save to {path}: publishing", publish, gather, share=False)[0]
 
 
+def watch_save(path: str, gather: Gather) -> None:
+    """Take part in a save whose files other ranks write, as replicas do; see `save_checkpoint`.
+
+    Args:
+        gather: of all ranks; those that write come first.
+    Raises:
+        CheckpointError, SaveError: as on the ranks that write.
+    """
+    for what in ("preparing", "writing", "publishing"):
+        _agree(f"save to {path}: {what}", lambda: None, gather)
+
+
 def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
     """Run `action` on every rank; return all results, or raise the same error everywhere.
 

@@ -1,1 +1,1 @@
-"""The `rayrec` command. Subcommands import what they need when they run."""
+"""The `rayrec` command. Subcommands are loaded, and import what they need, when they run."""

@@ -1,52 +1,60 @@
-"""`rayrec make-data`: click data with planted truth, to try a model, a plan or a cluster on.
-
-rayrec make-data data/clicks --rows 100000
-python -m jobs.train_dlrm --train data/clicks/train --eval data/clicks/eval \\
-    --schema data/clicks/schema.json
-"""
+"""`rayrec make-data`: click data with planted truth, to try a model, a plan or a cluster on."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+import click
+
 from rayrec import arguments
-from rayrec.command import Parser
+from rayrec.cli.base import PATH, Checked, Command, count
 
 
-def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
-    """Register the subcommand."""
-    about = "write click data whose best possible scores are known"
-    parser = subcommands.add_parser("make-data", help=about, description=__doc__)
-    add = parser.add_argument
-    text = "folder that gets train/, eval/, schema.json and truth.json"
-    add("out", type=arguments.path, metavar="DIR", help=text)
-    text = "rows to train on (%(default)s)"
-    add("--rows", type=arguments.whole(), default=1_500_000, metavar="N", help=text)
-    text = "rows to evaluate on (%(default)s)"
-    add("--eval-rows", type=arguments.whole(2), default=100_000, metavar="N", help=text)
-    text = "width of every table (%(default)s)"
-    add("--dim", type=arguments.whole(), default=16, metavar="D", help=text)
-    text = "other seeds make other rows of the same kind (%(default)s)"
-    add("--seed", type=arguments.seed, default=0, help=text)
-    add("--overwrite", action="store_true", help="replace data that are in DIR already")
-    parser.set_defaults(run=run)
+@click.command(
+    cls=Command,
+    examples="""
+rayrec make-data data/clicks --rows 100000
+rayrec train --data data/clicks
+""",
+)
+@click.argument("out", type=PATH, metavar="DIR")
+@click.option(
+    "--rows", type=count(), default=1_500_000, show_default=True, metavar="N", help="to train on"
+)
+@click.option(
+    "--eval-rows",
+    type=count(2),
+    default=100_000,
+    show_default=True,
+    metavar="N",
+    help="rows to evaluate on",
+)
+@click.option(
+    "--dim", type=count(), default=16, show_default=True, metavar="D", help="width of every table"
+)
+@click.option(
+    "--seed",
+    type=Checked(arguments.seed, "seed"),
+    default=0,
+    show_default=True,
+    help="other seeds make other rows of the same kind",
+)
+@click.option("--overwrite", is_flag=True, help="replace data that are in DIR already")
+def command(out: str, rows: int, eval_rows: int, dim: int, seed: int, overwrite: bool) -> None:
+    """Write click data whose best possible scores are known.
 
-
-def run(options: argparse.Namespace) -> None:
-    """Write the data and say where they lie. Raises RayrecError."""
+    DIR gets train/, eval/, schema.json and truth.json.
+    """
     from rayrec.data.converted import new_data_set
     from rayrec.data.planted import SyntheticConfig
     from rayrec.data.synthetic import write_synthetic
 
-    config = SyntheticConfig(
-        rows_train=options.rows, rows_eval=options.eval_rows, dim=options.dim, seed=options.seed
-    )
+    config = SyntheticConfig(rows_train=rows, rows_eval=eval_rows, dim=dim, seed=seed)
     # The parts move into DIR when all of them are written, so nobody reads half of a file.
-    with new_data_set(options.out, options.overwrite) as folder:
+    with new_data_set(out, overwrite) as folder:
         write_synthetic(folder, config)
-    out = Path(options.out)
+    made = Path(out)
     print(
-        f"{config.rows_train} rows in {out / 'train'}, {config.rows_eval} in {out / 'eval'}, "
-        f"schema {out / 'schema.json'}"
+        f"{config.rows_train} rows in {made / 'train'}, {config.rows_eval} in {made / 'eval'}, "
+        f"schema {made / 'schema.json'}"
     )

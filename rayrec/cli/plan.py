@@ -1,21 +1,21 @@
 """`rayrec plan`: a sharding plan on a laptop, for clusters of any size; the same JSON trains.
 
-    rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 \\
-        --out plan.json --html plan.html
-
 Needs neither torch nor Ray nor a cluster.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
 
 from rayrec import arguments
 from rayrec.checks import separate_files
-from rayrec.command import Parser
+from rayrec.cli.base import PATH, Checked, Command, OneOf, count
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
@@ -27,55 +27,109 @@ from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.storage import probe_output, write_whole
 
+RANKS = count(1, MAX_RANKS)
+WIRE = OneOf(WIRE_PRECISIONS)
+OPTIONS = [
+    click.Option(
+        ["--schema"],
+        type=PATH,
+        required=True,
+        metavar="FILE",
+        help="schema.json with the tables and features",
+    ),
+    click.Option(
+        ["--topology"],
+        type=PATH,
+        required=True,
+        metavar="FILE|PRESET",
+        help=f"a topology's JSON file, or one of {', '.join([*PRESETS, CPU])}",
+    ),
+    click.Option(
+        ["--ranks"],
+        type=RANKS,
+        metavar="N",
+        help="ranks of a preset, all hosts together (8 per host)",
+    ),
+    click.Option(
+        ["--hosts"], type=RANKS, metavar="H", help="hosts of a preset (as few as the ranks need)"
+    ),
+    click.Option(
+        ["--reserve"],
+        type=Checked(arguments.fraction, "fraction"),
+        metavar="FRACTION",
+        help=f"memory of a preset kept free ({RESERVE})",
+    ),
+    click.Option(
+        ["--input-hidden"],
+        type=Checked(arguments.share, "share"),
+        metavar="SHARE",
+        help="share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)",
+    ),
+    click.Option(
+        ["--batch"],
+        type=count(),
+        default=2048,
+        show_default=True,
+        metavar="B",
+        help="rows per rank and step",
+    ),
+    click.Option(
+        ["--optimizer"],
+        type=OneOf(list(SPARSE_OPTIMIZERS)),
+        default="rowwise_adagrad",
+        show_default=True,
+        help="fused optimizer",
+    ),
+    click.Option(
+        ["--kinds"], metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}"
+    ),
+    click.Option(
+        ["--qcomms-forward"],
+        type=WIRE,
+        default="fp32",
+        show_default=True,
+        help="what rows travel as between ranks",
+    ),
+    click.Option(
+        ["--qcomms-backward"],
+        type=WIRE,
+        default="fp32",
+        show_default=True,
+        help="what their gradients travel as",
+    ),
+    click.Option(
+        ["--share-tables/--no-share-tables"],
+        default=True,
+        help="CPU ranks of one host read each other's rows in place where they can (default)",
+    ),
+    click.Option(
+        ["--constraints"],
+        type=PATH,
+        metavar="FILE",
+        help="JSON: table name -> fields of ParameterConstraints",
+    ),
+    click.Option(
+        ["--profile"],
+        type=PATH,
+        metavar="PATH",
+        help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)",
+    ),
+    click.Option(["--out"], type=PATH, metavar="FILE", help="where to write the plan as JSON"),
+    click.Option(
+        ["--html"],
+        type=PATH,
+        metavar="FILE",
+        help="where to write the plan as one self-contained page",
+    ),
+    click.Option(
+        ["--diff"], type=PATH, metavar="FILE", help="an earlier plan: print what would move"
+    ),
+]
 
-def add_parser(subcommands: argparse._SubParsersAction[Parser]) -> None:
-    """Register the subcommand."""
-    parser = subcommands.add_parser(
-        "plan",
-        help="plan where every table lies, without a cluster",
-        description=__doc__.splitlines()[0],
-    )
-    add = parser.add_argument
-    text = "schema.json with the tables and features"
-    add("--schema", type=arguments.path, required=True, metavar="FILE", help=text)
-    names = ", ".join([*PRESETS, CPU])
-    text = f"a topology's JSON file, or one of {names}"
-    add("--topology", type=arguments.path, required=True, metavar="FILE|PRESET", help=text)
-    count = arguments.whole(1, MAX_RANKS)
-    text = "ranks of a preset, all hosts together (8 per host)"
-    add("--ranks", type=count, metavar="N", help=text)
-    text = "hosts of a preset (as few as the ranks need)"
-    add("--hosts", type=count, metavar="H", help=text)
-    text = f"memory of a preset kept free ({RESERVE})"
-    add("--reserve", type=arguments.fraction, metavar="FRACTION", help=text)
-    text = "share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)"
-    add("--input-hidden", type=arguments.share, metavar="SHARE", help=text)
-    text = "rows per rank and step (%(default)s)"
-    add("--batch", type=arguments.whole(), default=2048, metavar="B", help=text)
-    text = "fused optimizer (%(default)s)"
-    add("--optimizer", default="rowwise_adagrad", choices=list(SPARSE_OPTIMIZERS), help=text)
-    add("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
-    text = "what rows travel as between ranks (%(default)s)"
-    add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help=text)
-    text = "what their gradients travel as (%(default)s)"
-    add("--qcomms-backward", choices=WIRE_PRECISIONS, default="fp32", help=text)
-    text = "CPU ranks of one host read each other's rows in place where they can (default)"
-    add("--share-tables", action=argparse.BooleanOptionalAction, default=True, help=text)
-    text = "JSON: table name -> fields of ParameterConstraints"
-    add("--constraints", type=arguments.path, metavar="FILE", help=text)
-    text = "Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)"
-    add("--profile", type=arguments.path, metavar="PATH", help=text)
-    add("--out", type=arguments.path, metavar="FILE", help="where to write the plan as JSON")
-    text = "where to write the plan as one self-contained page"
-    add("--html", type=arguments.path, metavar="FILE", help=text)
-    add(
-        "--diff", type=arguments.path, metavar="FILE", help="an earlier plan: print what would move"
-    )
-    parser.set_defaults(run=run)
 
-
-def run(options: argparse.Namespace) -> None:
+def run(**given: Any) -> None:
     """Make the plan, print its report and write the files asked for. Raises RayrecError."""
+    options = SimpleNamespace(**given)
     _check_files(options)
     schema = FeatureSchema.load(options.schema)
     topology = _topology(options)
@@ -90,14 +144,14 @@ def run(options: argparse.Namespace) -> None:
         step_rows = options.batch * topology.world_size
         sampled = measure(schema, options.profile, step_rows)
         measured = {name: facts._asdict() for name, facts in sampled.items()}
-    given = _read(options.constraints) if options.constraints is not None else "{}"
-    constraints = constraints_from_json(given, options.constraints or "constraints", measured)
+    limits = _read(options.constraints) if options.constraints is not None else "{}"
+    constraints = constraints_from_json(limits, options.constraints or "constraints", measured)
     if schema.is_weighted:
         for table in schema.tables:
-            limits = constraints.get(table.name, NO_CONSTRAINTS)
+            known = constraints.get(table.name, NO_CONSTRAINTS)
             # A batch either has weights or not, so every table pays for them where one feature has
             # any.
-            constraints[table.name] = replace(limits, weighted=True)
+            constraints[table.name] = replace(known, weighted=True)
     # The earlier plan is read before --out is written, which may be the same file.
     earlier = ShardingPlan.load(options.diff) if options.diff is not None else None
     kinds = None
@@ -128,7 +182,7 @@ def run(options: argparse.Namespace) -> None:
         print("\n" + "\n".join(written))
 
 
-def _check_files(options: argparse.Namespace) -> None:
+def _check_files(options: SimpleNamespace) -> None:
     """Check before planning that the files asked for can be written, and over no file that is read.
 
     Raises:
@@ -141,7 +195,7 @@ def _check_files(options: argparse.Namespace) -> None:
         probe_output(option, path)
 
 
-def _topology(options: argparse.Namespace) -> Topology:
+def _topology(options: SimpleNamespace) -> Topology:
     # What is no file is taken for a preset; its message names all presets.
     if not os.path.isfile(options.topology):
         reserve = RESERVE if options.reserve is None else options.reserve
@@ -168,3 +222,19 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from None
+
+
+command = Command(
+    "plan",
+    callback=run,
+    params=[*OPTIONS],
+    help="""Plan where every table lies, without a cluster.
+
+    The plan that --out gets is the one that `rayrec train` and rayrec.Driver take.
+    """,
+    examples=r"""
+rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 \
+    --out plan.json --html plan.html
+rayrec plan --schema schema.json --topology topology.json --diff plan.json
+""",
+)

@@ -41,7 +41,8 @@ class SimulatedWorld:
         """Run `fn` once per rank, side by side, and return the results in rank order.
 
         Raises:
-            The first error that a rank raised itself, with a note that names the rank.
+            BaseException: the first error that a rank raised itself, with a note that names the
+                rank.
         """
         results: dict[int, T] = {}
         errors: list[tuple[int, BaseException]] = []

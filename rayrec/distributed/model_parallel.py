@@ -156,6 +156,12 @@ class DistributedModelParallel(NamedAsInner):
         if self._replicas is not None:
             self._replicas.average(self._engine.shard_states())
 
+    def go_on_from(self, steps: int) -> None:
+        """Say how many steps were done before, so that replicas are averaged at the same steps."""
+        if self._replicas is not None and steps:
+            self._replicas.go_on_from(steps)
+            self._stepped = True
+
     def shard_states(self) -> list[ShardState]:
         """Return live rows and optimizer state of this rank's shards, which checkpoints hold."""
         return self._engine.shard_states()

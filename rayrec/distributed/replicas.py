@@ -66,6 +66,10 @@ class Replicas:
         self._steps += 1
         return self._steps % self.sync_every == 0
 
+    def go_on_from(self, steps: int) -> None:
+        """Count on from a number of steps that were done before."""
+        self._steps = steps - 1  # `due` counts before each step but the first of all
+
     @torch.no_grad()
     def average(self, states: Iterable[ShardState]) -> None:
         """Average rows and optimizer state of equal shards over the replicas, in place.

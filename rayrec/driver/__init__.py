@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig
 from rayrec.driver.driver import Driver
+from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.spec.task import Task
 from rayrec.train.callbacks import Callback
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
@@ -29,6 +30,7 @@ __all__ = [
     "OptimizerConfig",
     "ProfileConfig",
     "RayDataset",
+    "RayMetrics",
     "Result",
     "RunConfig",
     "ScalingConfig",

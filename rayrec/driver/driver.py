@@ -34,13 +34,16 @@ from rayrec.storage import probe_output
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
+from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.planner import ParameterConstraints
+    from rayrec.train.outcome import FitOutcome
+    from rayrec.train.own_loop import TrainLoop
     from rayrec.train.predictions import PredictionConfig
-    from rayrec.train.tasks import FitOutcome, Scorer
+    from rayrec.train.tasks import Scorer
 
 
 class Driver:
@@ -59,6 +62,8 @@ class Driver:
         tables: the model's tables, if it cannot be built on the meta device.
         topology: a calibrated topology, or its JSON file, whose constants the planner shall use;
             ranks and memory are those that exist.
+        train_loop: (context) -> scores or None, a loop of your own that every rank calls in place
+            of the ready-made one; `context` is a `rayrec.train.LoopContext`.
         scorer: (trainer) -> name -> score, called on every rank after training in place of scoring
             eval_data; every rank must return the same. `trainer` is a `rayrec.train.RankTrainer`.
     Raises:
@@ -82,6 +87,7 @@ class Driver:
         tables: Sequence[BaseEmbeddingConfig] | None = None,
         topology: Topology | str | None = None,
         scorer: Scorer | None = None,
+        train_loop: TrainLoop | None = None,
     ) -> None:
         if not callable(model):
             raise ConfigError(
@@ -94,7 +100,7 @@ class Driver:
         self._scaling, self._run = scaling, run
         measured = read_topology(topology) if isinstance(topology, str) else topology
         self._planning = Planning(model, run, plan, constraints, tables, measured)
-        self._scorer = scorer
+        self._scorer, self._loop = scorer, train_loop
         self._stop = threading.Event()
         self._controller: Controller | None = None
 
@@ -167,7 +173,7 @@ class Driver:
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
         hooks = Hooks(run.callbacks, "the driver")
-        check_shape(run, self._eval_data, self._scorer)
+        check_shape(run, self._eval_data, self._scorer, self._loop)
         with held(run.run_path, display.line) as folder, _told_of_end(hooks, display):
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
@@ -177,6 +183,7 @@ class Driver:
                 check_folder(run.profile.path)
 
             def prepare(topology: Topology) -> Prepared:
+                from rayrec.train.own_loop import LoopTask
                 from rayrec.train.tasks import FitTask
 
                 plan = self._planning.plan(topology)
@@ -193,7 +200,10 @@ class Driver:
                     start=start,
                     profile=run.profile,
                 )
-                return Prepared(FitTask(spec=spec, scorer=self._scorer), plan, predicted)
+                task: RankTask = FitTask(spec=spec, scorer=self._scorer)
+                if self._loop is not None:
+                    task = LoopTask(spec=spec, loop=self._loop)
+                return Prepared(task, plan, predicted)
 
             files = [*local_files(data), *local_files(self._eval_data)]
             ran = self._control(display, prepare, log, folder, {"data": files}, hooks)

@@ -152,18 +152,21 @@ class Planning:
 
     def predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
         """What the prices say of any plan for these tables, by rank."""
-        return estimate_ranks(self._request(topology), plan)
+        estimates = estimate_ranks(self._request(topology), plan)
+        return estimates * (topology.world_size // len(estimates))  # groups are alike
 
     def _request(self, topology: Topology) -> PlanRequest:
         run = self._run
+        group = run.sharding_group_size
         return PlanRequest(
             **run.exchange(),
             tables=tuple(self.tables()),
-            topology=self._priced(topology),
+            topology=self._priced(topology.group(group) if group is not None else topology),
             # The largest part of a global batch, so that buffers suffice on every rank.
             batch_size=-(-run.global_batch_size // topology.world_size),
             constraints=dict(self._constraints or {}),
             sparse_optimizer=run.sparse_optimizer.name,
+            table_optimizers={t: o.name for t, o in run.own_optimizers.items()},
         )
 
     def _priced(self, topology: Topology) -> Topology:

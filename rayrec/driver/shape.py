@@ -14,11 +14,14 @@ from rayrec.layout import ShardingPlan, Topology
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
 from rayrec.train.on_the_way import check_sample
+from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import check_tasks
 from rayrec.train.tasks import Scorer
 
 
-def check_shape(run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None) -> None:
+def check_shape(
+    run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None, train_loop: TrainLoop | None
+) -> None:
     """Check tasks, metrics and evaluations against each other and the evaluation data.
 
     Raises:
@@ -26,6 +29,8 @@ def check_shape(run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None
             merged.
     """
     names = check_tasks(run.tasks)
+    if train_loop is not None:
+        _check_loop(run, scorer)
     if run.evaluation is None:
         return
     score = run.evaluation.score
@@ -42,6 +47,24 @@ def check_shape(run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None
             "evaluation=...; leave one of them out."
         )
     check_sample(run.evaluation.rows, eval_data)
+
+
+def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
+    """Refuse options that only the ready-made loop obeys."""
+    defaults = {f.name: f.default for f in fields(run)}
+    theirs = ("sparse_schedule", "dense_schedule", "clip_norm", "clip_value", "accumulate")
+    given = [name for name in theirs if getattr(run, name) != defaults[name]]
+    if run.dense_dtype == "bfloat16":
+        given.append("dense_dtype")
+    if run.profile is not None:
+        given.append("profile")
+    if scorer is not None:
+        given.append("scorer")
+    if given:
+        raise ConfigError(
+            f"{given[0]} is obeyed by the ready-made loop, and the Driver has a train_loop: do it "
+            "in the loop, or leave it out."
+        )
 
 
 def run_info(

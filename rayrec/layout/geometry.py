@@ -51,7 +51,7 @@ class TableLayout:
     Attributes:
         row_cuts: 0 .. num_embeddings, strictly increasing.
         col_cuts: 0 .. embedding_dim, strictly increasing; all but the last are multiples of 4.
-        owners: owners[row block][column block] -> rank.
+        owners: `owners[row block][column block]` -> rank.
     Raises:
         PlanError: the cuts do not tile a table or the owners do not match the cuts.
     """

@@ -160,6 +160,30 @@ class Topology:
         """These ranks and their memory, with the bandwidths, latency and rates of `other`."""
         return replace(other, hosts=self.hosts, memory_bytes=self.memory_bytes, device=self.device)
 
+    def group(self, size: int) -> Topology:
+        """The first of equal groups of `size` ranks, which share tables among themselves.
+
+        Raises:
+            ConfigError: the ranks do not part into two or more groups, or the groups' hosts differ.
+        """
+        if size < 1 or self.world_size % size or size == self.world_size:
+            raise ConfigError(
+                f"sharding_group_size={size} does not part {self.world_size} ranks into two or "
+                "more equal groups; choose a proper divisor, or leave it out."
+            )
+        shapes, memory = [], [self.memory_bytes[i::size] for i in range(size)]
+        for first in range(0, self.world_size, size):
+            hosts = [[r - first for r in host if first <= r < first + size] for host in self.hosts]
+            shapes.append(tuple(tuple(host) for host in hosts if host))
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is not None:
+            raise ConfigError(
+                f"sharding_group_size={size}: the first group lies on hosts as {shapes[0]}, group "
+                f"{odd} as {shapes[odd]}, and one plan holds for all. Choose a size that the "
+                "ranks of a host divide, or that divides them."
+            )
+        return replace(self, hosts=shapes[0], memory_bytes=tuple(min(m) for m in memory))
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""

@@ -138,7 +138,7 @@ class CostModel:
         return StepAmounts(ids_in, lookup, output, gradient, update)
 
     def _owned_rows(self, work: TableWork, shards: Sequence[Shard], summed: int) -> _Rows:
-        optimizer = optimizer_class(self.sparse_optimizer)
+        optimizer = optimizer_class(work.optimizer or self.sparse_optimizer)
         # A byte of the host's memory costs as many of the device's. Rows that a cache misses come
         # into it, and others leave for them; states per row stay on the device.
         link = self.topology.memory_bw / HOST_LINK_BW

@@ -6,7 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rayrec.errors import ConfigError
 from rayrec.layout.kinds import KINDS
@@ -38,6 +38,7 @@ class PlanRequest(ExchangeOptions):
         batch_size: rows per rank and step.
         constraints: by table name.
         sparse_optimizer: name of the fused optimizer.
+        table_optimizers: table -> the name of its own, where it has another.
         kinds: the sharding kinds any table may use.
     Raises:
         ConfigError: a number, kind, name or optimizer that makes no sense.
@@ -48,6 +49,7 @@ class PlanRequest(ExchangeOptions):
     batch_size: int
     constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
     sparse_optimizer: str = "rowwise_adagrad"
+    table_optimizers: Mapping[str, str] = field(default_factory=dict)
     kinds: Sequence[str] = KINDS
 
     def __post_init__(self) -> None:
@@ -55,7 +57,8 @@ class PlanRequest(ExchangeOptions):
             raise ConfigError(
                 f"batch_size={self.batch_size} must be positive: the rows per rank and step."
             )
-        optimizer_class(self.sparse_optimizer)
+        for name in (self.sparse_optimizer, *self.table_optimizers.values()):
+            optimizer_class(name)
         check_kinds(self.kinds)
         super().__post_init__()
         check_tables(self.tables)
@@ -74,9 +77,14 @@ class PlanRequest(ExchangeOptions):
             and len(self.topology.hosts) == 1
             and wire == FLOAT32
         )
-        return table_works(
+        works = table_works(
             self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared
         )
+        own = [self.table_optimizers.get(table.name) for table in self.tables]
+        return [
+            replace(work, optimizer=name) if name is not None else work
+            for work, name in zip(works, own, strict=True)
+        ]
 
     def items(self) -> list[Item]:
         """The priced items of the search.

@@ -51,6 +51,7 @@ class TableWork:
         distinct_at_home: expected number of different rows among the ids of one rank.
         distinct: the same among the ids of all ranks; a block of rows has its share of them.
         missed: share of `distinct` that a cache does not hold; 0 without a cache.
+        optimizer: name of the table's own optimizer; None for that of the run.
     """
 
     rows: int
@@ -67,6 +68,7 @@ class TableWork:
     skew: float = 0.0
     wire: Wire = FLOAT32
     in_place: bool = False
+    optimizer: str | None = None
     distinct_at_home: float = field(init=False)
     distinct: float = field(init=False)
     missed: float = field(init=False)

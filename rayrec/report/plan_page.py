@@ -7,20 +7,16 @@ thousand ranks stay some thousand shapes. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from rayrec.layout.geometry import Replicated
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.units import format_bytes, format_count, format_ms, format_ranks
+from rayrec.report.drawing import CHART_WIDTH, FAR, legend, stacks, text_at
 from rayrec.report.style import KIND_COLORS, SCRIPT, STYLE
 
-CHART_WIDTH, CHART_HEIGHT = 1060, 190
-LEFT = 64  # of a chart, for its scale
 ROW = 15  # height of a row of the map
-# a memory limit this many times above the fullest rank would flatten the bars, and is told in words
-FAR = 3
 NAMES = 210  # width of the map's names
 TIME_PARTS = (
     ("ids in", "input_s"),
@@ -45,10 +41,8 @@ def render_page(plan: ShardingPlan, title: str = "plan") -> str:
     """
     # Names of tables and titles are the user's text, so every one of them is escaped.
     head = f"<title>{escape(title)}: sharding plan</title><style>{STYLE}</style>"
-    body = [f"<h1>{escape(title)}: sharding plan</h1>", _facts(plan)]
-    if plan.estimates is not None:
-        body += [_time(plan), _memory(plan)]
-    body += [_map(plan), _tables(plan), f"<script>{SCRIPT}</script>"]
+    body = [f"<h1>{escape(title)}: sharding plan</h1>", *plan_sections(plan)]
+    body += [_tables(plan), f"<script>{SCRIPT}</script>"]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -59,6 +53,12 @@ def render_page(plan: ShardingPlan, title: str = "plan") -> str:
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def plan_sections(plan: ShardingPlan) -> list[str]:
+    """The plan's figures, its time and memory where it has estimates, and its map, as HTML."""
+    estimated = [_time(plan), _memory(plan)] if plan.estimates is not None else []
+    return [_facts(plan), *estimated, _map(plan)]
 
 
 def _facts(plan: ShardingPlan) -> str:
@@ -89,8 +89,8 @@ def _time(plan: ShardingPlan) -> str:
     for i, rank in enumerate(plan.estimates.ranks):
         columns.append([getattr(rank, field) * 1e3 for _, field in TIME_PARTS])
         labels.append(f"rank {i}: {format_ms(rank.total_s)} ms")
-    chart = _stacks(columns, labels, names, lambda value: f"{value:.3g} ms")
-    return f"<section><h2>Predicted time by rank</h2>{_legend(names)}{chart}</section>"
+    chart = stacks(columns, labels, names, lambda value: f"{value:.3g} ms")
+    return f"<section><h2>Predicted time by rank</h2>{legend(names)}{chart}</section>"
 
 
 def _memory(plan: ShardingPlan) -> str:
@@ -102,72 +102,13 @@ def _memory(plan: ShardingPlan) -> str:
     for i, rank in enumerate(e.ranks):
         columns.append([float(getattr(rank, field)) for _, field in MEMORY_PARTS])
         labels.append(f"rank {i}: {format_bytes(rank.memory_bytes)} of {format_bytes(limits[i])}")
-    chart = _stacks(columns, labels, names, format_bytes, limits)
+    chart = stacks(columns, labels, names, format_bytes, limits)
     low, high = min(limits), max(limits)
     shown = high <= FAR * max(rank.memory_bytes for rank in e.ranks)
     limit = f"{format_bytes(low)} to {format_bytes(high)}" if low < high else format_bytes(high)
     text = f"Limit: {limit} a rank{'.' if shown else ', far above the scale.'}"
-    legend = _legend([*names, "limit"] if shown else names)
-    return f"<section><h2>Memory by rank</h2><p>{text}</p>{legend}{chart}</section>"
-
-
-def _legend(names: Sequence[str]) -> str:
-    keys = []
-    for i, name in enumerate(names):
-        style = "limit" if name == "limit" else f"p{i}"
-        keys.append(f'<span><i class="{style}"></i>{name}</span>')
-    return f'<div class="legend">{"".join(keys)}</div>'
-
-
-def _stacks(
-    columns: Sequence[Sequence[float]],
-    labels: Sequence[str],
-    names: Sequence[str],
-    show: Callable[[float], str],
-    limits: Sequence[float] = (),
-) -> str:
-    """Stacked bars, one per rank, with a scale and, where given, a line at each rank's limit."""
-    # Bars must have a scale even where all of them are 0.
-    top = max([sum(column) for column in columns] + [0.0]) or 1.0
-    near = [limit for limit in limits if limit <= FAR * top]
-    # The 5% keep a bar or a line at the top off the edge.
-    top = max(top, *near, 0.0) * 1.05
-    step = (CHART_WIDTH - LEFT) / len(columns)
-    # With thousands of ranks a gap would be wider than the bars.
-    gap = min(6.0, step * 0.2) if step > 3 else 0.0
-    out = [f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT + 22}" role="img">']
-    for fraction in (0.0, 0.5, 1.0):
-        y = CHART_HEIGHT * (1 - fraction)
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        below = y + (10 if fraction == 1 else 0)  # the topmost would be cut off above its line
-        out.append(_text(f"{LEFT - 6}", f"{below:.1f}", "end", show(top * fraction)))
-    # At most 32 ranks get a number, so that the numbers do not overlap.
-    every = max(1, -(-len(columns) // 32))
-    for rank, column in enumerate(columns):
-        x, base = LEFT + rank * step, float(CHART_HEIGHT)
-        parts = [f"{name}: {show(value)}" for name, value in zip(names, column, strict=True)]
-        title = "\n".join([labels[rank], *parts])
-        out.append(f"<g><title>{escape(title)}</title>")
-        for part, value in enumerate(column):
-            height = value / top * CHART_HEIGHT
-            base -= height
-            # Less than a twentieth of a pixel is not seen, and only makes the page larger.
-            if height > 0.05:
-                place = f'x="{x:.2f}" y="{base:.2f}" width="{step - gap:.2f}"'
-                out.append(f'<rect class="p{part}" {place} height="{height:.2f}"/>')
-        if limits and limits[rank] in near:
-            y = CHART_HEIGHT * (1 - limits[rank] / top)
-            place = f'x1="{x:.2f}" x2="{x + step - gap:.2f}" y1="{y:.2f}" y2="{y:.2f}"'
-            out.append(f'<line class="limit" {place}/>')
-        out.append("</g>")
-        if rank % every == 0:
-            middle = f"{x + (step - gap) / 2:.1f}"
-            out.append(_text(middle, f"{CHART_HEIGHT + 15}", "middle", f"{rank}"))
-    return "".join([*out, "</svg>"])
-
-
-def _text(x: str, y: str, anchor: str, text: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+    keys = legend([*names, "limit"] if shown else names)
+    return f"<section><h2>Memory by rank</h2><p>{text}</p>{keys}{chart}</section>"
 
 
 @dataclass(slots=True)
@@ -211,11 +152,11 @@ def _map(plan: ShardingPlan) -> str:
     cell = max(3.0, min(64.0, (CHART_WIDTH - NAMES) / plan.world_size))
     width, height = NAMES + cell * plan.world_size, ROW * len(names)
     kinds = [kind for kind in KIND_COLORS if any(plan.kind(name) == kind for name in names)]
-    legend = "".join(f'<span><i class="k-{kind}"></i>{kind}</span>' for kind in kinds)
+    keys = "".join(f'<span><i class="k-{kind}"></i>{kind}</span>' for kind in kinds)
     every = max(1, -(-plan.world_size // int(max(1, cell * plan.world_size // 26))))
     head = [f'<svg width="{width:.0f}" height="18" class="axis">']
     for rank in range(0, plan.world_size, every):
-        head.append(_text(f"{NAMES + cell * (rank + 0.5):.1f}", "13", "middle", f"{rank}"))
+        head.append(text_at(f"{NAMES + cell * (rank + 0.5):.1f}", "13", "middle", f"{rank}"))
     out = [f'<svg width="{width:.0f}" height="{height}" class="map">']
     for host in plan.hosts:
         x = f"{NAMES + cell * host[0]:.1f}"
@@ -226,7 +167,7 @@ def _map(plan: ShardingPlan) -> str:
     order = "most work first" if plan.estimates is not None else "in the plan's order"
     return (
         f"<section><h2>Tables on ranks</h2><p>A row per table, {order}; a column per rank; "
-        f'lines part hosts.</p><div class="legend">{legend}</div>'
+        f'lines part hosts.</p><div class="legend">{keys}</div>'
         f'<div class="scroll">{drawing}</div></section>'
     )
 
@@ -234,7 +175,7 @@ def _map(plan: ShardingPlan) -> str:
 def _map_row(plan: ShardingPlan, name: str, y: int, cell: float) -> list[str]:
     kind = plan.kind(name)
     shown = name if len(name) <= 32 else name[:30] + ".."
-    out = [f"<g>{_text(f'{NAMES - 8}', f'{y + 11}', 'end', escape(shown))}"]
+    out = [f"<g>{text_at(f'{NAMES - 8}', f'{y + 11}', 'end', escape(shown))}"]
     for run in _runs(plan, name):
         ranks, each = f"ranks {run.first} to {run.last}", " each"
         if run.first == run.last:

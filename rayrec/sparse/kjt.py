@@ -38,8 +38,8 @@ class KeyedJaggedTensor(KeyIndex):
         offsets: (F * B + 1,) integers from 0; needed when `lengths` is None.
         stride: B; by default the number of lengths over F.
         stride_per_key_per_rank: (F, R) host integers, bags by key and rank; makes it a VBE batch.
-        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key,
-        jt_dict: caches that a caller already has.
+        stride_per_key, length_per_key, lengths_offset_per_key: caches that a caller already has.
+        offset_per_key, index_per_key, jt_dict: likewise.
         inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of
             key f.
     Raises:

@@ -211,6 +211,11 @@ class RunOptions(ExchangeOptions):
         accumulate: steps per update of the dense parameters, see
             `rayrec.train.PipelineOptions`; checkpoints and evaluations lie at multiples of it.
         dense_dtype: of the matrix products of the dense layers, in training and scoring.
+        sharding_group_size: every table is sharded inside groups of so many ranks, and the groups
+            are replicas of each other (2D parallelism); None makes one group of all ranks. The plan
+            is for one group. Every group scores with its own replica.
+        sync_every: steps between two averages of the replicas; 1 keeps them equal, and trains as
+            one group would. A checkpoint averages them, too.
         rank_callbacks: called on every rank in its training thread; each rank has its own copies.
     """
 
@@ -235,6 +240,8 @@ class RunOptions(ExchangeOptions):
     clip_value: float | None = None
     accumulate: int = 1
     dense_dtype: Literal["float32", "bfloat16"] = "float32"
+    sharding_group_size: int | None = None
+    sync_every: int = 1
     rank_callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
@@ -265,6 +272,14 @@ class RunOptions(ExchangeOptions):
                 f"{own} has dense_dtype={self.dense_dtype!r}; choose float32 or bfloat16."
             )
         whole_number(f"{own} has accumulate", self.accumulate)
+        whole_number(f"{own} has sync_every", self.sync_every)
+        if self.sharding_group_size is not None:
+            whole_number(f"{own} has sharding_group_size", self.sharding_group_size)
+        elif self.sync_every > 1:
+            raise ConfigError(
+                f"{own} has sync_every={self.sync_every} and no sharding_group_size: without "
+                "groups there are no replicas to average."
+            )
         every = {"CheckpointConfig": self.checkpoint.every_n_steps}
         if self.evaluation is not None:
             every["EvaluationConfig"] = self.evaluation.every_n_steps

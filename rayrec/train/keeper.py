@@ -17,6 +17,7 @@ from rayrec.checkpoint import (
     RestoredCheckpoint,
     restore_checkpoint,
     save_checkpoint,
+    watch_save,
 )
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError, DamagedCheckpointError
@@ -55,6 +56,8 @@ class Keeper:
         # `dense` is None where the model has no dense parameters.
         self._dense, self._place = dense, place
         self._rank, self._world_size = rank, world_size
+        # ranks that hold every table together; the others are their replicas
+        self._writers = spec.sharding_group_size or world_size
         # What stands here already is not written again.
         self.newest: str | None = None
         self.best = Best()
@@ -85,14 +88,19 @@ class Keeper:
             **({} if best is None or best == Best() else {"best": best.to_json()}),
             **self._spec.extras,
         }
+        self._model.sync()  # replicas have drifted apart, and one of each is saved
+        if self._rank >= self._writers:
+            watch_save(where, gather_objects)
+            self.newest = where
+            return where
         save_checkpoint(
             where,
             shards=self._model.shard_states(),
             tables=self._tables,
             plan=self._spec.plan,
             rank=self._rank,
-            world_size=self._world_size,
-            gather=gather_objects,
+            world_size=self._writers,
+            gather=lambda value: gather_objects(value)[: self._writers],
             dense=dense_tensors(self._model),
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=step,
@@ -150,6 +158,7 @@ class Keeper:
         if run_path and CheckpointManager(run_path).step_of(path) == saved.step:
             self.newest = path
         self._place.restore(saved.cursor, path)
+        self._model.go_on_from(saved.step)
         self.best = Best.from_json(saved.extras.get("best"))
         return saved.step
 

@@ -6,6 +6,7 @@ Every rank decides alike, since all see the same merged scores and seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
@@ -38,6 +39,13 @@ class OnTheWay:
         every = self._config.every_n_steps if self._config is not None else None
         return None if every is None else (step // every + 1) * every
 
+    def missed(self, step: int) -> bool:
+        """Whether a run was stopped where an evaluation was due, before it was made."""
+        config = self._config
+        if config is None or config.every_n_steps is None or not step:
+            return False
+        return step % config.every_n_steps == 0 and self.best.scored != step
+
     def due(self, step: int, seconds: float) -> bool:
         """Whether one is due at the end of a window that took so many seconds."""
         config = self._config
@@ -63,6 +71,7 @@ class OnTheWay:
         config = self._config
         assert config is not None
         self._seconds, better = 0.0, False
+        self.best = replace(self.best, scored=step)
         if config.score is not None:
             if config.score not in scores:
                 raise ConfigError(

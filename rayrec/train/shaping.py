@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from rayrec.checks import seconds, whole_number
@@ -119,11 +119,13 @@ class Best:
     Attributes:
         step, value: of the best evaluation; None before the first.
         without: evaluations since then.
+        scored: the step of the newest evaluation; None before the first.
     """
 
     step: int | None = None
     value: float | None = None
     without: int = 0
+    scored: int | None = None
 
     def after(self, step: int, value: float, config: EvaluationConfig) -> Best:
         """What holds after another evaluation; a value that is no number is never better."""
@@ -132,12 +134,12 @@ class Best:
         if self.value is not None and gain > 0:
             gain = value - self.value if config.larger_is_better else self.value - value
         if gain > margin:
-            return Best(step=step, value=value)
-        return Best(step=self.step, value=self.value, without=self.without + 1)
+            return Best(step=step, value=value, scored=step)
+        return replace(self, without=self.without + 1, scored=step)
 
     def to_json(self) -> dict[str, float | int | None]:
         """JSON data."""
-        return {"step": self.step, "value": self.value, "without": self.without}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, object] | None) -> Best:

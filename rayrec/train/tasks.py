@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.layout import Topology
-from rayrec.observe.times import RankTimes
-from rayrec.report.profile_page import Profile
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
 from rayrec.train.measure import measure_topology
+from rayrec.train.outcome import FitOutcome as FitOutcome
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankContext
-from rayrec.train.shaping import Best
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitOutcome:
-    """What a rank has to show at the end; the same on every rank.
-
-    Attributes:
-        steps: global steps done.
-        rows, seconds: of this run's training over all ranks.
-        train_loss: mean over the rows of the last window.
-        metrics: scores on the evaluation data; empty without any.
-        checkpoint: newest checkpoint, or None.
-        stopped: it was asked to stop.
-        early: why early stopping ended it, or "".
-        best: the best evaluation until its end.
-        times: of the mean step, by rank; empty where parts were not measured.
-        profile: when the spec wanted one and the run was not stopped before it.
-    """
-
-    steps: int
-    rows: int
-    seconds: float
-    train_loss: float | None
-    metrics: dict[str, float] = field(default_factory=dict)
-    checkpoint: str | None = None
-    stopped: bool = False
-    early: str = ""
-    best: Best = field(default_factory=Best)
-    times: tuple[RankTimes, ...] = ()
-    profile: Profile | None = None
-
 
 Scorer = Callable[[RankTrainer], Mapping[str, float]]
 
@@ -92,16 +59,10 @@ class FitTask:
             trainer.hooks.end(None, trainer.step)
             if trainer.hooks.error is not None:
                 raise trainer.hooks.error
-        return FitOutcome(
-            steps=trainer.step,
-            rows=trainer.rows,
-            seconds=trainer.seconds,
-            train_loss=trainer.loss,
-            metrics=metrics if metrics is not None else {},
-            checkpoint=trainer.checkpoint,
+        return FitOutcome.of(
+            trainer,
+            metrics or {},
             stopped=stopped or metrics is None,
-            early=trainer.early,
-            best=trainer.best,
             times=times,
             profile=trainer.profile,
         )

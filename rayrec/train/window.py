@@ -69,6 +69,8 @@ class Window:
         self._loss_sum += step.loss_sum
         self._rows += step.rows
         self.steps += 1
+        if isinstance(step.logits, Mapping) and not step.logits:  # a loop that tells of none
+            return
         outputs = by_task(self._scoring.tasks, step.logits, step.labels)
         if step.rows:
             self._scoring.add(outputs)
@@ -99,8 +101,9 @@ class Window:
         stop, mean_seconds, rows, loss, *by_rank = total[: len(head)].tolist()
         scores: Mapping[str, float] = {}
         # the scores of a diverged model are an error of their own, which says less
-        if rows and math.isfinite(loss):
-            scores = self._scoring.scores(total[len(head) :])
+        counted = total[len(head) :]
+        if rows and math.isfinite(loss) and counted.any():
+            scores = self._scoring.scores(counted)
         return WindowSum(
             stop=stop > 0,
             seconds=mean_seconds,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rayrec.checkpoint import read_manifest
 from rayrec.optim import Adam, schedule
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.config import OptimizerConfig
@@ -96,3 +97,48 @@ def test_resuming_changes_nothing_and_ranks_agree(
         assert [step for step, _ in others] == [step for step, _ in scores]
         for (_, own), (_, wanted_scores) in zip(others, scores, strict=True):
             assert own == pytest.approx(wanted_scores, abs=1e-4, nan_ok=True)
+
+
+def grouped(rank: int, world_size: int, sync_every: int, folder: Path, out: Path) -> Any:
+    """Two groups of half the ranks: the run in one go, and in two."""
+    size = world_size // 2
+    plan = spec_of(folder, size).plan
+    spec = replace(
+        spec_of(folder, world_size),
+        plan=plan,
+        steps=STEPS,
+        sharding_group_size=size,
+        sync_every=sync_every,
+        run_path=str(out / f"{sync_every}"),
+        checkpoint=CheckpointConfig(every_n_steps=4, at_end=False),
+    )
+    whole, _ = trained(spec)
+    path = f"{spec.run_path}/step-{4:08d}"
+    rest, _ = trained(replace(spec, resume_from=(path,)))
+    assert not [key for key in whole if not torch.equal(whole[key], rest[key])]
+    manifest = read_manifest(path)
+    return manifest.plan["world_size"]
+
+
+@pytest.mark.parametrize("sync_every", [1, 2, 3])
+def test_groups_of_ranks_are_saved_once_and_resume(
+    ranks: RankPool, data: Path, tmp_path: Path, sync_every: int
+) -> None:
+    assert ranks.run(4, grouped, sync_every, data, tmp_path) == [2] * 4
+
+
+def one_world(rank: int, world_size: int, folder: Path, size: int | None) -> Any:
+    """Final tables of the first group, or of one world."""
+    plan = spec_of(folder, size or world_size).plan
+    spec = replace(spec_of(folder, world_size), plan=plan, sharding_group_size=size)
+    with RankTrainer(spec) as trainer:
+        trainer.run()
+        return whole_numbers(trainer)
+
+
+def test_two_groups_that_sync_in_every_step_are_one_world(ranks: RankPool, data: Path) -> None:
+    one = ranks.run(2, one_world, data, None)[0]
+    two = ranks.run(4, one_world, data, 2)[0]
+    for name, wanted in one.items():
+        # `whole_numbers` joins the shards of both groups where they lie at the same rows
+        torch.testing.assert_close(two[name], wanted, atol=2e-5, rtol=1e-4)

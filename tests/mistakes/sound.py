@@ -27,6 +27,9 @@ COMMANDS = {
     "rayrec plan": "rayrec.cli.main",
     "rayrec calibrate": "rayrec.cli.main",
     "rayrec make-data": "rayrec.cli.main",
+    "rayrec train": "rayrec.cli.main",
+    "rayrec evaluate": "rayrec.cli.main",
+    "rayrec predict": "rayrec.cli.main",
     "rayrec": "rayrec.cli.main",
 }
 
@@ -62,6 +65,12 @@ LINES = {
     "plan, own topology": "plan --schema {data}/clicks/schema.json --topology {own}/topology.json",
     "calibrate": "calibrate --ranks 1 --out {own}/topology.json",
     "make-data": "make-data {own}/made --rows 1000 --eval-rows 500",
+    "train": "train --data {data}/clicks --set scaling.num_workers=0 --set run.steps=4 "
+    "--set run.global_batch_size=256",
+    "run file": "train {own}/run.toml --data {data}/clicks --set scaling.num_workers=0",
+    "scores": "evaluate {data}/runs/clicks/step-00000004 --data {data}/clicks --local",
+    "predictions": "predict {data}/runs/clicks/step-00000004 --data {data}/clicks --local "
+    "--out {own}/scores.parquet",
 }
 
 SEEDS = {"ratings": 11, "logs": 12}

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.mistakes import converters, keeping, plans, rows, schemas, tools, towers, training
+from tests.mistakes import (
+    converters,
+    keeping,
+    plans,
+    rows,
+    run_files,
+    schemas,
+    tools,
+    towers,
+    training,
+)
 from tests.mistakes.case import Mistake
 from tests.mistakes.sound import LINES
 
@@ -15,6 +25,9 @@ SOUND = [
     ("convert_movielens", ("films",)),
     ("rayrec plan", ("plan",)),
     ("rayrec make-data", ("make-data",)),
+    ("rayrec train", ("train",)),
+    ("rayrec evaluate", ("scores",)),
+    ("rayrec predict", ("predictions",)),
 ]
 
 MISTAKES: list[Mistake] = [
@@ -26,6 +39,7 @@ MISTAKES: list[Mistake] = [
     *plans.MISTAKES,
     *converters.MISTAKES,
     *tools.MISTAKES,
+    *run_files.MISTAKES,
     *[
         Mistake(command=command, base=base, options="", says="", code=0)
         for command, bases in SOUND

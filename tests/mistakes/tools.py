@@ -130,7 +130,15 @@ ALONE = [
     ("calibrate --ranks 1", "required|--out"),
 ]
 
-FINE = ["--version", "--help", "plan --help", "calibrate --help", "make-data --help"]
+FINE = [
+    "--version",
+    "--help",
+    "plan --help",
+    "calibrate --help",
+    "make-data --help",
+    "train --help",
+    "completion bash",
+]
 
 SMOKE = [
     ("--ranks 0", "--ranks|at least 1"),

@@ -57,6 +57,8 @@ def cluster(private_home: Path) -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
+        # Not Ray's ten seconds, for which a test of metrics would have to wait.
+        _system_config={"metrics_report_interval_ms": 2000},
     )
     yield
     ray.shutdown()

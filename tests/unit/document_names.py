@@ -34,12 +34,25 @@ MAKE = re.compile(r"\bmake ([a-z-]+)")
 # names of other programs, and of what they write, that no Python file of the repository mentions
 EXTERNAL_OPTIONS = {"--dist", "--generate", "--temp-dir"}
 EXTERNAL = {
-    *("pip", "ruff", "mypy", "xdist", "loadgroup", "boto3", "gitignore", "gs", "auth", "torch"),
+    *(
+        "pip",
+        "tomli",
+        "ruff",
+        "mypy",
+        "xdist",
+        "loadgroup",
+        "boto3",
+        "gitignore",
+        "gs",
+        "auth",
+        "torch",
+    ),
     *("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "idle_timeout_minutes"),
     *("iam", "PassRole", "ssm", "GetParameters", "AmazonEC2FullAccess"),
     *("shm", "shmem_enabled", "transparent_hugepage", "MADV_COLLAPSE", "MALLOC_ARENA_MAX"),
     *("glibc", "tcache_count", "memmove", "rep", "movsb", "concat_arrays", "index_put_"),
     *("permute_multi_embedding", "day_0", "dry"),
+    *("setuptools", "material", "mkdocstrings"),
     # TorchRec
     *("clear_storage", "total_num_buckets", "enable_embedding_update", "PartialRowWiseLAMB"),
     *("init_state", "cache_params", "sharding_spec"),
@@ -50,6 +63,9 @@ EXTERNAL = {
         "ARGS",
         "dist_",
         "SOURCE",
+        "COMMAND",
+        "SECTION",
+        "KEY",
         "OUT",
         "INDEX_OF_CPU_BUILDS",
         "ACCOUNT",
@@ -57,7 +73,7 @@ EXTERNAL = {
         "area",
     ),
 }
-EXTERNAL_FILES = {"train.txt", "OLD.json"}
+EXTERNAL_FILES = {"train.txt", "OLD.json", "RUN.toml"}
 
 
 class Name(NamedTuple):

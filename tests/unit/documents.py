@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_BLOCK = re.compile(
-    r"(?:^ *<!-- ([a-z ]+): ?(.*?) -->\n)?^( *)```(\w*)\n(.*?)^\3```$", re.MULTILINE | re.DOTALL
-)
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+_MARK = r"(?:^ *<!-- ([a-z ]+): ?((?:(?!-->).)*?) -->\n)?"
+_BLOCK = re.compile(_MARK + r"^( *)```(\w*)\n(.*?)^\3```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
@@ -223,9 +222,3 @@ def test_bytes_of_two_hops_are_those_of_the_page(layout, hosts_per_column):
     # in hosts of two ranks half stays on its rank, forward and back
     assert hops["hosts"] == [inside * W // 2] * 2
     assert hops["peers"] == [between * W // 2] * 2  # so does half between two hosts
-
-
-def test_pages_are_all_found_from_the_readme():
-    readme = (ROOT / "README.md").read_text()
-    lost = [page.name for page in Path(DOCS).glob("*.md") if f"docs/{page.name}" not in readme]
-    assert not lost, f"README.md does not lead to {lost}"

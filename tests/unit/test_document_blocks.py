@@ -16,7 +16,8 @@ from tests.unit.documents import BLOCKS, ROOT, Block, environment, execute, run,
 ALONE = [block for block in BLOCKS if block.how == "tested" and block.language == "python"]
 OWN_MACHINE = [block for block in BLOCKS if block.how == "own machine"]
 WALKS = sorted({block.page for block in BLOCKS if block.how == "walk"})
-SLOW = {"README", "walkthrough"}  # pages whose walk starts a cluster, or many processes
+# pages whose walk starts a cluster, or many processes
+SLOW = {"README", "walkthrough", "cli", "own-loop", "slow-run"}
 COMMANDS = re.compile(r"^(make|python3?|ray|rayrec|pip|aws|export|\.venv/bin/\w+) ", re.MULTILINE)
 
 

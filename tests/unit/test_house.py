@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rayrec
+from tests.unit.documents import PAGES
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
@@ -23,7 +24,9 @@ PRODUCT = [
     path for top in ("rayrec", "actors", "jobs") for path in sorted((ROOT / top).rglob("*.py"))
 ]
 PYTHON = PRODUCT + [
-    path for top in ("tests", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))
+    path
+    for top in ("tests", "benchmarks", "examples", "docs")
+    for path in sorted((ROOT / top).rglob("*.py"))
 ]
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".cfg", ""}
 
@@ -97,9 +100,8 @@ def wide_lines(page: str) -> list[int]:
 
 
 def test_a_line_of_a_page_is_short_enough_to_read():
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     wide = {
-        page.name: wide_lines(page.read_text()) for page in pages if page.name not in WIDE_PAGES
+        page.name: wide_lines(page.read_text()) for page in PAGES if page.name not in WIDE_PAGES
     }
     assert not any(wide.values()), f"over {MAX_COLUMNS} characters: {wide}"
 

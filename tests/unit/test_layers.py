@@ -50,9 +50,11 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "distributed": 11,
     "train": 12,
     "actors": 13,
+    "watch": 13,
     "driver": 14,
-    "cli": 15,
-    "jobs": 15,
+    "runs": 15,
+    "cli": 16,
+    "jobs": 16,
 }
 # standard library only: plans are made and read without torch
 PURE = {

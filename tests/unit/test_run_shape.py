@@ -202,8 +202,8 @@ def test_best_needs_a_gain_above_the_margin() -> None:
         every_n_steps=1, score="auc", early_stopping=EarlyStopping(min_delta=0.1)
     )
     best = Best().after(1, 0.5, config)
-    assert best.after(2, 0.59, config) == Best(step=1, value=0.5, without=1)
-    assert best.after(2, 0.61, config) == Best(step=2, value=0.61)
+    assert best.after(2, 0.59, config) == Best(step=1, value=0.5, without=1, scored=2)
+    assert best.after(2, 0.61, config) == Best(step=2, value=0.61, scored=2)
     assert best.after(2, float("nan"), config).without == 1
 
 

@@ -1,0 +1,71 @@
+"""Bars, legends and words of the pages, as inline SVG and HTML. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+CHART_WIDTH, CHART_HEIGHT = 1060, 190
+LEFT = 64  # of a chart, for its scale
+# a limit this many times above the tallest bar would flatten the bars, and is told in words
+FAR = 3
+
+
+def legend(names: Sequence[str]) -> str:
+    keys = []
+    for i, name in enumerate(names):
+        style = "limit" if name == "limit" else f"p{i}"
+        keys.append(f'<span><i class="{style}"></i>{name}</span>')
+    return f'<div class="legend">{"".join(keys)}</div>'
+
+
+def stacks(
+    columns: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    names: Sequence[str],
+    show: Callable[[float], str],
+    limits: Sequence[float] = (),
+    width: int = CHART_WIDTH,
+) -> str:
+    """Stacked bars, one per rank, with a scale and, where given, a line at each rank's limit."""
+    # Bars must have a scale even where all of them are 0.
+    top = max([sum(column) for column in columns] + [0.0]) or 1.0
+    near = [limit for limit in limits if limit <= FAR * top]
+    # The 5% keep a bar or a line at the top off the edge.
+    top = max(top, *near, 0.0) * 1.05
+    step = (width - LEFT) / len(columns)
+    # With thousands of ranks a gap would be wider than the bars.
+    gap = min(6.0, step * 0.2) if step > 3 else 0.0
+    out = [f'<svg viewBox="0 0 {width} {CHART_HEIGHT + 22}" role="img">']
+    for fraction in (0.0, 0.5, 1.0):
+        y = CHART_HEIGHT * (1 - fraction)
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        below = y + (10 if fraction == 1 else 0)  # the topmost would be cut off above its line
+        out.append(text_at(f"{LEFT - 6}", f"{below:.1f}", "end", show(top * fraction)))
+    # At most 32 ranks of a wide chart get a number, so that the numbers do not overlap.
+    every = max(1, -(-len(columns) * CHART_WIDTH // (32 * width)))
+    for rank, column in enumerate(columns):
+        x, base = LEFT + rank * step, float(CHART_HEIGHT)
+        parts = [f"{name}: {show(value)}" for name, value in zip(names, column, strict=True)]
+        title = "\n".join([labels[rank], *parts])
+        out.append(f"<g><title>{escape(title)}</title>")
+        for part, value in enumerate(column):
+            height = value / top * CHART_HEIGHT
+            base -= height
+            # Less than a twentieth of a pixel is not seen, and only makes the page larger.
+            if height > 0.05:
+                place = f'x="{x:.2f}" y="{base:.2f}" width="{step - gap:.2f}"'
+                out.append(f'<rect class="p{part}" {place} height="{height:.2f}"/>')
+        if limits and limits[rank] in near:
+            y = CHART_HEIGHT * (1 - limits[rank] / top)
+            place = f'x1="{x:.2f}" x2="{x + step - gap:.2f}" y1="{y:.2f}" y2="{y:.2f}"'
+            out.append(f'<line class="limit" {place}/>')
+        out.append("</g>")
+        if rank % every == 0:
+            middle = f"{x + (step - gap) / 2:.1f}"
+            out.append(text_at(middle, f"{CHART_HEIGHT + 15}", "middle", f"{rank}"))
+    return "".join([*out, "</svg>"])
+
+
+def text_at(x: str, y: str, anchor: str, text: str) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'

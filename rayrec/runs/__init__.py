@@ -1,0 +1,5 @@
+"""What the command line and the jobs share: runs of click models from files, data and checkpoints.
+
+`rayrec.cli` and `jobs` say what a user wants; the modules here open the data, build the `Driver`,
+run it and report. Run files (`run_file`) are read and written here, too.
+"""

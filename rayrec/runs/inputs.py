@@ -1,0 +1,90 @@
+"""What a command is given to read and to write: data sets, text files, and files for its result."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayrec.checks import absolute_path, is_uri, lasting_path
+from rayrec.errors import ConfigError, InputError
+from rayrec.storage import probe_output
+
+if TYPE_CHECKING:
+    from rayrec.data import FileDataset
+
+
+def open_data(
+    path: str, schema: str, source: str = "the schema", where: str | None = None
+) -> FileDataset:
+    """A dataset of Parquet files, or of Arrow IPC files by their suffix.
+
+    Args:
+        path: folder, file or URI.
+        schema: the JSON text of the schema.
+        source: what messages call the schema.
+        where: which rows are taken, in the language of docs/data.md; None takes all.
+    Raises:
+        ConfigError: the schema contradicts itself, or the path is empty.
+        InputError: there is nothing to read, or there are files of both kinds.
+    """
+    from rayrec.data import ArrowDataset, FeatureSchema, ParquetDataset
+
+    path = absolute_path("the data's path", path)
+    names = [path]
+    if not is_uri(path) and os.path.isdir(path):
+        # Hidden names are looked for below the folder: the path to it may hold some.
+        below = [p.relative_to(path) for p in sorted(Path(path).glob("**/*"))]
+        hidden = re.compile(r"(^|/)[._]")  # which a data set leaves out
+        names = [str(p) for p in below if not hidden.search(str(p))]
+    arrow = [name for name in names if name.endswith(ArrowDataset.SUFFIXES)]
+    parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]
+    if arrow and parquet:
+        raise InputError(
+            f"{path} holds Parquet and Arrow files, such as {parquet[0]} and {arrow[0]}; a data "
+            "set is of one kind. Move those of the other kind away."
+        )
+    kind = ArrowDataset if arrow else ParquetDataset
+    return kind(path, FeatureSchema.from_json(schema, source), where=where)
+
+
+def output_path(option: str, path: str | None) -> str | None:
+    """The absolute path of a file that the job writes at its end, proven writable.
+
+    Raises:
+        ConfigError: it cannot be written, or would be deleted after the job.
+    """
+    if path is None:
+        return None
+    # The probe comes before the run: hours of training must not end with a file that cannot be
+    # written.
+    whole = lasting_path(option, path)
+    probe_output(option, whole)
+    return whole
+
+
+def read_text(option: str, path: str) -> str:
+    """The text of the local file that an option names.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {option} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {option} {path} as text: {error}.") from None
+
+
+def made_part(path: str, part: str) -> str:
+    """A part of a folder that `rayrec make-data` wrote; the path itself where it is no such folder.
+
+    Args:
+        path: folder, file or URI of rows, or a folder with schema.json and the part.
+        part: "train" or "eval".
+    """
+    below = os.path.join(os.path.expanduser(path), part)
+    is_made = os.path.isdir(below) and os.path.isfile(os.path.join(path, "schema.json"))
+    return below if is_made and not is_uri(path) else path

@@ -1,0 +1,151 @@
+"""The types of a dataclass's fields, and what a run file may write for each.
+
+A field is read by its annotation alone, so a config that gains a field needs nothing here. A table
+of a run file becomes a dataclass: the annotated one, or a subclass of it. What is neither plain
+data nor such a dataclass is code, such as a function or an object of the user's, and stays with the
+Python API.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+NONE = "none"  # what a run file writes for None, since TOML has no word for it
+TYPE = "type"  # the key that says which of several dataclasses a table means
+SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+SCALARS |= {Path: "a path"}
+
+
+class Code:
+    """Stands for the type of a field that cannot be resolved: its names exist for checkers only."""
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """Field -> type, of the fields that the constructor of a dataclass takes."""
+    resolved = {}
+    for field in dataclasses.fields(kind):
+        if field.init:
+            owner = next(
+                c for c in kind.__mro__ if field.name in vars(c).get("__annotations__", ())
+            )
+            resolved[field.name] = _resolve(field.type, owner)
+    return resolved
+
+
+def _resolve(annotation: Any, owner: type) -> Any:
+    # A name is looked up in the module of the class that has the field, which may be a base.
+    holder = types.SimpleNamespace(__annotations__={"field": annotation})
+    try:
+        return get_type_hints(holder, vars(sys.modules[owner.__module__]))["field"]
+    except NameError:
+        return Code
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default value of a field; `dataclasses.MISSING` where it must be given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def alternatives(kind: Any) -> list[Any]:
+    """The members of a union without None; of any other type, itself."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return [one for one in get_args(kind) if one is not types.NoneType]
+    return [kind]
+
+
+def takes_none(kind: Any) -> bool:
+    """Whether a field of this type may be None."""
+    return types.NoneType in get_args(kind)
+
+
+def variants(kind: Any) -> list[type]:
+    """The dataclasses that a table may become: those of a type or a union, and their subclasses.
+
+    A base that is no dataclass itself has none: what its subclasses are is up to whoever imports.
+    """
+    bases = [one for one in alternatives(kind) if isinstance(one, type)]
+    return [v for base in bases if dataclasses.is_dataclass(base) for v in _concrete(base)]
+
+
+def _concrete(kind: type) -> list[type]:
+    children: list[type] = kind.__subclasses__()
+    below = [variant for child in children for variant in _concrete(child)]
+    # A dataclass with slots is made twice; the first of the two is in no module.
+    module = sys.modules.get(kind.__module__)
+    lost = getattr(module, kind.__name__, kind) is not kind
+    usable = dataclasses.is_dataclass(kind) and not inspect.isabstract(kind) and not lost
+    return [kind, *below] if usable else below
+
+
+def item_types(kind: Any) -> tuple[Any, ...] | None:
+    """Types of the items of a list of any length (one, and an ellipsis) or of a fixed one.
+
+    Returns:
+        None where the type is no list.
+    """
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if not isinstance(origin, type) or issubclass(origin, str | bytes):
+        return None
+    if issubclass(origin, tuple) and args:
+        return args
+    if issubclass(origin, Sequence | set | frozenset):
+        return (*(args or (Any,)), ...)
+    return None
+
+
+def mapping_types(kind: Any) -> tuple[Any, Any] | None:
+    """Types of the keys and values of a mapping; None where the type is none."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type) or not issubclass(origin, Mapping):
+        return None
+    return get_args(kind) or (str, Any)
+
+
+def is_enum(kind: Any) -> bool:
+    """Whether the type is an enum."""
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def is_code(kind: Any) -> bool:
+    """Whether no value of this type can be written in a run file."""
+    return all(_is_code(one) for one in alternatives(kind))
+
+
+def _is_code(kind: Any) -> bool:
+    if kind is Any or kind in SCALARS or get_origin(kind) is Literal or is_enum(kind):
+        return False
+    items, pair = item_types(kind), mapping_types(kind)
+    if items is not None:
+        return any(is_code(item) for item in items if item is not ...)
+    if pair is not None:
+        return is_code(pair[1])
+    return not variants(kind)
+
+
+def wanted(kind: Any) -> str:
+    """What a run file may write for a type, in words that complete "it must be ..."."""
+    words = dict.fromkeys(_wanted(one) for one in alternatives(kind) if not _is_code(one))
+    return " or ".join([*words, f'"{NONE}"'] if takes_none(kind) else words)
+
+
+def _wanted(kind: Any) -> str:
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if get_origin(kind) is Literal or is_enum(kind):
+        values = get_args(kind) or [member.value for member in kind]
+        return f"one of {', '.join(map(repr, values))}"
+    items = item_types(kind)
+    if items is not None and items[-1] is ...:
+        return "a list" if items[0] is Any else f"a list, each item {wanted(items[0])}"
+    if items is not None:
+        return f"a list of {len(items)}: {', '.join(map(wanted, items))}"
+    return "anything" if kind is Any else "a table"

@@ -1,0 +1,91 @@
+"""`ModelRecipe`: a click model as plain data that a checkpoint carries, to build it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayrec.checks import whole_number
+from rayrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MODELS = ("dlrm", "dcn")
+MAX_SIZE = 2**31 - 1  # of a layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRecipe:
+    """A click model as plain data; calling it builds the module, tables on the meta device.
+
+    Attributes:
+        model: "dlrm" or "dcn".
+        schema: the JSON text of the feature schema.
+        dense_layers: of the dense MLP before its last layer, which is as wide as the tables.
+        over_layers: of the over MLP before its one logit.
+        cross_layers, cross_rank: of dcn's cross network.
+    Raises:
+        ConfigError: the model is not known, or a size is no whole number above 0.
+    """
+
+    model: str
+    schema: str
+    dense_layers: tuple[int, ...] = (64,)
+    over_layers: tuple[int, ...] = (64, 32)
+    cross_layers: int = 2
+    cross_rank: int = 16
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigError(
+                f"model {self.model!r} is not known; choose one of {', '.join(MODELS)}."
+            )
+        for name in ("dense_layers", "over_layers"):
+            for size in getattr(self, name):
+                whole_number(f"{name} has the size", size, 1, MAX_SIZE)
+        whole_number("cross_layers", self.cross_layers)
+        whole_number("cross_rank", self.cross_rank)
+
+    def __call__(self) -> nn.Module:
+        """Build the module with its loss."""
+        from rayrec.data import FeatureSchema
+        from rayrec.models import DLRM, DLRM_DCN, DLRMTrain
+        from rayrec.modules import EmbeddingBagCollection
+
+        schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
+        tables = schema.embedding_bag_configs()
+        # On the meta device the tables take no memory; every rank makes only its own shards.
+        collection = EmbeddingBagCollection(
+            tables=tables, is_weighted=schema.is_weighted, device="meta"
+        )
+        # The dense row interacts with the looked-up rows, so its MLP ends in their width.
+        dense, over = [*self.dense_layers, tables[0].embedding_dim], [*self.over_layers, 1]
+        if self.model == "dlrm":
+            return DLRMTrain(DLRM(collection, len(schema.dense), dense, over))
+        return DLRMTrain(
+            DLRM_DCN(collection, len(schema.dense), dense, over, self.cross_layers, self.cross_rank)
+        )
+
+    def to_extras(self) -> dict[str, Any]:
+        """JSON data for a checkpoint's extras."""
+        return {"recipe": asdict(self)}
+
+    @classmethod
+    def from_extras(cls, extras: Mapping[str, Any], source: str) -> ModelRecipe:
+        """What `to_extras` gave.
+
+        Raises:
+            ConfigError: the checkpoint was written by something else.
+        """
+        try:
+            fields = dict(extras["recipe"])
+            # JSON knows no tuples: they came back as lists, and two equal recipes must be equal.
+            fields |= {name: tuple(fields[name]) for name in ("dense_layers", "over_layers")}
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{source} does not say how to build its model ({error!r}); it was not written by "
+                "`rayrec train` or jobs.train_dlrm."
+            ) from None

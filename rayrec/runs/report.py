@@ -1,0 +1,183 @@
+"""What a run prints and writes at its end: scores, times of the start-up, a JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rayrec.errors import RunInterrupted
+from rayrec.storage import write_whole
+from rayrec.train.progress import Milestone
+
+if TYPE_CHECKING:
+    from rayrec.driver import Driver, Result
+    from rayrec.metrics import PlantedScores
+
+
+class Told(NamedTuple):
+    """What one kind of run has to say of a result.
+
+    Attributes:
+        done: what was done, as the end of a line.
+        lines: the scores, for people. fields: what it adds to the file for the result.
+    """
+
+    done: str
+    lines: list[str]
+    fields: dict[str, Any]
+
+
+class Reporting(NamedTuple):
+    """What a run reports besides its scores, and where.
+
+    Attributes:
+        timing: when the parts of the start-up were over, so far.
+        show_timing: print how long each of them took.
+        result: absolute path of the JSON file for the result, or None.
+        seed: the seed of the run.
+    """
+
+    timing: list[Milestone]
+    show_timing: bool
+    result: str | None
+    seed: int
+
+
+Outcome = Callable[["Result"], Told]
+
+
+def fit_and_report(driver: Driver, reporting: Reporting, outcome: Outcome) -> None:
+    """Train, and report the result; also what a run that a signal ended had reached.
+
+    Raises:
+        RayrecError, RunInterrupted: as `Driver.fit`.
+    """
+    try:
+        result = driver.fit()
+    except RunInterrupted as stop:
+        if stop.result is not None:
+            _report_run(stop.result, reporting, outcome)
+        raise
+    _report_run(result, reporting, outcome)
+
+
+def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
+    """Print what a run has to show, and write it to the file for the result."""
+    timing = [*reporting.timing, *result.milestones]
+    if reporting.show_timing:
+        print(timing_table(timing))
+    told = outcome(result)
+    how = "stopped at" if result.stopped else "done:"
+    print(f"{how} step {result.steps}, {told.done}")
+    for line in told.lines:
+        print(line)
+    if result.ended_early:
+        print(f"ended early: {result.ended_early}")
+    if result.best_score is not None:
+        print(f"best: step {result.best_step}, score {result.best_score:.5f}")
+    if result.checkpoint:
+        print(f"checkpoint: {result.checkpoint}")
+    if result.profile is not None:
+        print(f"{result.profile.text()}\nprofile: {result.profile.folder}")
+    summary = {
+        "steps": result.steps,
+        "rows": result.rows,
+        "seconds": result.seconds,
+        "rows_per_s": result.rows_per_s,
+        "ranks": result.plan.world_size,
+        "train_loss": result.train_loss,
+        "checkpoint": result.checkpoint,
+        "stopped": result.stopped,
+        "startup_s": seconds_by_part(timing),
+        "seed": reporting.seed,
+    }
+    if result.best_score is not None:
+        summary |= {"best_step": result.best_step, "best_score": result.best_score}
+    write_result(reporting.result, summary | told.fields)
+
+
+def write_result(path: str | None, result: Mapping[str, Any]) -> None:
+    """Write the result as JSON, whole or not at all; does nothing without a path.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path is not None:
+        write_whole("the result (--result)", path, json.dumps(_finite(result), indent=1))
+
+
+def truth_beside(eval_path: str | None) -> PlantedScores | None:
+    """The truth.json beside evaluation data, or None.
+
+    It is read before training, so that a damaged file costs no run.
+
+    Raises:
+        ConfigError: the file cannot be read as one.
+    """
+    from rayrec.metrics import PlantedScores
+
+    path = Path(eval_path or "").parent / "truth.json"
+    return PlantedScores.load(path) if eval_path and os.path.isfile(path) else None
+
+
+def scores_beside_truth(
+    metrics: Mapping[str, float], truth: PlantedScores | None
+) -> dict[str, float]:
+    """Metrics as they are, with bayes_auc and regret when the truth is of as many rows."""
+    scores = dict(metrics)
+    # Scores of other rows, such as a part of them, cannot be compared with the truth.
+    if truth is not None and truth.rows == scores.get("rows"):
+        scores |= {
+            "bayes_auc": truth.bayes_auc,
+            "bayes_ne": truth.bayes_ne,
+            "regret": truth.bayes_auc - scores["auc"],
+        }
+    return scores
+
+
+def scores_line(scores: Mapping[str, float]) -> str:
+    """Scores on one line."""
+    order = ("auc", "bayes_auc", "regret", "ne", "logloss", "calibration")
+    shown = [f"{name} {scores[name]:.5f}" for name in order if name in scores]
+    shown += [f"rows {scores['rows']:.0f}"] if "rows" in scores else []
+    return "  ".join(shown)
+
+
+def process_start() -> float:
+    """When this process began, in seconds of the wall clock; now where that is not known."""
+    try:
+        # The 22nd field is the start in clock ticks since boot. The second, the name, may hold
+        # spaces, so the fields are counted behind its bracket.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        since_boot = ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (OSError, ValueError, AttributeError):
+        return time.time()
+
+
+def seconds_by_part(timing: Sequence[Milestone]) -> dict[str, float]:
+    """Seconds from each milestone to the next, by the name of the later one."""
+    ordered = sorted(timing, key=lambda milestone: milestone.at)
+    # Milestones of the command and of the driver may cross, since data are made while Ray starts.
+    return {b.name: round(b.at - a.at, 3) for a, b in pairwise(ordered)}
+
+
+def timing_table(timing: Sequence[Milestone]) -> str:
+    """The parts of a start-up, one a line, with their sum."""
+    parts = seconds_by_part(timing)
+    parts["to the first step"] = sum(parts.values())
+    lines = [f"  {name:<24}{seconds:7.2f} s" for name, seconds in parts.items()]
+    return "\n".join(["start-up, by part:", *lines])
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan: such scores become null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,253 @@
+"""Run files: one training run as TOML, with the sections model, data, scaling, run and plan.
+
+    [model]
+    model = "dcn"
+    [data]
+    train = "data/clicks/train"
+    schema = "data/clicks/schema.json"
+    [run]
+    global_batch_size = 8192
+    steps = 500
+    [run.checkpoint]
+    every_n_steps = 100
+
+The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema,
+`DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`. Relative paths are taken from the
+working directory of the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tomli_w
+
+from rayrec.checks import absolute_path
+from rayrec.driver import OptimizerConfig, RunConfig, ScalingConfig
+from rayrec.errors import ConfigError
+from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
+from rayrec.runs.inputs import read_text
+from rayrec.runs.reading import Place, meant, read_table
+from rayrec.runs.recipe import ModelRecipe
+from rayrec.runs.scaling import default_ranks
+from rayrec.runs.settings import Settings, read_settings
+from rayrec.runs.training import ClickRun
+from rayrec.runs.writing import table_of
+
+DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSection:
+    """Where the rows lie.
+
+    Attributes:
+        train: folder, file or URI of the rows to train on.
+        eval: rows to score after training, likewise, or None.
+        schema: JSON file that says which columns are what.
+        where, eval_where: which rows of `train` and of `eval` are taken, such as "day < 10"; None
+            takes all.
+    """
+
+    train: str | None = None
+    eval: str | None = None
+    schema: str | None = None
+    where: str | None = None
+    eval_where: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train", "eval", "schema"):
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, absolute_path(name, path))
+        if self.eval_where is not None and self.eval is None:
+            raise ConfigError("eval_where is about the rows of eval; give eval, or leave it out.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSection:
+    """How the tables are placed.
+
+    Attributes:
+        plan: "auto", a sharding kind for all tables, or a plan's JSON file.
+        topology: JSON file that `rayrec calibrate` wrote, or None.
+        constraints: table -> fields of `ParameterConstraints`, or a JSON file of the same.
+    """
+
+    plan: str = "auto"
+    topology: str | None = None
+    constraints: str | Mapping[str, Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if os.path.isfile(self.plan):
+            object.__setattr__(self, "plan", absolute_path("plan", self.plan))
+        if self.topology is not None:
+            object.__setattr__(self, "topology", absolute_path("topology", self.topology))
+        if isinstance(self.constraints, str):
+            path = absolute_path("constraints", self.constraints)
+            object.__setattr__(self, "constraints", path)
+        self.by_table()  # checks
+
+    def by_table(self) -> dict[str, ParameterConstraints] | None:
+        """The constraints as the planner takes them.
+
+        Raises:
+            ConfigError: the file cannot be read, or a field is unknown or makes no sense.
+        """
+        if self.constraints is None:
+            return None
+        if isinstance(self.constraints, str):
+            text = read_text("constraints", self.constraints)
+            return constraints_from_json(text, self.constraints)
+        return constraints_from_json(json.dumps(self.constraints), "constraints")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFile:
+    """What a run file and the options beside it say.
+
+    Attributes:
+        model: the recipe; its schema is read later, from `data.schema`.
+        data, scaling, run, plan: the other sections.
+        source: what messages call the file.
+    """
+
+    model: ModelRecipe
+    data: DataSection
+    scaling: ScalingConfig
+    run: RunConfig
+    plan: PlanSection
+    source: str
+
+    @classmethod
+    def read(
+        cls, path: str | None, changes: Sequence[str] = (), data: str | None = None
+    ) -> RunFile:
+        """Read a run file.
+
+        Args:
+            path: the file; None takes the defaults.
+            changes: "section.key=value", each instead of what the file says.
+            data: a folder that `rayrec make-data` wrote, instead of the section data.
+        Raises:
+            ConfigError: the file is no TOML, or something in it does not fit; names the place.
+        """
+        settings = read_settings(path, changes)
+        tables = settings.tables
+        sections = ("model", "data", "scaling", "run", "plan")
+        for name, table in tables.items():
+            if name not in sections:
+                near = meant(name, sections)
+                raise ConfigError(
+                    f"{settings.source_of((name,))}: there is no section {name}{near}"
+                )
+            if not isinstance(table, dict):
+                raise Place(settings.source_of, (name,)).wrong(table, f"a section, [{name}]")
+        if data is not None:
+            said = tables.setdefault("data", {})
+            if {"train", "eval", "schema"} & set(said):
+                raise ConfigError(
+                    f"{settings.source_of(('data',))}: [data] says where the data lie, and so does "
+                    "--data. Leave one of them out."
+                )
+            said.update(_below(data))
+        run = tables.get("run", {})
+
+        def read(name: str, kind: type, base: Any = None, **fixed: Any) -> Any:
+            place = Place(settings.source_of, (name,))
+            return read_table([kind], tables.get(name, {}), place, base, fixed)
+
+        return cls(
+            model=read("model", ModelRecipe, DEFAULT_MODEL, schema=""),
+            data=read("data", DataSection),
+            scaling=read("scaling", ScalingConfig, default_scaling()),
+            run=read("run", RunConfig, default_run(in_steps="steps" in run)),
+            plan=read("plan", PlanSection),
+            source=_name(settings),
+        )
+
+    def to_toml(self) -> str:
+        """The complete effective run as TOML; reading it gives the same run.
+
+        Raises:
+            ConfigError: a field holds code.
+        """
+        in_steps = self.run.steps is not None
+        return tomli_w.dumps(
+            {
+                "model": table_of(self.model, leave_out=("schema",)),
+                "data": table_of(self.data),
+                "scaling": table_of(self.scaling, default_scaling()),
+                "run": table_of(self.run, default_run(in_steps=in_steps)),
+                "plan": table_of(self.plan),
+            }
+        )
+
+    def click_run(self) -> ClickRun:
+        """The training run, with the schema read.
+
+        Raises:
+            ConfigError: the data are not said, or the schema cannot be read.
+        """
+        train, schema = self.data.train, self.data.schema
+        if train is None or schema is None:
+            lacking = "train" if train is None else "schema"
+            raise ConfigError(
+                f"{self.source}: [data] needs {lacking}; give it in a run file, or name with "
+                "--data DIR a folder that `rayrec make-data DIR` wrote."
+            )
+        return ClickRun(
+            recipe=replace(self.model, schema=read_text("[data] schema", schema)),
+            run=self.run,
+            scaling=self.scaling,
+            train=train,
+            eval=self.data.eval,
+            where=self.data.where,
+            eval_where=self.data.eval_where,
+            schema_source=schema,
+            plan=self.plan.plan,
+            topology=self.plan.topology,
+            constraints=self.plan.by_table(),
+        )
+
+
+def default_scaling() -> ScalingConfig:
+    """Where ranks run when a file does not say it."""
+    return ScalingConfig(num_workers=default_ranks())
+
+
+def default_run(in_steps: bool = False) -> RunConfig:
+    """How a run trains when a file does not say it; as `jobs.train_dlrm` trains by default.
+
+    Args:
+        in_steps: the file gives steps, so there are no epochs by default.
+    """
+    return RunConfig(
+        global_batch_size=4096,
+        steps=1 if in_steps else None,
+        epochs=None if in_steps else 1,
+        sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
+        dense_optimizer=OptimizerConfig(name="adam", lr=3e-3),
+    )
+
+
+def _name(settings: Settings) -> str:
+    return settings.file or "the command line"
+
+
+def _below(folder: str) -> dict[str, str]:
+    """The section data of a folder that `rayrec make-data` wrote."""
+    whole = absolute_path("--data", folder)
+    parts = {"train": f"{whole}/train", "eval": f"{whole}/eval", "schema": f"{whole}/schema.json"}
+    for name in ("train", "schema"):
+        if not os.path.exists(parts[name]):
+            raise ConfigError(
+                f"--data {folder} holds no {os.path.basename(parts[name])}; name a folder that "
+                "`rayrec make-data DIR` wrote, or say in a run file where [data] train, eval and "
+                "schema are."
+            )
+    return {name: path for name, path in parts.items() if os.path.exists(path)}

@@ -1,0 +1,64 @@
+"""Where the ranks run, by the options of a command: `--ranks`, `--local`, `--gpu` and their kin."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rayrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rayrec.driver import ScalingConfig
+
+
+def default_ranks() -> int:
+    """Ranks of a command where --ranks is not given."""
+    # Two ranks show that sharding works, and fit a laptop.
+    return min(2, os.cpu_count() or 1)
+
+
+def scaling_from(
+    *,
+    ranks: int | None,
+    local: bool,
+    gpu: bool,
+    cpus_per_rank: float,
+    pin_cores: bool,
+    placement_timeout: float | None,
+) -> ScalingConfig:
+    """Where the ranks run, by the options of the same names.
+
+    Args:
+        ranks: None takes `default_ranks`.
+        local: one rank in this process, without Ray.
+        placement_timeout: seconds to wait for room on the cluster, or None.
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    from rayrec.driver import ScalingConfig
+
+    if local:
+        of_a_cluster = {
+            "--ranks": ranks,
+            "--placement-timeout": placement_timeout,
+            "--pin-cores": pin_cores,
+        }
+        idle = [option for option, value in of_a_cluster.items() if value]
+        if idle:
+            raise ConfigError(
+                f"{idle[0]} is about the ranks of a cluster, and --local runs one rank in this "
+                "process. Leave one of them out."
+            )
+    if pin_cores and (gpu or cpus_per_rank != int(cpus_per_rank)):
+        raise ConfigError(
+            "--pin-cores gives CPU ranks whole cores, which contradicts "
+            f"{'--gpu' if gpu else f'--cpus-per-rank {cpus_per_rank:g}'}. Leave one of "
+            "them out."
+        )
+    return ScalingConfig(
+        num_workers=0 if local else ranks or default_ranks(),
+        use_gpu=gpu,
+        cpus_per_worker=cpus_per_rank,
+        placement_timeout_s=placement_timeout,
+        pin_cores=pin_cores,
+    )

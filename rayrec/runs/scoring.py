@@ -1,0 +1,87 @@
+"""Scores of a checkpoint: its model on given rows, on any number of ranks, under any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from rayrec.runs.inputs import open_data, read_text
+from rayrec.runs.recipe import ModelRecipe
+from rayrec.runs.report import scores_beside_truth, truth_beside
+
+if TYPE_CHECKING:
+    from rayrec.driver import ScalingConfig
+
+ROWS = 16_384  # scored at a time where nothing else is said
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scoring:
+    """What to score, and how.
+
+    Attributes:
+        checkpoint: absolute directory or URI of the checkpoint.
+        data: folder, file or URI of the rows.
+        where: which rows of them are taken; None takes all.
+        schema: JSON file that says which columns are what; None takes the checkpoint's.
+        scaling: where the ranks run.
+        plan: "auto", a sharding kind, or a plan's JSON file.
+        global_batch_size: rows scored at a time over all ranks.
+        timeout_s: seconds until a hanging collective counts as failed.
+        predictions: absolute path of a Parquet file for the score of every row, or None.
+        keys: columns of the data that are copied into it.
+    """
+
+    checkpoint: str
+    data: str
+    schema: str | None
+    scaling: ScalingConfig
+    where: str | None = None
+    plan: str = "auto"
+    global_batch_size: int = ROWS
+    timeout_s: float = 300.0
+    predictions: str | None = None
+    keys: Sequence[str] = ()
+
+
+class Scored(NamedTuple):
+    """The step of the checkpoint, the ranks that scored it, and the scores by name."""
+
+    step: int
+    ranks: int
+    scores: Mapping[str, float]
+
+
+def score_checkpoint(scoring: Scoring) -> Scored:
+    """Build the model that the checkpoint describes, load it, and score the rows.
+
+    Returns:
+        the scores, beside those of the data's planted truth where that is known.
+    Raises:
+        RayrecError, RunInterrupted: as `Driver.evaluate`.
+        ConfigError: the checkpoint does not say how to build its model.
+    """
+    from rayrec.checkpoint import read_manifest
+    from rayrec.driver import CheckpointConfig, Driver, RunConfig
+
+    # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
+    # same.
+    run = RunConfig(
+        global_batch_size=scoring.global_batch_size,
+        epochs=1,
+        timeout_s=scoring.timeout_s,
+        checkpoint=CheckpointConfig(at_end=False),
+    )
+    checkpoint = scoring.checkpoint
+    manifest = read_manifest(checkpoint)
+    recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
+    if scoring.schema:
+        recipe = replace(recipe, schema=read_text("--schema", scoring.schema))
+    source = scoring.schema or f"the schema of {checkpoint}"
+    data = open_data(scoring.data, recipe.schema, source, scoring.where)
+    truth = truth_beside(scoring.data)
+    driver = Driver(recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan)
+    metrics = driver.evaluate(checkpoint, predictions=scoring.predictions, keys=scoring.keys)
+    ranks = max(1, scoring.scaling.num_workers)
+    return Scored(manifest.step, ranks, scores_beside_truth(metrics, truth))

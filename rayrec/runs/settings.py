@@ -1,0 +1,113 @@
+"""A TOML file and the `--set KEY=VALUE` beside it, as one tree of tables that knows who said what.
+
+A value of `--set` is read as TOML; what is no TOML, such as a bare word or a path, is a text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rayrec.errors import ConfigError
+
+# One of them ends a run; a change of one takes the place of the file's other.
+ENDS: dict[tuple[str, ...], str] = {("run", "steps"): "epochs", ("run", "epochs"): "steps"}
+
+
+class Settings(NamedTuple):
+    """Tables of a file, changed by `--set`.
+
+    Attributes:
+        tables: all of them, by the names of the sections.
+        file: the file, or None.
+        changes: path of a key -> the `--set` that said it.
+    """
+
+    tables: dict[str, Any]
+    file: str | None
+    changes: dict[tuple[str, ...], str]
+
+    def source_of(self, path: tuple[str, ...]) -> str:
+        """Who said what stands at a path: the file, a `--set`, or both."""
+        for changed, said in self.changes.items():
+            if path[: len(changed)] == changed:
+                return said
+        below = [said for changed, said in self.changes.items() if changed[: len(path)] == path]
+        if self.file is None:
+            return below[0] if below else "the command line"
+        return " with ".join([self.file, *below])
+
+
+def read_settings(file: str | None, changes: Sequence[str]) -> Settings:
+    """Read a TOML file, and put the changes into it.
+
+    Raises:
+        ConfigError: the file cannot be read or is no TOML, with the line; a change has no key.
+    """
+    settings = Settings({} if file is None else _read_toml(file), file, {})
+    for change in changes:
+        key, sign, text = change.partition("=")
+        path = _key(key, change) if sign else ()
+        if len(path) < 2:
+            raise ConfigError(f"--set {change} must be SECTION.KEY=VALUE, such as run.steps=500.")
+        _put(settings, path, _value(text.strip()), f"--set {change}")
+    return settings
+
+
+def _read_toml(file: str) -> dict[str, Any]:
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+        return tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the run file {file}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the run file {file} as text: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r" \(at line (\d+), column \d+\)$", str(error))
+        line = int(place[1]) if place else text.count("\n") + 1
+        what = re.sub(r" \(at [^()]*\)$", "", str(error))
+        raise ConfigError(f"{file}, line {line} is no TOML: {what}.") from None
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deeply.") from None
+
+
+def _key(text: str, change: str) -> tuple[str, ...]:
+    """The parts of a dotted key, which may be quoted as in TOML."""
+    try:
+        table: Any = tomllib.loads(f"{text} = 0")
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(f"--set {change}: {text!r} is no key of TOML.") from None
+    path = []
+    while isinstance(table, dict):
+        ((name, table),) = table.items()
+        path.append(name)
+    return tuple(path)
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    # No field takes a date, and a line break in the text could begin another key.
+    if list(parsed) != ["value"] or isinstance(parsed["value"], datetime.date | datetime.time):
+        return text
+    return parsed["value"]
+
+
+def _put(settings: Settings, path: tuple[str, ...], value: Any, said: str) -> None:
+    table = settings.tables
+    for depth, name in enumerate(path[:-1], start=1):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            held = ".".join(path[:depth])
+            raise ConfigError(f"{said}: {held} is {table!r} and no table, so it has no keys.")
+    table[path[-1]] = value
+    settings.changes[path] = said
+    other = ENDS.get(path)
+    if other is not None and (*path[:-1], other) not in settings.changes:
+        table.pop(other, None)

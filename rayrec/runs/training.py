@@ -1,0 +1,105 @@
+"""Training of a click model on rows in files, as `rayrec train` and `jobs.train_dlrm` do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rayrec.errors import ConfigError
+from rayrec.runs.inputs import open_data
+from rayrec.runs.recipe import ModelRecipe
+from rayrec.runs.report import (
+    Reporting,
+    Told,
+    fit_and_report,
+    scores_beside_truth,
+    scores_line,
+    truth_beside,
+)
+
+if TYPE_CHECKING:
+    from rayrec.driver import Result, RunConfig, ScalingConfig
+    from rayrec.metrics import PlantedScores
+    from rayrec.planner import ParameterConstraints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClickRun:
+    """One training run of a click model.
+
+    Attributes:
+        recipe: the model, with the text of the schema.
+        run, scaling: how it trains and where.
+        train, eval: folder, file or URI of the rows; nothing is scored without `eval`.
+        where, eval_where: which rows of them are taken; None takes all.
+        schema_source: what messages call the schema.
+        plan: "auto", a sharding kind, or a plan's JSON file.
+        topology: JSON file of a calibrated topology, or None.
+        constraints: by table, for the planner.
+    """
+
+    recipe: ModelRecipe
+    run: RunConfig
+    scaling: ScalingConfig
+    train: str
+    eval: str | None
+    schema_source: str
+    where: str | None = None
+    eval_where: str | None = None
+    plan: str = "auto"
+    topology: str | None = None
+    constraints: Mapping[str, ParameterConstraints] | None = None
+
+
+def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
+    """Open the data, train, score, and report.
+
+    Raises:
+        RayrecError, RunInterrupted: as `Driver.fit`.
+        ConfigError: the run has tasks that a click model does not predict.
+    """
+    from rayrec.driver import Driver
+
+    recipe, source = click_run.recipe, click_run.schema_source
+    others = [task.name for task in click_run.run.tasks if task.kind != "binary"]
+    if others or len(click_run.run.tasks) > 1:
+        raise ConfigError(
+            f"the run has tasks={[task.name for task in click_run.run.tasks]}, and model "
+            f"{recipe.model!r} predicts one binary task. Leave the others out, or train a model of "
+            "several tasks with the Python API (rayrec.models.MultiTaskTrain)."
+        )
+    train = open_data(click_run.train, recipe.schema, source, click_run.where)
+    held_out = None
+    if click_run.eval is not None:
+        held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)
+    truth = truth_beside(click_run.eval)
+    # The recipe travels in every checkpoint, so that whoever scores it can build the model.
+    run = replace(click_run.run, extras={**click_run.run.extras, **recipe.to_extras()})
+    driver = Driver(
+        recipe,
+        train,
+        click_run.scaling,
+        run,
+        eval_data=held_out,
+        plan=click_run.plan,
+        constraints=click_run.constraints,
+        topology=click_run.topology,
+    )
+    fit_and_report(driver, reporting, lambda result: _told(click_run, truth, result))
+
+
+def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> Told:
+    scores = scores_beside_truth(result.metrics, truth)
+    loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
+    fields = {
+        "plan": {table: result.plan.kind(table) for table in result.plan.tables},
+        "eval": scores,
+        "model": click_run.recipe.model,
+        "global_batch": click_run.run.global_batch_size,
+    }
+    return Told(
+        done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
+        lines=[f"evaluation: {scores_line(scores)}"] if scores else [],
+        fields=fields,
+    )

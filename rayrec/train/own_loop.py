@@ -1,0 +1,221 @@
+"""A training loop of the user's own under the driver: `fn(context)`, called on every rank.
+
+The driver places and plans, starts the ranks, watches them and shows their progress, as for the
+ready-made loop; `LoopContext` gives the loop the same pieces that `RankTrainer` is made of: the
+run's batches from its place in the data on, windows and reports, evaluations and checkpoints.
+All ranks must do the same in the same order, as in any program of torch.distributed.
+
+    def loop(context):
+        model = context.shard(build())
+        optimizer = torch.optim.Adam([p for _, p in model.dense_parameters()])
+        context.track(optimizer)
+        for batch in context.batches():
+            loss, (_, logits, labels) = model(batch)
+            optimizer.zero_grad()
+            (loss * context.loss_weight(batch)).backward()
+            optimizer.step()
+            context.report(loss, logits, labels)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
+from rayrec.train.config import TrainSpec
+from rayrec.train.outcome import FitOutcome
+from rayrec.train.rank_run import RankRun
+from rayrec.train.seat import RankContext
+from rayrec.train.step import StepResult, loss_weight
+from rayrec.train.window import Window
+
+
+class LoopContext(RankRun):
+    """What a loop of the user's own is given on its rank.
+
+    Attributes:
+        rank, world_size: this rank of so many.
+        device: of this rank.
+        spec: the run.
+        step: global steps done; `batches` counts them.
+    """
+
+    def __init__(self, spec: TrainSpec, context: RankContext) -> None:
+        device = "cuda:0" if context.seat.device == "cuda" else "cpu"
+        super().__init__(spec, device, context.phase)
+        torch.manual_seed(spec.seed)
+        self._context, self._tell = context, context.report
+        self._window: Window | None = None
+        self._told: tuple[Tensor, Any, Any] | None = None
+        self._values: Mapping[str, float] = {}
+        self.stopped = False
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Where the tables lie."""
+        return self.spec.plan
+
+    def build(self) -> torch.nn.Module:
+        """Build the module that the driver was given; the driver planned for its tables."""
+        return self.spec.model()
+
+    def track(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Say what checkpoints hold beside the sharded model, and go on where the run starts.
+
+        It fills the model and the optimizer from the checkpoint that the run continues from, or
+        from the weights that it begins with, and moves `step` and the place in the data there.
+
+        Args:
+            optimizer: of the dense parameters; of the class that `RunConfig.dense_optimizer` names
+                when a run is to be continued.
+        Raises:
+            ConfigError: nothing was sharded yet; or the checkpoint is of another run.
+            CheckpointError: it is missing, damaged or of another model.
+        """
+        if not hasattr(self, "model"):
+            raise ConfigError("context.track comes after context.shard(module).")
+        self._keep(optimizer)
+        self._context.phase("starting")
+        self.begin(self._context.note)
+        self._context.at_step(self.step)
+        self._context.mark("model and tables made")
+
+    def batches(self) -> Iterator[Any]:
+        """This rank's batches on its device, from the place of the run on, until its last step.
+
+        A step counts as done when the loop asks for the next batch. Between steps, windows are
+        merged and told, evaluations made and checkpoints saved, as the run says. The iterator ends
+        early, on all ranks together, when the run is stopped.
+
+        Raises:
+            ConfigError: the run keeps or continues from checkpoints, and `track` was not called.
+            CallbackError: a callback of this rank raised; what the run keeps was saved.
+            InputError: the data hold what a batch cannot; or a reported loss is not finite.
+        """
+        if self.spec.run_path or self.spec.resume_from or self.spec.init_from:
+            _ = self._keeper  # raises where nothing is tracked
+        if not hasattr(self, "model"):
+            raise ConfigError("call context.shard(module) before context.batches().")
+        self.model.train()
+        source = self._place.batches()
+        first, self.stopped = self.step + 1, not self._make_up(self._context.should_stop)
+        try:
+            while self.step < self.spec.steps and not self.stopped and not self.early:
+                end = min(self._next_end(), self._report_end())
+                window, waited_s = Window(self.device, self.world_size, self.spec.tasks), 0.0
+                while self.step < end:
+                    started = time.perf_counter()
+                    batch = next(source)
+                    waited_s += time.perf_counter() - started
+                    if self.device.type != "cpu":
+                        batch = batch.to(self.device, non_blocking=True)
+                    self._told = None
+                    yield batch
+                    window.add(self._result(batch))
+                    self._count_step(first)
+                merged = window.merge(self._asked_to_stop, waited_s)
+                self._report(merged, window.steps, {}, {}, self._values)
+                self.stopped = self._after_window(merged, self._context.should_stop)
+        finally:
+            source.close()
+        self._end_run()
+
+    def loss_weight(self, batch: Any) -> float:
+        """What this rank's mean loss is multiplied by before the backward pass, so that all ranks
+        together train on the mean over the global batch; see `rayrec.train.step`.
+        """
+        return loss_weight(batch, self.world_size)
+
+    def report(
+        self,
+        loss: Tensor,
+        logits: Tensor | Mapping[str, Tensor] | None = None,
+        labels: Tensor | Mapping[str, Tensor] | None = None,
+        scores: Mapping[str, float] | None = None,
+    ) -> None:
+        """Tell of the step under way; it is merged with the other steps and ranks of its window.
+
+        Args:
+            loss: () mean over this rank's rows of the batch.
+            logits, labels: of the rows, for the run's scores; by task where the run has several.
+            scores: further numbers, shown and logged as rank 0 gives them.
+        """
+        self._told = loss, logits, labels
+        if scores is not None:
+            self._values = dict(scores)
+
+    def checkpoint(self) -> str:
+        """Save a checkpoint of the steps done until now; call it between two batches' steps.
+
+        Returns:
+            where it lies.
+        Raises:
+            ConfigError: the run has no storage path, or `track` was not called.
+            SaveError: on every rank, when any of them could not write.
+        """
+        return self.save()
+
+    def should_stop(self) -> bool:
+        """Whether this rank was asked to stop; `batches` ends by itself soon after."""
+        return self._context.should_stop()
+
+    def _result(self, batch: Any) -> StepResult:
+        """What was told of the step of a batch; nothing counts as a loss of 0."""
+        loss, logits, labels = self._told or (torch.zeros((), device=self.device), None, None)
+        return StepResult.told(loss, logits, labels, batch.rows)
+
+    def _asked_to_stop(self) -> bool:
+        return self._context.should_stop() or self.hooks.error is not None
+
+    def _count_step(self, first: int) -> None:
+        self._place.advance()
+        self.step += 1
+        self._context.at_step(self.step)
+        self.hooks.step(self.step)
+        if self.step == first:
+            self._context.mark("first step")
+            self._context.phase("training")
+
+
+TrainLoop = Callable[[LoopContext], Mapping[str, float] | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopTask:
+    """Run a loop of the user's own.
+
+    Attributes:
+        loop: called on every rank; the scores that it returns become those of the result, and every
+            rank must return the same. None scores the evaluation data, where there are any.
+    """
+
+    spec: TrainSpec
+    loop: TrainLoop
+
+    def run(self, context: RankContext) -> FitOutcome:
+        """On one rank; all ranks run it together."""
+        context.mark("ranks connected")
+        context.phase("making the model and its tables")
+        own = LoopContext(self.spec, context)
+        try:
+            scores = self.loop(own)
+            if scores is None and self.spec.eval_data is not None and not own.stopped:
+                context.phase("evaluating")
+                scores = own.final_scores(context.should_stop, context.beat)
+        except Exception as error:
+            own.hooks.end(error, own.step)
+            raise
+        finally:
+            if hasattr(own, "model"):
+                own.model.close(wait=False)
+        own.hooks.end(None, own.step)
+        if own.hooks.error is not None:
+            raise own.hooks.error
+        return FitOutcome.of(own, dict(scores or {}), stopped=own.stopped)

@@ -1,0 +1,30 @@
+"""Watching a run: the log of its events, its page, boards, and the trackers that people use.
+
+Everything here is told of a run by the driver through `rayrec.train.callbacks.Callback`, or reads
+what such a callback wrote. Heavy names load on first use. `rayrec.driver.metrics.RayMetrics`, which
+needs Ray, lives in the driver.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "EventLog": "rayrec.watch.event_log",
+    "MLflowCallback": "rayrec.watch.trackers",
+    "RunEvent": "rayrec.watch.events",
+    "RunEvents": "rayrec.watch.events",
+    "TensorBoardCallback": "rayrec.watch.trackers",
+    "WandbCallback": "rayrec.watch.trackers",
+    "read_events": "rayrec.watch.events",
+    "write_dashboards": "rayrec.watch.dashboards",
+    "write_run_page": "rayrec.watch.page",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rayrec.watch' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,132 @@
+"""`EventLog`: a run's events as JSON lines in its folder, for its page and for any other reader.
+
+The driver writes one line when training starts, for every window, evaluation and checkpoint, for a
+failure, and at the end. A run that is continued appends to the same log: every life begins with a
+start line. `rayrec.watch.schema` has the fields, `rayrec.watch.event_file` says where the lines
+go. It costs one short write for a window, in the driver's process; the ranks do not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pyarrow as pa
+
+from rayrec.checks import lasting_path
+from rayrec.errors import CheckpointError, RunInterrupted, SaveError, TrainingFailed
+from rayrec.storage import one_line
+from rayrec.train.callbacks import Callback, RunInfo
+from rayrec.train.progress import Evaluation, ProgressReport, Saved
+from rayrec.version import VERSION
+from rayrec.watch.event_file import Patient, check_events, open_events
+from rayrec.watch.schema import FORMAT, plain
+
+
+class EventLog(Callback):
+    """Writes events.jsonl.
+
+    Args:
+        path: the run's folder, local or a URI of pyarrow.fs; made when training starts.
+    Raises:
+        ConfigError: the folder cannot be written to.
+        SaveError: it cannot be written to any more when training starts. Later trouble is a warning
+            and does not end the run.
+
+    Example:
+        RunConfig(..., callbacks=(EventLog("runs/a"),))
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = lasting_path("EventLog has path", path)
+        check_events(self.path)
+        self._file: Patient | None = None
+        self._step, self._steps = 0, 0
+
+    def on_start(self, info: RunInfo) -> None:
+        """Open the log and write the start of a life."""
+        self._step, self._steps = info.first_step, info.steps
+        values = {
+            "format": FORMAT,
+            "rayrec": VERSION,
+            "run": info.name,
+            "run_path": info.run_path,
+            "steps": info.steps,
+            "world_size": info.world_size,
+            "hosts": info.hosts,
+            "plan": json.loads(info.plan.to_json()),
+            "settings": info.settings,
+        }
+        try:
+            file = open_events(self.path)
+            file.add(self._line("start", info.first_step, values), True)
+        except (OSError, pa.ArrowException, CheckpointError) as error:
+            raise SaveError(f"cannot write events to {self.path}: {one_line(error)}.") from None
+        self._file = Patient(file, self.path)
+
+    def on_step(self, step: int, trainer: Any = None) -> None:
+        """Know how far the run is, for the lines of a failure and of the end."""
+        self._step = max(self._step, step)
+
+    def on_window(self, report: ProgressReport, trainer: Any = None) -> None:
+        """Write a window."""
+        self._write("window", report)
+
+    def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
+        """Write an evaluation."""
+        self._write("evaluation", evaluation)
+
+    def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
+        """Write a checkpoint."""
+        self._write("checkpoint", saved)
+
+    def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
+        """Write the failure, if there is one, and the end."""
+        if self._file is None:
+            return
+        stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
+        outcome = "done" if self._step >= self._steps else "stopped"
+        if error is not None and not stopped:
+            outcome = "failed"
+            self._file.add(self._line("failure", self._step, _failure(error)), True)
+        self._file.add(self._line("end", self._step, {"outcome": outcome}), True)
+        self._file.close()
+        self._file = None
+
+    def _write(self, event: str, values: ProgressReport | Evaluation | Saved) -> None:
+        self._step = max(self._step, values.step)
+        if self._file is None:
+            return
+        named = {f.name: getattr(values, f.name) for f in fields(values) if f.name != "step"}
+        self._file.add(self._line(event, values.step, named), event != "window")
+
+    @staticmethod
+    def _line(event: str, step: int, values: Mapping[str, Any]) -> bytes:
+        line = {"event": event, "at": round(time.time(), 3), "step": step, **plain(values)}
+        return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """Who failed and why, without the traceback, which the run's log has."""
+    rank, host = None, ""
+    if isinstance(error, TrainingFailed):
+        rank, host = error.rank, error.host
+    return {"cause": f"{type(error).__name__}: {one_line(error)}", "rank": rank, "host": host}
+
+
+def with_event_log(callbacks: Sequence[Callback], run_path: str | None) -> tuple[Callback, ...]:
+    """The callbacks of a run, and before them the log of its folder unless one of them writes it.
+
+    Args:
+        run_path: absolute folder or URI of the run; None has no log.
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    logs = [callback.path for callback in callbacks if isinstance(callback, EventLog)]
+    if run_path is None or run_path in logs:
+        return tuple(callbacks)
+    return EventLog(run_path), *callbacks

@@ -1,0 +1,212 @@
+"""`write_run_page`: one HTML page of one or several runs, made of their events.
+
+It reads events.jsonl alone, so it can be made while a run trains, after it was killed, and on
+another machine. `rayrec.report.run_page` draws.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from statistics import fmean, median
+
+from rayrec.checks import absolute_path
+from rayrec.errors import ConfigError, InputError, PlanError
+from rayrec.layout.plan import ShardingPlan
+from rayrec.layout.rates import PARTS
+from rayrec.layout.units import format_count
+from rayrec.observe.times import STEP_PARTS
+from rayrec.report.charts import Mark, MarkKind
+from rayrec.report.run_page import PartSeconds, RunPicture, render_run_page
+from rayrec.storage import probe_output, write_whole
+from rayrec.watch.curves import charts_of, step_areas
+from rayrec.watch.events import RunEvent, RunEvents, read_events
+
+
+def write_run_page(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> str:
+    """Write the page of some runs.
+
+    Args:
+        runs: folders of runs, or their files of events, local or URIs; at least one.
+        out: the HTML file, local or a URI.
+    Returns:
+        the absolute path of the file.
+    Raises:
+        ConfigError: no run is named, one has no events, or `out` cannot be written.
+        InputError: a line of events, or the plan in it, is broken.
+        SaveError: the file could not be written after all.
+
+    Example:
+        write_run_page(["runs/a", "runs/b"], "runs.html")
+    """
+    if not runs:
+        raise ConfigError("a page needs a run; name the folder of at least one.")
+    target = absolute_path("the page is", out)
+    probe_output("the page", target)
+    read = [read_events(run) for run in runs]
+    write_whole("the page", target, run_page(read))
+    return target
+
+
+def run_page(runs: Sequence[RunEvents]) -> str:
+    """The page of runs that were read, as text.
+
+    Raises:
+        InputError: the plan of a run is broken.
+    """
+    names = run_names(runs)
+    last_step = max(event.step for run in runs for event in run.kept)
+    pictures = [_picture(run, name) for run, name in zip(runs, names, strict=True)]
+    marks = [mark for number, run in enumerate(runs) for mark in _marks(number, run)]
+    return render_run_page(
+        pictures, charts_of(runs, names, marks), step_areas(runs, names), last_step
+    )
+
+
+def run_names(runs: Sequence[RunEvents]) -> list[str]:
+    """A name for every run that tells it from the others: its own, or the end of its path.
+
+    A run that is given twice gets a number.
+    """
+    own = [str(run.start.values["run"]) for run in runs]
+    if len(set(own)) == len(own):
+        return own
+    folders = [run.path.rstrip("/").removesuffix("/events.jsonl").split("/") for run in runs]
+    for length in range(1, max(map(len, folders)) + 1):
+        names = ["/".join(folder[-length:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _picture(run: RunEvents, name: str) -> RunPicture:
+    start, windows = run.start, run.of("window")
+    memory = [value or 0.0 for value in windows[-1].values["memory_bytes"]] if windows else []
+    plan = _plan(run)
+    outcome = _outcome(run)
+    return RunPicture(
+        name=name,
+        facts=_facts(run, outcome),
+        failed=outcome == "failed",
+        plan=plan,
+        parts=_parts(plan, windows),
+        memory=memory if len(memory) == start.values["world_size"] else [],
+        events=list(_story(run)),
+    )
+
+
+def _plan(run: RunEvents) -> ShardingPlan | None:
+    data = run.start.values["plan"]
+    if data is None:
+        return None
+    try:
+        return ShardingPlan.from_json(json.dumps(data), f"the plan in the events of {run.path}")
+    except (PlanError, ConfigError) as error:
+        raise InputError(str(error)) from None
+
+
+def _outcome(run: RunEvents) -> str:
+    """How the newest life ended; one without an end still trains or was killed."""
+    last = run.events[-1]
+    return str(last.values["outcome"]) if last.kind == "end" else "runs, or was killed"
+
+
+def _facts(run: RunEvents, outcome: str) -> dict[str, str]:
+    start, windows = run.start, run.of("window")
+    facts = {
+        "outcome": outcome,
+        "steps": f"{max(e.step for e in run.kept):,} of {start.values['steps']:,}",
+        "ranks": str(start.values["world_size"]),
+        "lives": str(start.life + 1),
+        "began (UTC)": _clock(run.events[0].at),
+        "trained for": _duration(run),
+    }
+    speeds = [w.values["rows_per_s"] for w in windows if w.values["rows_per_s"] is not None]
+    if speeds:
+        facts["rows/s, median"] = format_count(median(speeds))
+    losses = [w.values["loss"] for w in windows if w.values["loss"] is not None]
+    if losses:
+        facts["last loss"] = f"{losses[-1]:.5f}"
+    evaluations = run.of("evaluation")
+    if evaluations:
+        scores = evaluations[-1].values["scores"].items()
+        shown = [f"{score} {value:.4f}" for score, value in scores if value is not None]
+        facts["last evaluation"] = ", ".join(shown[:4])
+    return facts
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _duration(run: RunEvents) -> str:
+    """The time of all lives, from the start to the last event of each."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for event in run.events:
+        first.setdefault(event.life, event.at)
+        last[event.life] = event.at
+    seconds = sum(max(0.0, last[life] - first[life]) for life in first)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60 % 60, int(seconds // 3600)
+    return f"{hours} h {minutes:.0f} min" if hours else f"{minutes:.1f} min"
+
+
+def _parts(plan: ShardingPlan | None, windows: Sequence[RunEvent]) -> list[PartSeconds]:
+    """Predicted beside measured parts of rank 0; the first window is slow and is left out."""
+    measured = [w.values["step_s"] for w in (windows[1:] or windows) if w.values["step_s"]]
+    if plan is None or plan.estimates is None or not measured:
+        return []
+    told = plan.estimates.ranks[0]
+    rows = []
+    for part in STEP_PARTS:
+        took = [step[part] for step in measured if step.get(part) is not None]
+        predicted = getattr(told, f"{part}_s") if part in PARTS else None
+        if took or predicted is not None:
+            seconds = fmean(took) if took else None
+            rows.append(PartSeconds(part=part, predicted=predicted, measured=seconds))
+    return rows
+
+
+def _marks(number: int, run: RunEvents) -> list[Mark]:
+    marks = []
+    for event in run.kept:
+        kind: MarkKind | None = None
+        if event.kind == "checkpoint":
+            kind = "best" if event.values["best"] else "checkpoint"
+        elif event.kind == "failure":
+            kind = "failure"
+        elif event.kind == "start" and event.life > 0:
+            kind = "resume"
+        if kind is not None:
+            words = f"step {event.step:,}: {_words(event)}"
+            marks.append(Mark(kind=kind, run=number, step=event.step, text=words))
+    return marks
+
+
+def _story(run: RunEvents) -> Iterator[tuple[str, int, str, str]]:
+    """Everything but windows, also what a later life took back."""
+    kept = set(map(id, run.kept))
+    for event in run.events:
+        if event.kind != "window":
+            taken_back = "" if id(event) in kept else " (taken back by a later life)"
+            yield _clock(event.at), event.step, event.kind, _words(event) + taken_back
+
+
+def _words(event: RunEvent) -> str:
+    values = event.values
+    if event.kind == "start":
+        verb = "continued" if event.step else "started"
+        return f"{verb} on {values['world_size']} ranks with rayrec {values['rayrec']}"
+    if event.kind == "evaluation":
+        scores = [f"{n} {v:.5g}" for n, v in values["scores"].items() if v is not None]
+        return ", ".join(scores) + f", of {values['rows']:,} rows"
+    if event.kind == "checkpoint":
+        return f"{'best so far, ' if values['best'] else ''}{values['path']}"
+    if event.kind == "failure":
+        where = "" if values["rank"] is None else f"rank {values['rank']} on {values['host']}: "
+        return f"{where}{values['cause']}"
+    return str(values["outcome"])

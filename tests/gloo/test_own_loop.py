@@ -1,0 +1,136 @@
+"""A loop of the user's own is given the same pieces as the ready-made one: the same steps give the
+same numbers bit for bit, also when the run is resumed in its middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rayrec.checkpoint import read_manifest
+from rayrec.errors import ConfigError
+from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, TrainSpec
+from rayrec.train.own_loop import LoopTask
+from rayrec.train.progress import Evaluation, ProgressLog, ProgressReport
+from rayrec.train.seat import RankContext, Seat
+from rayrec.train.shaping import EvaluationConfig
+from tests.gloo.shaped import many_of, whole_numbers, write_shaped
+from tests.gloo.trainers import spec_of
+from tests.ranks import RankPool
+
+
+def loop(context: LoopContext) -> None:
+    model = context.shard(context.build())
+    parameters = [p for _, p in model.dense_parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=context.spec.dense_optimizer.lr)
+    context.track(optimizer)
+    for batch in context.batches():
+        loss, (_, logits, labels) = model(batch)
+        optimizer.zero_grad()
+        (loss * context.loss_weight(batch)).backward()
+        optimizer.step()
+        context.report(loss, logits, labels, {"mine": 1.5})
+    NUMBERS.append(whole_numbers(context))  # type: ignore[arg-type]
+
+
+NUMBERS: list[dict[str, torch.Tensor]] = []
+
+
+def run(rank: int, world_size: int, spec: TrainSpec, body: Any = loop, **asks: Any) -> Any:
+    log = ProgressLog()
+    seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
+    stop = asks.get("should_stop", lambda: False)
+    context = RankContext(seat=seat, log=log, should_stop=stop)
+    return LoopTask(spec=spec, loop=body).run(context), log.events
+
+
+def both(rank: int, world_size: int, folder: Path, out: Path) -> None:
+    spec = replace(
+        spec_of(folder, world_size),
+        run_path=str(out / str(world_size)),
+        checkpoint=CheckpointConfig(every_n_steps=6, at_end=False),
+    )
+    with RankTrainer(replace(spec, run_path=None)) as trainer:
+        trainer.run()
+        wanted = whole_numbers(trainer)
+    outcome, events = run(rank, world_size, spec)
+    path = f"{spec.run_path}/step-00000006"
+    assert read_manifest(path).step == 6 and outcome.steps == 13
+    run(rank, world_size, replace(spec, resume_from=(path,)))
+    for got in NUMBERS[-2:]:
+        assert not [name for name in wanted if not torch.equal(got[name], wanted[name])]
+    if rank == 0:
+        last = [e for e in events if isinstance(e, ProgressReport)][-1]
+        assert last.step == 13 and last.scores["mine"] == 1.5
+        assert last.auc is not None and outcome.rows == trainer.rows
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shaped")
+    write_shaped(folder)
+    return folder
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_own_loop_equals_the_ready_made_one(
+    ranks: RankPool, data: Path, tmp_path: Path, world_size: int
+) -> None:
+    ranks.run(world_size, both, data, tmp_path)
+
+
+def test_an_own_loop_evaluates_and_gives_scores(data: Path) -> None:
+    evaluation = EvaluationConfig(every_n_steps=5, rows=128)
+    outcome, events = run(0, 1, many_of(data, 1, evaluation=evaluation))
+    scored = [(e.step, e.final) for e in events if isinstance(e, Evaluation)]
+    assert scored == [(5, False), (10, False), (13, True)]
+    assert outcome.metrics["click/rows"] == 301
+
+    def own(context: LoopContext) -> dict[str, float]:
+        loop(context)
+        return {"custom": 0.25}
+
+    outcome, _ = run(0, 1, many_of(data, 1), own)
+    assert outcome.metrics == {"custom": 0.25}
+
+
+def test_an_own_loop_stops_when_it_is_asked_to(data: Path, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def own(context: LoopContext) -> None:
+        context.shard(context.build())
+        context.track()
+        for _ in context.batches():
+            steps.append(context.step)
+
+    spec = replace(spec_of(data, 1), steps=10_000, run_path=str(tmp_path))
+    outcome, _ = run(0, 1, spec, own, should_stop=lambda: len(steps) >= 4)
+    assert outcome.stopped and 4 <= outcome.steps < 10_000
+    assert outcome.checkpoint is not None and outcome.checkpoint.endswith(f"{outcome.steps:08d}")
+
+
+def test_mistakes_in_an_own_loop_are_named(data: Path, tmp_path: Path) -> None:
+    spec = replace(spec_of(data, 1), run_path=str(tmp_path))
+
+    def untracked(context: LoopContext) -> None:
+        context.shard(context.build())
+        next(iter(context.batches()))
+
+    with pytest.raises(ConfigError, match=r"call context\.track"):
+        run(0, 1, spec, untracked)
+
+    def unsharded(context: LoopContext) -> None:
+        context.track()
+
+    with pytest.raises(ConfigError, match=r"after context\.shard"):
+        run(0, 1, spec, unsharded)
+
+    def early(context: LoopContext) -> None:
+        next(iter(context.batches()))
+
+    with pytest.raises(ConfigError, match=r"before context\.batches"):
+        run(0, 1, replace(spec, run_path=None), early)

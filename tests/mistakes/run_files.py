@@ -1,0 +1,79 @@
+"""Mistakes in run files and at `rayrec train`, `rayrec evaluate` and `rayrec predict`."""
+
+from __future__ import annotations
+
+from tests.mistakes.case import mistakes
+from tests.mistakes.spoil import content
+
+CHANGES = [
+    ("--set", "--set|expected one argument"),
+    ("--set steps=3", "SECTION.KEY=VALUE"),
+    ("--set run.steps", "SECTION.KEY=VALUE"),
+    ("--set run.stepz=3", "--set run.stepz=3|did you mean steps"),
+    ("--set runs.steps=3", "no section runs|did you mean run"),
+    ("--set run.steps=0", "[run]|steps=0|at least 1"),
+    ("--set run.steps=1.5", "steps is 1.5|whole number"),
+    ("--set run.timeout_s=0", "[run]|timeout_s=0"),
+    ("--set run.seed=-1", "[run]|seed=-1"),
+    ("--set run.shuffle=yes", "shuffle is 'yes'|true or false"),
+    ("--set run.checkpoint.every_n_steps=5", "storage_path"),
+    ("--set run.sparse_optimizer.name=nothing", "'nothing'"),
+    ("--set run.sparse_optimizer.lr=nan", "[run.sparse_optimizer]|lr=nan"),
+    ("--set run.callbacks=[]", "callbacks|Python API"),
+    ("--set run.resume_from={own}/nothing", "nothing"),
+    ("--set scaling.num_workers=-1", "[scaling]|num_workers=-1"),
+    ("--set scaling.pin_cores=true", "pin_cores"),
+    ("--set model.model=dnn", "'dnn'|dlrm"),
+    ("--set model.dense_layers=64", "dense_layers is 64|list"),
+    ("--set model.dense_layers=[0]", "dense_layers|0"),
+    ("--set plan.plan=rowwise", "neither a file nor one of"),
+    ("--set plan.topology={own}/nothing.json", "nothing.json"),
+    ("--set \"plan.constraints.nothing.kinds=['row_wise']\"", "'nothing'"),
+    ("--set data.train={own}", "--data"),
+    ("--data {own}", "holds no train"),
+    ("--result {data}", "--result|folder"),
+    ("--result {data}/clicks/schema.json", "over the file of"),
+    ("{own}/nothing.toml", "nothing.toml|No such file"),
+    ("--nothing", "unrecognized arguments"),
+]
+
+FILES = [
+    ("[run", "run.toml, line 1"),
+    ("[run]\nsteps = 3\nsteps = 4", "run.toml, line 3"),
+    ("[run]\nsteps = many", "run.toml, line 2"),
+    ("[run]\nstepz = 3", "run.toml: [run] has stepz|steps"),
+    ("[runs]", "run.toml: there is no section runs"),
+    ("steps = 3", "run.toml|steps"),
+    ("run = 3", "run is 3|section"),
+    ("[run]\nsteps = 3\nepochs = 3", "steps=3|epochs=3"),
+    ("[run.profile]\nsteps = 3", "[run.profile] needs path"),
+    ("[data]\ntrain = 'x'", "--data"),
+]
+
+SCORES = [
+    ("--data ''", "--data"),
+    ("--data {own}/nothing", "nothing"),
+    ("--ranks 2", "--ranks|--local"),
+    ("--plan rowwise", "neither a file nor one of"),
+    ("--schema {data}/nothing.json", "nothing.json"),
+    ("--global-batch-size 0", "--global-batch-size|at least 1"),
+    ("--result {data}", "--result|folder"),
+    ("extra", "unrecognized arguments: extra"),
+]
+
+PREDICTIONS = [
+    ("--keys cat_0,,cat_1", "--keys"),
+    ("--keys cat_0,cat_0", "--keys|twice"),
+    ("--keys nothing", "nothing"),
+    ("--out {data}", "--out|folder"),
+    ("--out {data}/clicks/eval/scores.parquet", "among the data"),
+]
+
+MISTAKES = [
+    *mistakes("rayrec train", "train", CHANGES),
+    *mistakes(
+        "rayrec train", "run file", [("", says, content("run.toml", text)) for text, says in FILES]
+    ),
+    *mistakes("rayrec evaluate", "scores", SCORES),
+    *mistakes("rayrec predict", "predictions", PREDICTIONS),
+]

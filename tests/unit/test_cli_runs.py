@@ -1,0 +1,190 @@
+"""`rayrec train`, `evaluate` and `predict` on small clicks, one rank in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import train_dlrm
+from rayrec.cli.main import main
+from tests.clicks import write_clicks
+
+ROOT = Path(__file__).parents[2]
+LOCAL = ["--set", "scaling.num_workers=0"]
+SMALL = [*LOCAL, "--set", "model.dense_layers=[8]", "--set", "run.global_batch_size=256"]
+SAME_EVERY_TIME = ("steps", "rows", "train_loss", "eval", "plan", "model", "seed")
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `rayrec make-data` writes it."""
+    folder = tmp_path_factory.mktemp("clicks")
+    write_clicks(folder, rows_train=1003, rows_eval=400)
+    return folder
+
+
+def result_of(path: Path) -> dict[str, object]:
+    """What of a result does not depend on the machine."""
+    told = json.loads(path.read_text())
+    return {name: told[name] for name in SAME_EVERY_TIME}
+
+
+def test_a_run_without_a_file_is_the_jobs_run(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_command, by_job = tmp_path / "command.json", tmp_path / "job.json"
+    assert main(["train", "--data", str(clicks), *LOCAL, "--result", str(by_command)]) == 0
+    shown = capsys.readouterr().out
+    assert "\ndone: step 1, 1003 rows" in shown and "\nevaluation: auc" in shown
+    files = ["--train", f"{clicks}/train", "--eval", f"{clicks}/eval"]
+    options = ["--schema", f"{clicks}/schema.json", "--local", "--result", str(by_job)]
+    assert train_dlrm.main([*files, *options]) == 0
+    assert result_of(by_command) == result_of(by_job)
+
+
+def test_the_printed_configuration_gives_the_same_run(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(
+        f"""
+[model]
+model = "dcn"
+dense_layers = [8]
+[data]
+train = "{clicks}/train"
+eval = "{clicks}/eval"
+schema = "{clicks}/schema.json"
+[scaling]
+num_workers = 0
+[run]
+global_batch_size = 256
+epochs = 2
+[[run.dense_schedule]]
+policy = "linear"
+max_iters = 4
+[run.sparse_optimizer]
+type = "Adam"
+lr = 0.02
+"""
+    )
+    change = ["--set", "run.seed=3"]
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    assert main(["train", str(run), *change, "--result", str(first)]) == 0
+    capsys.readouterr()
+    assert main(["train", str(run), *change, "--print-config"]) == 0
+    printed = tmp_path / "printed.toml"
+    printed.write_text(capsys.readouterr().out)
+    assert main(["train", str(printed), "--result", str(again)]) == 0
+    told = result_of(first)
+    assert told == result_of(again)
+    assert (told["steps"], told["model"], told["seed"]) == (8, "dcn", 3)
+
+
+def test_a_checkpoint_is_scored_and_predicted(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # relative paths are those of the working directory
+    result = tmp_path / "result.json"
+    keep = ["--set", "run.storage_path=runs", "--set", "run.name=a", "--set", "run.steps=3"]
+    train = ["train", "--data", str(clicks), *SMALL, *keep, "--result", "result.json", "--timing"]
+    assert main(train) == 0
+    shown = capsys.readouterr().out
+    assert "start-up, by part:" in shown and f"checkpoint: {tmp_path}/runs/a/step-" in shown
+    checkpoint, scores = "runs/a/step-00000003", json.loads(result.read_text())["eval"]
+    for data in (clicks, clicks / "eval"):
+        line = ["evaluate", checkpoint, "--data", str(data), "--local", "--result", "scores.json"]
+        assert main(line) == 0
+        assert json.loads(Path("scores.json").read_text())["eval"] == pytest.approx(scores)
+        assert f"{checkpoint} at step 3: auc" in capsys.readouterr().out
+    out = ["--out", "scores/rows.parquet", "--keys", "d_0"]
+    assert main(["predict", checkpoint, "--data", str(clicks), "--local", *out]) == 0
+    assert f"predictions: {tmp_path}/scores/rows.parquet" in capsys.readouterr().out
+    rows, given = pq.read_table("scores/rows.parquet"), pq.read_table(clicks / "eval")
+    assert rows["d_0"].to_pylist() == given["d_0"].to_pylist()
+    assert rows.num_rows == 400 and all(0 < score < 1 for score in rows["score"].to_pylist())
+
+
+def test_where_takes_a_part_of_the_rows(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {name: pq.read_table(clicks / name)["cat_0"].to_pylist() for name in ("train", "eval")}
+    few = {name: sum(value < 9 for value in values) for name, values in parts.items()}
+    assert 0 < few["train"] < 1003 and 0 < few["eval"] < 400
+    change = ["--set", "data.where=cat_0 < 9", "--set", "data.eval_where=not cat_0 >= 9"]
+    keep = ["--set", f"run.storage_path={tmp_path}", "--result", f"{tmp_path}/result.json"]
+    assert main(["train", "--data", str(clicks), *SMALL, *change, *keep]) == 0
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert (told["rows"], told["eval"]["rows"]) == (few["train"], few["eval"])
+    line = ["evaluate", told["checkpoint"], "--data", str(clicks), "--local"]
+    capsys.readouterr()
+    assert main([*line, "--where", "cat_0 < 9"]) == 0
+    assert f"rows {few['eval']}\n" in capsys.readouterr().out
+    assert main([*line, "--where", "cat_0 <"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "cat_0 <" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("train", "say what to train: a run file, or --data DIR"),
+        ("train --data {own}", "holds no train; name a folder that `rayrec make-data DIR` wrote"),
+        ("train --set run.steps=3", "[data] needs train"),
+        ("train --data {data} --set data.train=x", "so does --data. Leave one of them out"),
+        ("train --data {data} --result {data}/schema.json", "over the file of [data] schema"),
+        ("train --data {data} --set data.where=day<3", "'day'"),
+        ("train --data {data} --set run.steps=x", "--set run.steps=x: [run] steps is 'x'"),
+        ("train --data {data} --set plan.plan=rowwise", "neither a file nor one of"),
+        ("train --data {data} --set model.model=dnn", "'dnn' is not known"),
+        ("train --data {data} --set run.tasks=[{{name='a'}},{{name='b'}}]", "one binary task"),
+        ("evaluate {own} --data {data} --local", "manifest.json"),
+        ("evaluate {own} --data {data} --local --ranks 2", "--ranks is about the ranks of"),
+        ("predict {own} --data {data}/eval --out {data}/eval --local", "--out"),
+    ],
+)
+def test_a_mistake_is_found_before_training(
+    line: str, says: str, clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = line.format(own=tmp_path, data=clicks).split()
+    more = LOCAL if words[0] == "train" and len(words) > 1 else []
+    assert main([*words, *more]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and says in said.err and said.err.count("\n") == 1
+    assert "step 1" not in said.out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends_with_its_code(
+    number: signal.Signals, code: int, clicks: Path, tmp_path: Path
+) -> None:
+    line = ["train", "--data", str(clicks), *SMALL, "--set", "run.steps=1000000"]
+    train = subprocess.Popen(
+        [sys.executable, "-m", "rayrec.cli.main", *line, "--set", f"run.storage_path={tmp_path}"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert train.stdout is not None
+        for shown in train.stdout:
+            if shown.startswith("step "):
+                break
+        train.send_signal(number)
+        out, err = train.communicate(timeout=60)
+    finally:
+        train.kill()
+    assert train.returncode == code, err
+    assert "stopped at step" in out and err.splitlines()[-1] == f"interrupted by {number.name}"
+    assert [path.name[:5] for path in (tmp_path / "run").iterdir()] == ["step-"]

@@ -1,0 +1,81 @@
+"""The programs of examples/ run as they stand, are short, and do what they say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.documents import ROOT, execute
+
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+MAX_LINES = 60
+
+
+def printed(name: str, folder: Path, *arguments: str) -> str:
+    """What a program prints that is started in another folder than its own."""
+    return execute([sys.executable, str(ROOT / "examples" / name), *arguments], folder, 240)
+
+
+def number(text: str, before: str) -> float:
+    """The number that follows some words."""
+    found = re.search(rf"{re.escape(before)} ([\d.]*\d)", text)
+    assert found is not None, f"nothing says {before!r}:\n{text}"
+    return float(found[1])
+
+
+def test_every_example_is_short_and_listed():
+    listed = (ROOT / "examples/README.md").read_text()
+    assert len(PROGRAMS) >= 5
+    for path in PROGRAMS:
+        assert len(path.read_text().splitlines()) <= MAX_LINES, path.name
+        assert f"]({path.name})" in listed, f"examples/README.md does not list {path.name}"
+
+
+def test_every_example_is_run_here():
+    tests = Path(__file__).read_text()
+    for path in PROGRAMS:
+        assert f'printed("{path.name}"' in tests, f"no test runs {path.name}"
+
+
+def test_a_big_model_is_planned_without_hardware(tmp_path: Path):
+    text = printed("plan_without_hardware.py", tmp_path)
+    assert "table 'query'" in text and "Any one of these makes a plan exist" in text
+    assert "Plan: 6 tables on 16 ranks (2 hosts x 8 cuda)" in text
+
+
+def test_a_loop_of_ones_own_learns(tmp_path: Path):
+    text = printed("own_loop.py", tmp_path)
+    assert number(text, "at the first and") < 0.8 * number(text, "steps, loss")
+    assert 0.75 < number(text, "auc") < 0.85
+
+
+def test_two_towers_find_the_items_of_a_users_topic(tmp_path: Path):
+    text = printed("retrieval.py", tmp_path)
+    # 50 of the 1,000 items are right, so ten places can hold a fifth of them
+    assert 0.15 < number(text, "recall@10") <= 0.2
+    assert 0.8 < number(text, "recall@50") <= 1
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_as_one_without_a_break(tmp_path: Path):
+    text = printed("warm_start.py", tmp_path)
+    resumed = number(text, "resumed, step 50: auc")
+    assert resumed == number(text, "without a break, step 50: auc")
+    assert number(text, "step 30: auc") < resumed
+    assert number(text, "from its weights: auc") > number(text, "from nothing: auc") + 0.05
+
+
+def test_the_driver_trains_a_model_of_ones_own(tmp_path: Path):
+    text = printed("own_model.py", tmp_path)
+    assert 0.75 < number(text, "\nauc") < number(text, "of at most")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_two_ray_ranks_train_the_same_model(tmp_path: Path):
+    text = printed("own_model.py", tmp_path, "2")
+    assert "on 2 ranks" in text
+    assert 0.75 < number(text, "\nauc") < number(text, "of at most")

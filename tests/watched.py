@@ -1,0 +1,85 @@
+"""A small run as the driver tells it to a callback: its start, windows, evaluations, its end."""
+
+from __future__ import annotations
+
+import math
+
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
+from rayrec.planner import EmbeddingShardingPlanner
+from rayrec.train.callbacks import Callback, RunInfo
+from rayrec.train.progress import Evaluation, ProgressReport, Saved
+
+WINDOW = 50  # steps
+PARTS = {"data": 0.001, "input": 0.002, "lookup": 0.004, "dense": 0.003, "update": 0.002}
+
+
+def planned(ranks: int = 2) -> ShardingPlan:
+    """A plan with prices of two tables."""
+    tables = [
+        EmbeddingBagConfig(100_000, 16, name="user", feature_names=["user"]),
+        EmbeddingBagConfig(50, 8, name="day", feature_names=["day"]),
+    ]
+    return EmbeddingShardingPlanner(Topology.local(ranks), batch_size=512).plan(tables)
+
+
+def info(steps: int, first: int = 0, name: str = "a", ranks: int = 2) -> RunInfo:
+    """The start of a life."""
+    return RunInfo(
+        name=name,
+        run_path=f"/runs/{name}",
+        steps=steps,
+        first_step=first,
+        world_size=ranks,
+        hosts=("10.0.0.1",) * ranks,
+        plan=planned(ranks),
+        settings={"global_batch_size": 1024, "seed": 3},
+    )
+
+
+def report(step: int, rate: float = 0.5, ranks: int = 2) -> ProgressReport:
+    """The window that ends at a step; the loss falls with the steps."""
+    loss = 0.4 + rate / math.sqrt(step)
+    return ProgressReport(
+        step=step,
+        rows=step * 1024,
+        rows_per_s=90_000.0 + 1_000 * (step // WINDOW % 7),
+        loss=loss,
+        auc=1.0 - loss / 2,
+        ne=loss / 0.5,
+        data_wait=tuple(0.01 * (rank + 1) for rank in range(ranks)),
+        scores={"click/auc": 1.0 - loss / 2, "buy/auc": 1.0 - loss / 3},
+        learning_rates={"sparse": 0.05, "dense": 1e-3},
+        memory_bytes=tuple(2_000_000_000 + 100_000_000 * rank for rank in range(ranks)),
+        step_s=PARTS,
+    )
+
+
+def tell(
+    callback: Callback,
+    steps: int,
+    first: int = 0,
+    *,
+    until: int | None = None,
+    error: BaseException | None = None,
+    name: str = "a",
+    rate: float = 0.5,
+    ranks: int = 2,
+) -> None:
+    """Tell a callback of a life that ends at step `until`, by default the last.
+
+    It evaluates and saves every fourth window, and at the end where there is no error.
+    """
+    callback.on_start(info(steps, first, name, ranks))
+    last = steps if until is None else until
+    for step in range(first + WINDOW, last + 1, WINDOW):
+        callback.on_step(step - 1)
+        callback.on_window(report(step, rate, ranks))
+        ended = step == last and error is None
+        if step % (4 * WINDOW) == 0 or ended:
+            scores = {"auc": 0.9 - rate / math.sqrt(step), "logloss": 0.4 + rate / math.sqrt(step)}
+            callback.on_evaluation(
+                Evaluation(step=step, scores=scores, rows=2_000, seconds=0.5, final=ended)
+            )
+            path = f"/runs/{name}/step-{step:08d}"
+            callback.on_checkpoint(Saved(step=step, path=path, seconds=0.25, best=ended))
+    callback.on_end(error)
