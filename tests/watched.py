@@ -29,6 +29,8 @@ def planned(ranks: int = 2) -> ShardingPlan:
 
 def info(steps: int, first: int = 0, name: str = "a", ranks: int = 2) -> RunInfo:
     """The start of a life."""
+    plan = planned(ranks)
+    assert plan.estimates is not None
     return RunInfo(
         name=name,
         run_path=f"/runs/{name}",
@@ -36,7 +38,8 @@ def info(steps: int, first: int = 0, name: str = "a", ranks: int = 2) -> RunInfo
         first_step=first,
         world_size=ranks,
         hosts=("10.0.0.1",) * ranks,
-        plan=planned(ranks),
+        plan=plan,
+        predicted=plan.estimates.ranks,
         settings={"global_batch_size": 1024, "seed": 3},
     )
 

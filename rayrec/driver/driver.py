@@ -189,7 +189,7 @@ class Driver:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
-                hooks.start(run_info(run, plan, topology, start, steps))
+                hooks.start(run_info(run, plan, predicted, topology, start, steps))
                 spec = train_spec(
                     run,
                     self._model,

@@ -11,6 +11,7 @@ from rayrec.driver.config import RunConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, Topology
+from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
 from rayrec.train.on_the_way import check_sample
@@ -68,7 +69,12 @@ def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
 
 
 def run_info(
-    run: RunConfig, plan: ShardingPlan, topology: Topology, start: Start, steps: int
+    run: RunConfig,
+    plan: ShardingPlan,
+    predicted: tuple[RankEstimate, ...],
+    topology: Topology,
+    start: Start,
+    steps: int,
 ) -> RunInfo:
     """What callbacks are told when training begins."""
     return RunInfo(
@@ -80,6 +86,7 @@ def run_info(
         hosts=(),
         plan=plan,
         settings={f.name: plain(getattr(run, f.name)) for f in fields(run)},
+        predicted=predicted,
     )
 
 

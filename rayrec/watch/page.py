@@ -84,14 +84,13 @@ def run_names(runs: Sequence[RunEvents]) -> list[str]:
 def _picture(run: RunEvents, name: str) -> RunPicture:
     start, windows = run.start, run.of("window")
     memory = [value or 0.0 for value in windows[-1].values["memory_bytes"]] if windows else []
-    plan = _plan(run)
     outcome = _outcome(run)
     return RunPicture(
         name=name,
         facts=_facts(run, outcome),
         failed=outcome == "failed",
-        plan=plan,
-        parts=_parts(plan, windows),
+        plan=_plan(run),
+        parts=_parts(run),
         memory=memory if len(memory) == start.values["world_size"] else [],
         events=list(_story(run)),
     )
@@ -155,16 +154,16 @@ def _duration(run: RunEvents) -> str:
     return f"{hours} h {minutes:.0f} min" if hours else f"{minutes:.1f} min"
 
 
-def _parts(plan: ShardingPlan | None, windows: Sequence[RunEvent]) -> list[PartSeconds]:
+def _parts(run: RunEvents) -> list[PartSeconds]:
     """Predicted beside measured parts of rank 0; the first window is slow and is left out."""
+    windows, told = run.of("window"), run.start.values["predicted"]
     measured = [w.values["step_s"] for w in (windows[1:] or windows) if w.values["step_s"]]
-    if plan is None or plan.estimates is None or not measured:
+    if not told or not measured:
         return []
-    told = plan.estimates.ranks[0]
     rows = []
     for part in STEP_PARTS:
         took = [step[part] for step in measured if step.get(part) is not None]
-        predicted = getattr(told, f"{part}_s") if part in PARTS else None
+        predicted = told[0].get(f"{part}_s") if part in PARTS else None
         if took or predicted is not None:
             seconds = fmean(took) if took else None
             rows.append(PartSeconds(part=part, predicted=predicted, measured=seconds))

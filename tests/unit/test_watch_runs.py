@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,11 @@ def driver(
 
 
 def test_the_log_has_what_the_result_has(clicks: SyntheticPaths, tmp_path: Path):
-    result = driver(clicks, tmp_path, EventLog(tmp_path / "run")).fit()
+    result = driver(clicks, tmp_path).fit()  # every run with a folder writes it
     events = read_events(tmp_path / "run")
     start = events.start.values
+    assert result.hindsight is not None
+    assert start["predicted"] == [asdict(rank) for rank in result.hindsight.predicted]
     assert ShardingPlan.from_json(json.dumps(start["plan"])) == result.plan
     assert start["settings"]["global_batch_size"] == 128 and start["steps"] == STEPS
     windows = events.of("window")
@@ -125,6 +128,25 @@ def test_lives_of_a_real_run_are_joined_and_drawn(clicks: SyntheticPaths, tmp_pa
     text = Path(write_run_page([tmp_path / "run"], tmp_path / "page.html")).read_text()
     assert "continued on 1 ranks" in text and '<g class="failure' in text
     assert "<figcaption>Loss" in text and "<td>lookup</td>" in text
+
+
+def test_a_run_without_a_folder_has_the_log_that_it_is_given(
+    clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    nowhere: dict[str, Any] = {"storage_path": None, "checkpoint": CheckpointConfig()}
+    driver(clicks, tmp_path, **nowhere).fit()
+    assert not list(tmp_path.iterdir())
+    driver(clicks, tmp_path, EventLog("mine"), **nowhere).fit()
+    assert read_events("mine").of("window") and [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_folder_has_one_log_also_where_a_callback_names_it(
+    clicks: SyntheticPaths, tmp_path: Path
+):
+    driver(clicks, tmp_path, EventLog(tmp_path / "run")).fit()
+    events = read_events(tmp_path / "run")
+    assert len(events.of("start")) == 1 and len(events.of("end")) == 1
 
 
 def test_a_run_that_a_signal_stopped_is_stopped(clicks: SyntheticPaths, tmp_path: Path):
