@@ -7,6 +7,7 @@ from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
 from rayrec.data.planted import SyntheticConfig
+from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
 
@@ -19,6 +20,7 @@ __all__ = [
     "FeatureSchema",
     "FileDataset",
     "ParquetDataset",
+    "RowDataset",
     "SampleOrder",
     "SyntheticConfig",
     "SyntheticPaths",
