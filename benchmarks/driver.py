@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rayrec.driver.ray_metrics import RayMetrics
 
 from benchmarks import report
 from benchmarks.ranks import join
 from benchmarks.workload import quartiles
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
+from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.metrics import Metric
 from rayrec.train.callbacks import Callback
 from rayrec.train.progress import ProgressReport
