@@ -23,6 +23,7 @@ from rayrec.report.run_page import PartSeconds, RunPicture, render_run_page
 from rayrec.storage import probe_output, write_whole
 from rayrec.watch.curves import charts_of, step_areas
 from rayrec.watch.events import RunEvent, RunEvents, read_events
+from rayrec.watch.numbers import only_scores
 
 
 def write_run_page(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> str:
@@ -130,8 +131,8 @@ def _facts(run: RunEvents, outcome: str) -> dict[str, str]:
         facts["last loss"] = f"{losses[-1]:.5f}"
     evaluations = run.of("evaluation")
     if evaluations:
-        scores = evaluations[-1].values["scores"].items()
-        shown = [f"{score} {value:.4f}" for score, value in scores if value is not None]
+        scores = only_scores(evaluations[-1].values["scores"]).items()
+        shown = [f"{score} {value:.4f}" for score, value in scores]
         facts["last evaluation"] = ", ".join(shown[:4])
     return facts
 
@@ -201,7 +202,7 @@ def _words(event: RunEvent) -> str:
         verb = "continued" if event.step else "started"
         return f"{verb} on {values['world_size']} ranks with rayrec {values['rayrec']}"
     if event.kind == "evaluation":
-        scores = [f"{n} {v:.5g}" for n, v in values["scores"].items() if v is not None]
+        scores = [f"{n} {v:.5g}" for n, v in only_scores(values["scores"]).items()]
         return ", ".join(scores) + f", of {values['rows']:,} rows"
     if event.kind == "checkpoint":
         return f"{'best so far, ' if values['best'] else ''}{values['path']}"

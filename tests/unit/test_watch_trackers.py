@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
+from rayrec.train.progress import Evaluation
 from rayrec.watch import MLflowCallback, TensorBoardCallback, WandbCallback
+from rayrec.watch.numbers import evaluation_numbers, window_numbers
 from tests.watched import info, report, tell, wandb_curve, wandb_records
 
 FAILED = TrainingFailed("rank 1 of 2 failed", 1, "10.0.0.2", "OSError: gone")
@@ -178,3 +180,14 @@ def test_wandb_refuses_bad_options_before_training(wandb_home: Path):
     with pytest.raises(ConfigError, match=r"WandbCallback cannot begin run 'a': ") as error:
         WandbCallback(mode="offline", colour="red").on_start(info(100))
     assert "\n" not in str(error.value)
+
+
+def test_what_is_told_beside_scores_is_no_curve():
+    told = replace(
+        report(50), scores={"auc": 0.7, "rows": 512.0, "buy/rows": 3.0, "auc_error": 0.1}
+    )
+    numbers = window_numbers(told)
+    assert numbers["train/rows"] == told.rows and numbers["train/auc"] == 0.7
+    assert not {"train/buy/rows", "train/auc_error"} & set(numbers)
+    scored = Evaluation(step=50, scores={"click/auc": 0.6, "click/rows": 9}, rows=9, seconds=2.0)
+    assert evaluation_numbers(scored) == {"eval/click/auc": 0.6, "eval/seconds": 2.0}
