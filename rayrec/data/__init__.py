@@ -4,6 +4,7 @@ from rayrec.data.batch import Batch
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
+from rayrec.data.inspect import DataReport, inspect_data
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
 from rayrec.data.planted import SyntheticConfig
@@ -15,6 +16,7 @@ __all__ = [
     "ArrowDataset",
     "Batch",
     "BatchLoader",
+    "DataReport",
     "DenseColumn",
     "Feature",
     "FeatureSchema",
@@ -25,6 +27,7 @@ __all__ = [
     "SyntheticConfig",
     "SyntheticPaths",
     "check_columns",
+    "inspect_data",
     "to_batch",
     "write_synthetic",
 ]

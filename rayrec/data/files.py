@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.column_types import check_columns
-from rayrec.data.listing import DataFile, list_files, resolve_path
+from rayrec.data.listing import DataFile, broken_file, list_files, resolve_path
 from rayrec.data.partitions import Partitions
 from rayrec.data.predicate import Constant, parse_where
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
@@ -135,11 +135,7 @@ class FileDataset(RowDataset):
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
-        cause = str(error).strip().split("\n")[0]
-        return InputError(
-            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or of another "
-            "format; write it again."
-        )
+        return broken_file(path, self.KIND, error)
 
     def _below(self, info: pafs.FileInfo) -> str:
         """The path of a file below the root; empty where the file is the root."""
