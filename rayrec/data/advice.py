@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rayrec.data.column_profile import ColumnProfile
+from rayrec.data.column_profile import ColumnProfile, Lengths
 from rayrec.data.statistics import FLOAT32_MAX
 
 Use = Literal["label", "feature", "dense", "none"]
@@ -176,13 +176,7 @@ def _feature(profile: ColumnProfile, rows: int, reach: tuple[int, int] | None, w
     likely = counts.estimate(max(values, counts.counted))
     if counts.top_share > SKEWED and counts.distinct > FEW:
         troubles.append(f"{_short(counts.top)} is {_percent(counts.top_share)} of all values.")
-    if lengths is not None and lengths.empty > MOSTLY_EMPTY:
-        troubles.append(f"{_percent(lengths.empty)} of the lists are empty.")
-    if lengths is not None and lengths.most > max(LONG_LIST, LONG_LIST * lengths.mean):
-        troubles.append(
-            f"list lengths are mixed, from {lengths.least} to {lengths.most} with a mean of "
-            f"{lengths.mean:.1f}. Cut the longest."
-        )
+    troubles += _list_troubles(lengths)
     size = None
     if profile.kind == "integers":
         low, high = reach or (int(profile.low or 0), int(profile.high or 0))
@@ -211,6 +205,20 @@ def _feature(profile: ColumnProfile, rows: int, reach: tuple[int, int] | None, w
         width=width_of(likely),
         troubles=tuple(troubles),
     )
+
+
+def _list_troubles(lengths: Lengths | None) -> list[str]:
+    troubles: list[str] = []
+    if lengths is None:
+        return troubles
+    if lengths.empty > MOSTLY_EMPTY:
+        troubles.append(f"{_percent(lengths.empty)} of the lists are empty.")
+    if lengths.most > max(LONG_LIST, LONG_LIST * lengths.mean):
+        troubles.append(
+            f"list lengths are mixed, from {lengths.least} to {lengths.most} with a mean of "
+            f"{lengths.mean:.1f}. Cut the longest."
+        )
+    return troubles
 
 
 def _rounded(size: int) -> int:

@@ -170,11 +170,10 @@ def inspect_data(
         labels = () if guess is None else (guess,)
     columns = []
     for profile in profiles:
-        if profile.name in labels:
-            columns.append(ColumnReport(profile, advise_label(profile)))
-            continue
         reach = sample.ranges.get(profile.name)
-        columns.append(ColumnReport(profile, advise(profile, sample.rows, reach)))
+        is_label = profile.name in labels
+        advice = advise_label(profile) if is_label else advise(profile, sample.rows, reach)
+        columns.append(ColumnReport(profile, advice))
     return DataReport(
         path=str(path),
         kind=sample.kind,
