@@ -2,6 +2,7 @@
 
 from rayrec.checkpoint.dense import dense_tensors, load_dense
 from rayrec.checkpoint.fits import check_tables, check_whole
+from rayrec.checkpoint.inspect import CheckpointReport, inspect_checkpoint
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
@@ -13,6 +14,7 @@ from rayrec.shards.state import Gather, ShardState
 
 __all__ = [
     "CheckpointManager",
+    "CheckpointReport",
     "FileEntry",
     "Gather",
     "Manifest",
@@ -23,6 +25,7 @@ __all__ = [
     "check_tables",
     "check_whole",
     "dense_tensors",
+    "inspect_checkpoint",
     "load_dense",
     "load_table",
     "read_manifest",

@@ -26,10 +26,13 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "evaluate": "score a checkpoint",
     "predict": "write a checkpoint's score of every row",
     "export": "make a served artifact of a checkpoint",
+    "inspect": "look into data or a checkpoint",
+    "report": "show runs on one HTML page",
     "plan": "plan where every table lies, without a cluster",
     "calibrate": "measure the ranks of a cluster, for plans",
     "smoke": "see whether a cluster is fit to train",
     "make-data": "write click data whose best possible scores are known",
+    "dashboards": "write boards and alerts for the metrics of runs",
     "completion": "print the completion script of a shell",
 }
 

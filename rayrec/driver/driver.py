@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rayrec.checks import absolute_path, lasting_path
+from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import Result, RunConfig, ScalingConfig
@@ -23,26 +23,24 @@ from rayrec.driver.local import run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.result import called, checked_predictions, result_of
 from rayrec.driver.run_folder import RunFolder, held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover, read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.observe.hindsight import Hindsight
 from rayrec.report.profile_page import check_folder
-from rayrec.storage import probe_output
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
 from rayrec.train.seat import RankTask
+from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.planner import ParameterConstraints
-    from rayrec.train.outcome import FitOutcome
     from rayrec.train.own_loop import TrainLoop
-    from rayrec.train.predictions import PredictionConfig
     from rayrec.train.tasks import Scorer
 
 
@@ -172,9 +170,11 @@ class Driver:
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
-        hooks = Hooks(run.callbacks, "the driver")
         check_shape(run, self._eval_data, self._scorer, self._loop)
-        with held(run.run_path, display.line) as folder, _told_of_end(hooks, display):
+        with (
+            held(run.run_path, display.line) as folder,
+            called(with_event_log(run.callbacks, run.run_path), display) as hooks,
+        ):
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
             display.total_steps = steps
@@ -189,7 +189,7 @@ class Driver:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
-                hooks.start(run_info(run, plan, topology, start, steps))
+                hooks.start(run_info(run, plan, predicted, topology, start, steps))
                 spec = train_spec(
                     run,
                     self._model,
@@ -207,7 +207,7 @@ class Driver:
 
             files = [*local_files(data), *local_files(self._eval_data)]
             ran = self._control(display, prepare, log, folder, {"data": files}, hooks)
-            result = _result(ran, display)
+            result = result_of(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())
         if hooks.error is not None:
@@ -246,7 +246,7 @@ class Driver:
             raise ConfigError(
                 "Driver.evaluate needs data: pass it, or make the driver with eval_data."
             )
-        wanted = _checked_predictions(predictions, keys, scored)
+        wanted = checked_predictions(predictions, keys, scored)
         check_values(scored)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
@@ -336,63 +336,3 @@ class Driver:
         finally:
             self._controller = None
             display.close()
-
-
-def _checked_predictions(
-    path: str | None, keys: Sequence[str], scored: Dataset
-) -> PredictionConfig | None:
-    """Where the predictions of an evaluation go, checked before ranks start; None without any."""
-    from rayrec.driver.specs import check_keys, check_outside
-    from rayrec.train.predictions import PredictionConfig
-
-    if path is None:
-        if keys:
-            raise ConfigError(
-                f"keys={list(keys)} are columns of predictions; give predictions, too, or leave "
-                "keys out."
-            )
-        return None
-    config = PredictionConfig(path=lasting_path("predictions", path), keys=tuple(keys))
-    check_keys(scored, keys)
-    check_outside(scored, config.path)
-    probe_output("predictions", config.path)
-    return config
-
-
-def _result(ran: Ran, display: Display) -> Result:
-    """What a user gets of a training that ran."""
-    # Numbers are merged over the ranks, so that rank 0 speaks for all.
-    outcome: FitOutcome = ran.results[0]
-    plan = ran.prepared.plan
-    assert plan is not None
-    hindsight = Hindsight(ran.prepared.predicted, outcome.times) if outcome.times else None
-    return Result(
-        steps=outcome.steps,
-        rows=outcome.rows,
-        seconds=outcome.seconds,
-        rows_per_s=outcome.rows / outcome.seconds if outcome.seconds else 0.0,
-        train_loss=outcome.train_loss,
-        metrics=outcome.metrics,
-        checkpoint=outcome.checkpoint,
-        plan=plan,
-        stopped=outcome.stopped,
-        milestones=tuple(display.milestones),
-        reports=tuple(display.reports),
-        hindsight=hindsight,
-        profile=outcome.profile,
-        evaluations=tuple(display.evaluations),
-        best_step=outcome.best.step,
-        best_score=outcome.best.value,
-        ended_early=outcome.early,
-    )
-
-
-@contextmanager
-def _told_of_end(hooks: Hooks, display: Display) -> Iterator[None]:
-    """Tell the callbacks of the end of what is done inside, and of the error that ended it."""
-    try:
-        yield
-    except BaseException as error:
-        hooks.end(error, display.step)
-        raise
-    hooks.end(None, display.step)
