@@ -102,33 +102,35 @@ class BagReader:
             )
         if self._is_weighted:
             weights = batch.weights()
-            weights = weights if weights.dtype == torch.float32 else weights.float()
+            # learned weights, which nothing here has a gradient for
+            weights = weights.detach().float()
         if ids.dtype not in _UNSIGNED:
             ids = ids if ids.is_floating_point() else ids.long()
         rows = batch.stride()
         if check and not self._is_sound(ids, offsets, weights, rows):
             self._blame(batch)
-        return FeatureBags(ids.detach(), offsets, weights, rows, len(self._features))
+        return FeatureBags(ids, offsets, weights, rows, len(self._features))
 
     def _is_sound(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, rows: int) -> bool:
         """Whether every id lies in its table, and offsets lead from 0 to the number of ids."""
         if ids.dtype not in _UNSIGNED or (weights is not None and weights.shape != ids.shape):
             return False
-        values: NDArray[Any] = ids.detach().numpy()
+        values: NDArray[Any] = ids.numpy()
         ends: NDArray[Any] = offsets.numpy()
         if len(ends) != rows * len(self._limits) + 1 or ends[0] != 0 or ends[-1] != len(values):
             return False
         if not rows:
             return True
-        if rows > 1 and np.minimum.reduce(ends[1:] - ends[:-1]) < 0:
+        if rows > 1 and np.count_nonzero(ends[1:] < ends[:-1]):
             return False
         cuts = ends[::rows]
-        counts = cuts[1:] - cuts[:-1]
-        if np.minimum.reduce(counts) < 0:
+        try:
+            limits = self._limits.repeat(cuts[1:] - cuts[:-1])
+        # a negative number of ids
+        except ValueError:
             return False
         # seen as unsigned, a negative id is above every limit
-        limits = self._limits.repeat(counts)
-        return not np.logical_or.reduce(values.view(_UNSIGNED[ids.dtype]) >= limits)
+        return np.count_nonzero(values.view(_UNSIGNED[ids.dtype]) >= limits) == 0
 
     def _blame(self, batch: KeyedJaggedTensor) -> None:
         """Say what is wrong with a batch in the order of the features.

@@ -114,7 +114,6 @@ class QuantEmbeddingBagCollection(nn.Module):
         kinds = types_of([table.name for table in tables], types)
         return cls(tables, pack_tables(tables, weights, kinds), collection.is_weighted())
 
-    @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag of every feature.
 
@@ -231,7 +230,6 @@ class QuantEmbeddingCollection(nn.Module):
         kinds = types_of([table.name for table in tables], types)
         return cls(tables, pack_tables(tables, weights, kinds), collection.need_indices())
 
-    @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id of every feature.
 

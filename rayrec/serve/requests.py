@@ -121,7 +121,7 @@ def tensors_of(ids: KeyedJaggedTensor, dense: Tensor | None, columns: int | None
             f"dense is {tuple(dense.shape)} {dense.dtype}; these ids have {rows} rows and the "
             f"model {wanted} dense columns: give ({rows}, {wanted}) float32."
         )
-    if not bool(dense.isfinite().all()):
+    if not np.isfinite(dense.numpy(force=True)).all():
         row, column = (int(place) for place in (~dense.isfinite()).nonzero()[0])
         raise InputError(
             f"dense column {column} holds {float(dense[row, column])} in row {row}. Clean the data."

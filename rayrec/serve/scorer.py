@@ -47,10 +47,9 @@ class Scorer(nn.Module):
         if isinstance(model, MultiTaskTrain):
             self.outputs = tuple((task.name, task.kind) for task in model.tasks)
 
-    @property
-    def is_own(self) -> bool:
-        """Whether ids reach the collections as they are given, which rayrec's own models see to."""
-        return isinstance(self.model, (DLRMTrain, DeepFMTrain, MultiTaskTrain))
+        # whether ids reach the collections as they are given, which rayrec's own models see to
+        self._is_click = isinstance(model, (DLRMTrain, DeepFMTrain))
+        self.is_own = self._is_click or isinstance(model, MultiTaskTrain)
 
     def forward(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
         """One (B,), or (B, classes), per output.
@@ -58,8 +57,9 @@ class Scorer(nn.Module):
         Raises:
             ConfigError: the module does not give what a training module gives.
         """
-        if isinstance(self.model, (DLRMTrain, DeepFMTrain)):
-            return (self.model.model(dense, ids).squeeze(-1),)
+        if self._is_click:
+            model: Any = self.model.model
+            return (model(dense, ids).squeeze(-1),)
         if isinstance(self.model, MultiTaskTrain):
             sizes = [task.outputs for task in self.model.tasks]
             parts = self.model.model(dense, ids).split(sizes, dim=1)

@@ -98,6 +98,7 @@ def a_world(
     weighted: bool = False,
     with_recipe: bool = True,
     scale: float = 1.0,
+    plan_seed: int | None = None,
 ) -> World:
     """Save a random click model from so many ranks under a random plan."""
     rng = random.Random(seed)
@@ -132,7 +133,7 @@ def a_world(
     save_world(
         checkpoint,
         truths,
-        random_plan(rng, truths, ranks),
+        random_plan(rng if plan_seed is None else random.Random(plan_seed), truths, ranks),
         dense=dense,
         extras=recipe.to_extras() if with_recipe else {},
         batch_bytes=rng.choice([200, 1000, 1 << 20]),

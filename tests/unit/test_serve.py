@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,13 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch import nn
 
 from rayrec.checkpoint import TableReader, load_table, read_manifest
-from rayrec.data import to_batch
+from rayrec.data import DenseColumn, Feature, FeatureSchema, to_batch
 from rayrec.errors import ArtifactError, CheckpointError, ConfigError, InputError
-from rayrec.quant import QuantType, unpack_rows
+from rayrec.modules import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+)
+from rayrec.quant import QuantType, tables, unpack_rows
 from rayrec.serve import ParityBounds, Predictor, export, open_artifact
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.spec.task import Task
+from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
 from tests.unit.serve_worlds import WIDTH, World, a_model, a_schema, a_world, rows
 
 ROOT = Path(__file__).parents[2]
@@ -232,6 +242,100 @@ def test_parity_is_measured_and_bounded(world, tmp_path):
     (refused / "tables").mkdir(parents=True)
     (refused / "dense.pt").write_text("half")
     export(world.checkpoint, refused, types="fp32")
+
+
+def hashes(manifest):
+    return [table.file.sha256 for table in manifest.tables]
+
+
+def test_the_bytes_depend_on_neither_plan_nor_chunks(tmp_path, monkeypatch):
+    """Two saves of one model from other ranks under other plans, in parts of a few rows."""
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    worlds = [a_world(folders[0], 5, ranks=1), a_world(folders[1], 5, ranks=4, plan_seed=77)]
+    types = {"user": "int4", "item": "int8", "*": "fp16"}
+    first = export(worlds[0].checkpoint, tmp_path / "a", types=types)
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 7 * 4 * WIDTH)
+    second = export(worlds[1].checkpoint, tmp_path / "b", types=types)
+    assert hashes(first) == hashes(second) and len(set(hashes(first))) == 3
+    plans = [read_manifest(world.checkpoint).plan for world in worlds]
+    assert plans[0] != plans[1]
+
+
+class Sequences(nn.Module):
+    """A training module of the user's: a mean over a sequence, and a bag beside it; two tasks."""
+
+    def __init__(self):
+        super().__init__()
+        config = {"embedding_dim": WIDTH, "num_embeddings": 40}
+        self.seen = EmbeddingCollection(
+            [EmbeddingConfig(name="seen", feature_names=["seen"], **config)], device="meta"
+        )
+        self.item = EmbeddingBagCollection(
+            [EmbeddingBagConfig(name="item", feature_names=["item"], **config)], device="meta"
+        )
+        self.top = nn.Linear(2 * WIDTH + 1, 2)
+
+    def forward(self, batch):
+        bags = self.seen(batch.sparse_features)["seen"]
+        mean = bags.to_padded_dense(4).sum(1)
+        item = self.item(batch.sparse_features).values()
+        out = self.top(torch.cat([mean, item, batch.dense_features], 1))
+        logits = {"click": out[:, 0], "stay": out[:, 1]}
+        loss = out.sum() * 0 + batch.labels.sum() * 0
+        return loss, (loss, logits, {"click": batch.labels, "stay": batch.labels})
+
+
+def test_a_model_with_sequences_and_tasks(tmp_path):
+    torch.manual_seed(2)
+    schema = FeatureSchema(
+        label=("clicked", "stayed"),
+        dense=(DenseColumn(column="age"),),
+        features=(Feature(name="seen", column="seen"), Feature(name="item", column="item")),
+        tables=tuple(
+            EmbeddingBagConfig(
+                num_embeddings=40, embedding_dim=WIDTH, name=name, feature_names=[name]
+            )
+            for name in ("seen", "item")
+        ),
+    )
+    module = Sequences().eval()
+    rng = random.Random(3)
+    truths = [make_truth(rng, name, 40, WIDTH, "row") for name in ("seen", "item")]
+    dense = {name: p.detach() for name, p in module.top.named_parameters(prefix="top")}
+    save_world(str(tmp_path / "ck"), truths, random_plan(rng, truths, 2), dense=dense)
+    tasks = (Task(name="click"), Task(name="stay", kind="regression"))
+    given = {"model": Sequences, "schema": schema, "types": "fp32"}
+    with pytest.raises(ConfigError, match="give tasks=, those of the run"):
+        export(tmp_path / "ck", tmp_path / "out", **given)
+    manifest = export(tmp_path / "ck", tmp_path / "out", tasks=tasks, **given)
+    assert manifest.program is None and "sequences" in manifest.no_program
+    with pytest.raises(ArtifactError, match=r"has no program .* load it with model="):
+        Predictor.load(tmp_path / "out")
+    predictor = Predictor.load(tmp_path / "out", model=Sequences)
+    asked = [{"age": 0.5, "seen": [1, 2], "item": 3}, {"age": 1.0, "seen": [], "item": 39}]
+    seen, item = (truth.weight for truth in truths)
+    means = torch.stack([seen[1] + seen[2], torch.zeros(WIDTH)])
+    inputs = torch.cat([means, item[[3, 39]], torch.tensor([[0.5], [1.0]])], 1)
+    wanted = module.top(inputs).detach()
+    scores = predictor.predict(asked)
+    torch.testing.assert_close(scores["click"], wanted[:, 0].sigmoid())
+    torch.testing.assert_close(scores["stay"], wanted[:, 1])
+    # rows of a user are repeated, where sequences keep their lengths
+    both = predictor.predict_candidates({"age": 0.5, "seen": [1, 2]}, [{"item": 3}, {"item": 39}])
+    torch.testing.assert_close(both["stay"][0], scores["stay"][0])
+
+
+def test_an_artifact_of_version_1_is_still_read():
+    """The folder was written when the format was new; it must load for as long as it is read."""
+    kept = Path(__file__).parent / "artifact_v1"
+    told = json.loads((kept / "scores.json").read_text())
+    predictor = Predictor.load(kept / "artifact")
+    scores = predictor.predict(told["rows"])
+    torch.testing.assert_close(scores, torch.tensor(told["scores"]), rtol=1e-5, atol=1e-6)
+    kinds = {table.packed.kind for table in predictor.manifest.tables}
+    assert kinds == {QuantType.INT8, QuantType.INT4, QuantType.FP16}
 
 
 def test_rows_that_cannot_be_packed_are_refused_before_anything_is_written(tmp_path):
