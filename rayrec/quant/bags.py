@@ -17,6 +17,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.sparse import KeyedJaggedTensor, UnknownKeyError, check_ids, check_kjt
 
 _UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32}
+_MOST_KEPT = 16
 _CHECKED = "rayrec.quant: ids and offsets are right"
 
 
@@ -69,6 +70,7 @@ class BagReader:
         self.keys = self._features = list(features)
         self._limits = np.array([rows for _, rows in tables], np.uint64)
         self._is_plain = len(set(self._features)) == len(self._features)
+        self._ones: dict[int, tuple[bytes, NDArray[np.uint64]]] = {}
 
     def read(self, batch: KeyedJaggedTensor) -> FeatureBags:
         """The bags in the order of the features; without a copy where the batch has that order.
@@ -121,6 +123,11 @@ class BagReader:
             return False
         if not rows:
             return True
+        unsigned = values.view(_UNSIGNED[ids.dtype])
+        if len(values) == len(ends) - 1:
+            one_each, limits = self._one_each(rows)
+            if ends.astype(np.int64, copy=False).tobytes() == one_each:
+                return np.count_nonzero(unsigned >= limits) == 0
         if rows > 1 and np.count_nonzero(ends[1:] < ends[:-1]):
             return False
         cuts = ends[::rows]
@@ -130,7 +137,20 @@ class BagReader:
         except ValueError:
             return False
         # seen as unsigned, a negative id is above every limit
-        return np.count_nonzero(values.view(_UNSIGNED[ids.dtype]) >= limits) == 0
+        return np.count_nonzero(unsigned >= limits) == 0
+
+    def _one_each(self, rows: int) -> tuple[bytes, NDArray[np.uint64]]:
+        """The int64 offsets of `rows` bags of one id per feature, and the limit of each id.
+
+        Kept, since most features of click data have one id a row.
+        """
+        known = self._ones.get(rows)
+        if known is None:
+            if len(self._ones) >= _MOST_KEPT:
+                self._ones.clear()
+            ends = np.arange(rows * len(self._limits) + 1, dtype=np.int64)
+            known = self._ones[rows] = ends.tobytes(), self._limits.repeat(rows)
+        return known
 
     def _blame(self, batch: KeyedJaggedTensor) -> None:
         """Say what is wrong with a batch in the order of the features.
