@@ -1,0 +1,68 @@
+"""The settings of `benchmarks.quality`: one recipe for the planted data, the same with another
+optimizer of the tables for each optimizer, and one for MovieLens-100k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rayrec.train.config import OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained.
+
+    Attributes:
+        tables, dense: the optimizers of the tables and of all other parameters.
+        batch: rows of a step over all ranks.
+        warmup, decay: of both learning rates, see `rayrec.optim.schedule`.
+        bound: initial values of the tables lie within +- this; None takes the tables' own.
+        dim: columns of every table; None takes the schema's.
+    """
+
+    tables: OptimizerConfig
+    dense: OptimizerConfig
+    batch: int
+    epochs: int = 1
+    warmup: int = 0
+    decay: Literal["constant", "linear", "cosine"] = "linear"
+    bound: float | None = None
+    dim: int | None = None
+    model: Literal["dlrm", "dcn"] = "dlrm"
+    dense_layers: tuple[int, ...] = (64,)
+    over_layers: tuple[int, ...] = (64, 32)
+
+
+PLANTED = Recipe(
+    tables=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
+    dense=OptimizerConfig(name="adam", lr=3e-3),
+    batch=2048,
+    bound=0.25,
+)
+
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(name="sgd", lr=5.0),
+    "adagrad": OptimizerConfig(name="adagrad", lr=0.1),
+    "rowwise_adagrad": PLANTED.tables,
+    "rmsprop": OptimizerConfig(name="rmsprop", lr=2e-3),
+    "adam": OptimizerConfig(name="adam", lr=3e-3),
+    "partial_rowwise_adam": OptimizerConfig(name="partial_rowwise_adam", lr=3e-3),
+    "lamb": OptimizerConfig(name="lamb", lr=1e-2),
+    "lars_sgd": OptimizerConfig(name="lars_sgd", lr=1.0, options={"eta": 0.01}),
+}
+
+FILMS = Recipe(
+    tables=OptimizerConfig(name="adam", lr=2e-3, options={"weight_decay": 0.1}),
+    dense=OptimizerConfig(name="adam", lr=2e-3),
+    batch=1024,
+    epochs=8,
+    decay="linear",
+    bound=0.05,
+)
+
+
+def recipe_of(optimizer: str) -> Recipe:
+    """The recipe of the planted data with the tables trained by `optimizer`."""
+    return replace(PLANTED, tables=OPTIMIZERS[optimizer])
