@@ -5,9 +5,10 @@
 Planted data state the AUC of their true click probabilities on the held-out rows; regret is that
 AUC minus the model's. Every row of the tables is one training run that is scored once, at its end:
 by each sharding kind on two ranks and on one rank, by each optimizer of the tables, by each type on
-the wire between two ranks that do not share memory, and by each type of the dense layers. Columns
-of ids are cut to `--cap` distinct ids, so that a million rows tell of every id. `--only` runs some
-parts and keeps what the newest file of this machine says of the others.
+the wire between two ranks that do not share memory, and by each type of the dense layers. No
+training can reach the truth where rows are too few for the ids, so the default data have `--columns`
+12 columns of ids with at most `--cap` 200 ids each; 26 and 2000 are those of `rayrec make-data`.
+`--only` runs some parts and keeps what the newest file of this machine says of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
@@ -85,8 +86,10 @@ PARTS: dict[str, Callable[[Path], dict[str, Trial]]] = {
 }
 
 
-def planted(folder: Path, trials: Mapping[str, Trial], done: dict[str, Scores]) -> dict[str, Any]:
-    """Train and score each trial; prints one line for each.
+def planted(
+    folder: Path, trials: Mapping[str, Trial], done: dict[str, Scores]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Train and score each trial; gives its name and its scores, and prints a line.
 
     Args:
         done: scores by what was trained; equal trials of one process are trained once.
@@ -95,7 +98,6 @@ def planted(folder: Path, trials: Mapping[str, Trial], done: dict[str, Scores]) 
 
     truth = PlantedScores.load(folder / "truth.json")
     first = next((trial for trial in trials.values() if trial.ranks), None)
-    regrets: dict[str, Any] = {}
     with nullcontext() if first is None else driver_of(folder, first).cluster():
         for name, trial in trials.items():
             key = repr((trial.recipe, trial.ranks, trial.plan, sorted(trial.options.items())))
@@ -103,9 +105,8 @@ def planted(folder: Path, trials: Mapping[str, Trial], done: dict[str, Scores]) 
             scores = done[key] if key in done else scores_of(folder, trial)
             done[key] = scores
             regret = truth.bayes_auc - scores["auc"]
-            regrets[name] = {"regret": regret, "ne": scores["ne"] - truth.bayes_ne} | scores
             print(f"{name}: regret {regret:.4f}, {scores['seconds']:.0f} s", flush=True)
-    return regrets
+            yield name, scores | {"regret": regret, "ne_above": scores["ne"] - truth.bayes_ne}
 
 
 def lines_of(results: Mapping[str, Any]) -> list[str]:
@@ -144,7 +145,7 @@ def _table(
         if reference is not None:
             above = f" {run['regret'] - runs[reference]['regret']:+.5f} |"
         lines.append(
-            f"| {name} | {run['auc']:.4f} | {run['regret']:.4f} |{above} {run['ne']:.4f} | "
+            f"| {name} | {run['auc']:.4f} | {run['regret']:.4f} |{above} {run['ne_above']:.4f} | "
             f"{run['seconds']:.0f} |"
         )
     return [*lines, ""]
@@ -156,6 +157,23 @@ def earlier() -> dict[str, Any]:
     return dict(json.loads(files[-1].read_text())["results"]) if files else {}
 
 
+_begun: set[str] = set()  # parts that this process has written to
+
+
+def keep(part: str, about: str, name: str, run: Any, add: bool) -> None:
+    """Write one run into the newest file, beside the other parts.
+
+    Args:
+        add: keep the part's other runs of earlier processes, too.
+    """
+    results = earlier()
+    runs = results.get(part, {}).get("runs", {}) if add or part in _begun else {}
+    _begun.add(part)
+    said = {"of": about, "date": date.today().isoformat(), "runs": runs | {name: run}}
+    results = results | {part: said}
+    report.write("quality", results, "\n".join(lines_of(results)))
+
+
 def main() -> None:
     """Run the parts, print and write after each."""
     parser = argparse.ArgumentParser(
@@ -163,7 +181,9 @@ def main() -> None:
     )
     every = [*PARTS, "films"]
     parser.add_argument("--only", nargs="+", choices=every, default=every)
+    parser.add_argument("--runs", nargs="+", help="only these rows of the tables of --only")
     parser.add_argument("--rows", type=int, default=1_000_000, help="planted rows to train on")
+    parser.add_argument("--columns", type=int, default=12, help="columns of ids")
     parser.add_argument("--cap", type=int, default=200, help="most distinct ids of a column")
     parser.add_argument("--data", type=Path, help="planted data that lie here already")
     args = parser.parse_args()
@@ -179,18 +199,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = args.data or Path(made, "planted")
         if args.data is None and args.only != ["films"]:
-            write_synthetic(folder, SyntheticConfig(rows_train=args.rows, cap=args.cap))
+            config = SyntheticConfig(rows_train=args.rows, num_features=args.columns, cap=args.cap)
+            write_synthetic(folder, config)
         for part in args.only:
             about = "three seeds, each with its own held-out tenth"
             if part == "films":
-                runs: dict[str, Any] = dict(films(Path(made)))
+                scores = iter(films(Path(made)))
             else:
                 planned = json.loads((folder / "truth.json").read_text())["config"]
-                about = f"{planned['rows_train']} rows, at most {planned['cap']} ids a column"
-                runs = planted(folder, PARTS[part](folder), done)
-            said = {"of": about, "date": date.today().isoformat(), "runs": runs}
-            results = earlier() | {part: said}
-            report.show("quality", results, lines_of(results))
+                about = f"{planned['rows_train']} rows, {planned['num_features']} columns of ids, "
+                about += f"at most {planned['cap']} ids each"
+                trials = PARTS[part](folder)
+                wanted = {n: trial for n, trial in trials.items() if n in (args.runs or trials)}
+                scores = planted(folder, wanted, done)
+            for name, run in scores:  # what is done is kept when a later run fails
+                keep(part, about, name, run, args.runs is not None)
+    report.show("quality", earlier(), lines_of(earlier()))
 
 
 if __name__ == "__main__":

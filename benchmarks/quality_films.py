@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -48,19 +48,15 @@ def split_further(folder: Path) -> None:
         pq.write_table(rows, folder / part / "part-00000.parquet")
 
 
-def films(folder: Path, recipe: Recipe = FILMS, seeds: Sequence[int] = SEEDS) -> dict[str, float]:
-    """Train once for each seed.
-
-    Returns:
-        the AUC on the held-out tenth of each seed, as "seed 0" and so on.
-    """
-    scores = {}
+def films(
+    folder: Path, recipe: Recipe = FILMS, seeds: Sequence[int] = SEEDS
+) -> Iterator[tuple[str, float]]:
+    """Train once for each seed; gives "seed 0" and so on, and the AUC on its held-out tenth."""
     for seed in seeds:
         data = folder / f"films-{seed}"
         convert_movielens(source(), data, seed=seed)
         trial = Trial(recipe=recipe, seed=seed)
-        scores[f"seed {seed}"] = scores_of(data, trial)["auc"]
-    return scores
+        yield f"seed {seed}", scores_of(data, trial)["auc"]
 
 
 def validation(folder: Path, recipe: Recipe, seed: int = 0) -> float:

@@ -36,30 +36,30 @@ class Recipe:
 
 
 PLANTED = Recipe(
-    tables=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
+    tables=OptimizerConfig(name="rowwise_adagrad", lr=0.4),
     dense=OptimizerConfig(name="adam", lr=3e-3),
-    batch=2048,
-    bound=0.25,
+    batch=1024,
+    bound=0.5,
 )
 
 OPTIMIZERS = {
-    "sgd": OptimizerConfig(name="sgd", lr=5.0),
-    "adagrad": OptimizerConfig(name="adagrad", lr=0.1),
+    "sgd": OptimizerConfig(name="sgd", lr=70.0),
+    "adagrad": OptimizerConfig(name="adagrad", lr=0.3),
     "rowwise_adagrad": PLANTED.tables,
     "rmsprop": OptimizerConfig(name="rmsprop", lr=2e-3),
-    "adam": OptimizerConfig(name="adam", lr=3e-3),
+    "adam": OptimizerConfig(name="adam", lr=4e-3),
     "partial_rowwise_adam": OptimizerConfig(name="partial_rowwise_adam", lr=3e-3),
     "lamb": OptimizerConfig(name="lamb", lr=1e-2),
     "lars_sgd": OptimizerConfig(name="lars_sgd", lr=1.0, options={"eta": 0.01}),
 }
 
 FILMS = Recipe(
-    tables=OptimizerConfig(name="adam", lr=2e-3, options={"weight_decay": 0.1}),
+    tables=OptimizerConfig(name="adagrad", lr=0.05, options={"weight_decay": 5e-4}),
     dense=OptimizerConfig(name="adam", lr=2e-3),
     batch=1024,
     epochs=8,
     decay="linear",
-    bound=0.05,
+    bound=0.01,
 )
 
 

@@ -52,7 +52,7 @@ def test_the_grid_cuts_rows_and_columns_and_uses_both_ranks(tmp_path: Path) -> N
 
 def test_tables_show_the_distance_from_the_reference() -> None:
     runs = {
-        name: {"auc": 0.83, "regret": regret, "ne": 0.01, "seconds": 2.0}
+        name: {"auc": 0.83, "regret": regret, "ne_above": 0.01, "seconds": 2.0}
         for name, regret in (("fp32", 0.004), ("int8", 0.0055))
     }
     text = "\n".join(lines_of({"wires": {"of": "10 rows", "date": "2026-01-01", "runs": runs}}))
