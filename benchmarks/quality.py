@@ -6,9 +6,10 @@ Planted data state the AUC of their true click probabilities on the held-out row
 AUC minus the model's. Every row of the tables is one training run that is scored once, at its end:
 by each sharding kind on two ranks and on one rank, by each optimizer of the tables, by each type on
 the wire between two ranks that do not share memory, and by each type of the dense layers. No
-training can reach the truth where rows are too few for the ids, so the default data have `--columns`
-12 columns of ids with at most `--cap` 200 ids each; 26 and 2000 are those of `rayrec make-data`.
-`--only` runs some parts and keeps what the newest file of this machine says of the others.
+training can reach the truth where rows are too few for the ids. So the default data have 12 columns
+of ids (`--columns`) with at most 200 ids each (`--cap`); 26 and 2000 are those of `rayrec
+make-data`. `--only` runs some parts and keeps what the newest file of this machine says of the
+others; `--runs` does the same with the rows of a part.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def wires(folder: Path) -> dict[str, Trial]:
 
 def dense(folder: Path) -> dict[str, Trial]:
     """Both types of the dense layers' products, on one rank."""
-    types = ("float32", "bfloat16")
-    return {name: Trial(recipe=PLANTED, options={"dense_dtype": name}) for name in types}
+    narrow = Trial(recipe=PLANTED, options={"dense_dtype": "bfloat16"})
+    return {"float32": Trial(recipe=PLANTED), "bfloat16": narrow}
 
 
 PARTS: dict[str, Callable[[Path], dict[str, Trial]]] = {
@@ -100,8 +101,7 @@ def planted(
     first = next((trial for trial in trials.values() if trial.ranks), None)
     with nullcontext() if first is None else driver_of(folder, first).cluster():
         for name, trial in trials.items():
-            key = repr((trial.recipe, trial.ranks, trial.plan, sorted(trial.options.items())))
-            key = key.replace("('dense_dtype', 'float32')", "")
+            key = repr(trial)
             scores = done[key] if key in done else scores_of(folder, trial)
             done[key] = scores
             regret = truth.bayes_auc - scores["auc"]
@@ -127,10 +127,18 @@ def lines_of(results: Mapping[str, Any]) -> list[str]:
             "",
         ]
     lines += [f"{part}: {about['of']}, {about['date']}." for part, about in results.items()]
-    lines += ["", "Optimizers of the tables and their settings:", ""]
-    for optimizer in OPTIMIZERS.values():
-        lines.append(f"- {optimizer.name}: lr {optimizer.lr:g}, {dict(optimizer.options) or ''}")
-    return [*lines, "", f"Planted data: {PLANTED}", "", f"MovieLens-100k: {FILMS}"]
+    return [*lines, "", *settings()]
+
+
+def settings() -> list[str]:
+    """The settings of the optimizers, and both recipes, in Markdown."""
+    lines = ["| optimizer of the tables | lr | options |", "|---|---|---|"]
+    for name, said in OPTIMIZERS.items():
+        options = ", ".join(f"{option}={value}" for option, value in said.options.items())
+        lines.append(f"| {name} | {said.lr:g} | {options or 'its defaults'} |")
+    for about, recipe in (("Planted data", PLANTED), ("MovieLens-100k", FILMS)):
+        lines += ["", f"{about}: `{recipe}`"]
+    return lines
 
 
 def _table(

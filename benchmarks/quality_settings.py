@@ -46,11 +46,11 @@ OPTIMIZERS = {
     "sgd": OptimizerConfig(name="sgd", lr=70.0),
     "adagrad": OptimizerConfig(name="adagrad", lr=0.3),
     "rowwise_adagrad": PLANTED.tables,
-    "rmsprop": OptimizerConfig(name="rmsprop", lr=2e-3),
-    "adam": OptimizerConfig(name="adam", lr=4e-3),
-    "partial_rowwise_adam": OptimizerConfig(name="partial_rowwise_adam", lr=3e-3),
+    "rmsprop": OptimizerConfig(name="rmsprop", lr=1.5e-3),
+    "adam": OptimizerConfig(name="adam", lr=2e-3),
+    "partial_rowwise_adam": OptimizerConfig(name="partial_rowwise_adam", lr=2e-3),
     "lamb": OptimizerConfig(name="lamb", lr=1e-2),
-    "lars_sgd": OptimizerConfig(name="lars_sgd", lr=1.0, options={"eta": 0.01}),
+    "lars_sgd": OptimizerConfig(name="lars_sgd", lr=1.0),
 }
 
 FILMS = Recipe(

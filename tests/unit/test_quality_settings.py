@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.quality import PARTS, RANKS, grid, lines_of
 from benchmarks.quality_settings import OPTIMIZERS, PLANTED
 from rayrec.data.converted import one_table_per_column
+from rayrec.driver import RunConfig
 from rayrec.layout.kinds import KINDS
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
@@ -36,10 +37,8 @@ def test_parts_name_every_kind_optimizer_and_type(tmp_path: Path) -> None:
     for name, trial in trials["wires"].items():
         assert trial.options["qcomms_forward"] == trial.options["qcomms_backward"] == name
         assert trial.options["share_tables"] is False and trial.ranks == RANKS
-    assert {trial.options["dense_dtype"] for trial in trials["dense"].values()} == {
-        "float32",
-        "bfloat16",
-    }
+    types = [RunConfig.dense_dtype, trials["dense"]["bfloat16"].options["dense_dtype"]]
+    assert types == list(trials["dense"]) and not trials["dense"]["float32"].options
 
 
 def test_the_grid_cuts_rows_and_columns_and_uses_both_ranks(tmp_path: Path) -> None:
