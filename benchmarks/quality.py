@@ -15,6 +15,7 @@ others; `--runs` does the same with the rows of a part.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import tempfile
@@ -174,12 +175,15 @@ def keep(part: str, about: str, name: str, run: Any, add: bool) -> None:
     Args:
         add: keep the part's other runs of earlier processes, too.
     """
-    results = earlier()
-    runs = results.get(part, {}).get("runs", {}) if add or part in _begun else {}
-    _begun.add(part)
-    said = {"of": about, "date": date.today().isoformat(), "runs": runs | {name: run}}
-    results = results | {part: said}
-    report.write("quality", results, "\n".join(lines_of(results)))
+    with Path(tempfile.gettempdir(), "rayrec-quality.lock").open("a") as lock:
+        # Two processes may each run some rows; neither shall lose what the other has written.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = earlier()
+        runs = results.get(part, {}).get("runs", {}) if add or part in _begun else {}
+        _begun.add(part)
+        said = {"of": about, "date": date.today().isoformat(), "runs": runs | {name: run}}
+        results = results | {part: said}
+        report.write("quality", results, "\n".join(lines_of(results)))
 
 
 def main() -> None:

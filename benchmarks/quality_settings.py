@@ -43,21 +43,21 @@ PLANTED = Recipe(
 )
 
 OPTIMIZERS = {
-    "sgd": OptimizerConfig(name="sgd", lr=70.0),
-    "adagrad": OptimizerConfig(name="adagrad", lr=0.3),
+    "sgd": OptimizerConfig(name="sgd", lr=400.0),
+    "adagrad": OptimizerConfig(name="adagrad", lr=0.4, options={"eps": 1e-4}),
     "rowwise_adagrad": PLANTED.tables,
-    "rmsprop": OptimizerConfig(name="rmsprop", lr=1.5e-3),
-    "adam": OptimizerConfig(name="adam", lr=2e-3),
-    "partial_rowwise_adam": OptimizerConfig(name="partial_rowwise_adam", lr=2e-3),
-    "lamb": OptimizerConfig(name="lamb", lr=1e-2),
-    "lars_sgd": OptimizerConfig(name="lars_sgd", lr=1.0),
+    "rmsprop": OptimizerConfig(name="rmsprop", lr=2e-2),
+    "adam": OptimizerConfig(name="adam", lr=1.6e-2),
+    "partial_rowwise_adam": OptimizerConfig(name="partial_rowwise_adam", lr=1.6e-2),
+    "lamb": OptimizerConfig(name="lamb", lr=1.5e-2),
+    "lars_sgd": OptimizerConfig(name="lars_sgd", lr=6.0),
 }
 
 FILMS = Recipe(
-    tables=OptimizerConfig(name="adagrad", lr=0.05, options={"weight_decay": 5e-4}),
-    dense=OptimizerConfig(name="adam", lr=2e-3),
+    tables=OptimizerConfig(name="adagrad", lr=0.05, options={"weight_decay": 7e-4}),
+    dense=OptimizerConfig(name="adam", lr=4e-3),
     batch=1024,
-    epochs=8,
+    epochs=5,
     decay="linear",
     bound=0.01,
 )
