@@ -117,6 +117,9 @@ def _check_together(args: argparse.Namespace) -> None:
         ConfigError: names two options.
     """
     for one, other in (("--steps", "--epochs"), ("--resume", "--init-from")):
+        # 'auto' starts with the weights of --init-from once, and then continues
+        if one == "--resume" and args.resume == "auto":
+            continue
         if _value(args, one) and _value(args, other):
             raise ConfigError(f"{one} contradicts {other}; give one of them.")
     for option, needed in (
@@ -131,8 +134,8 @@ def _check_together(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{option} has no effect without {needed}; give it, too, or leave {option} out."
             )
-    if args.resume == "latest" and not args.checkpoint_dir:
+    if args.resume in ("latest", "auto") and not args.checkpoint_dir:
         raise ConfigError(
-            "--resume latest looks for the newest checkpoint in --checkpoint-dir; give that, too, "
-            "or the path of a checkpoint."
+            f"--resume {args.resume} looks for the newest checkpoint in --checkpoint-dir; give "
+            "that, too, or the path of a checkpoint."
         )

@@ -42,12 +42,12 @@ def answers(
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)
     values = []
     for rank, reference in references.items():
-        details = ""
+        details, kind = "", "error"
         try:
             if reference not in waiting:
                 values.append(ray.get(reference))
                 continue
-            cause = f"no answer in {timeout_s:.0f} s"
+            cause, kind = f"no answer in {timeout_s:.0f} s", "silent"
         except ray.exceptions.RayTaskError as error:
             raised = error.cause if error.cause is not None else error
             words = str(raised).strip()
@@ -58,10 +58,12 @@ def answers(
             cause = f"{type(raised).__name__}: {(words.splitlines() or [''])[0]}"
             details = str(error)
         except ray.exceptions.RayActorError as error:
-            cause, details = death_line(error), str(error)
+            cause, details, kind = death_line(error), str(error), "died"
         where = addresses[rank].host if rank < len(addresses) else ""
         who = f"rank {rank} of {world_size} on {where or 'an unknown host'}"
-        raise TrainingFailed(f"{who} could not {what}: {cause}", rank, where, cause, details)
+        failed = TrainingFailed(f"{who} could not {what}: {cause}", rank, where, cause, details)
+        failed.kind = kind
+        raise failed
     return values
 
 

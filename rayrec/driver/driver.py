@@ -13,36 +13,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rayrec.checks import absolute_path, lasting_path
+from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
-from rayrec.driver.config import Result, RunConfig, ScalingConfig
+from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.result import Result
 from rayrec.driver.run_folder import RunFolder, held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover, read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.observe.hindsight import Hindsight
 from rayrec.report.profile_page import check_folder
-from rayrec.storage import probe_output
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
-from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rayrec.driver.lives import Lives
     from rayrec.planner import ParameterConstraints
-    from rayrec.train.outcome import FitOutcome
     from rayrec.train.own_loop import TrainLoop
-    from rayrec.train.predictions import PredictionConfig
     from rayrec.train.tasks import Scorer
 
 
@@ -161,31 +158,32 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        from rayrec.driver.shape import check_shape, run_info
+        from rayrec.driver.fitting import fit_task, result_of, told_of_end
+        from rayrec.driver.lives import Lives
+        from rayrec.driver.shape import check_recovery, check_shape, run_info
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
         data, run = self._data, self._run
         check_values(data)
         check_values(self._eval_data)
+        check_recovery(run, self._scaling)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
         hooks = Hooks(run.callbacks, "the driver")
         check_shape(run, self._eval_data, self._scorer, self._loop)
-        with held(run.run_path, display.line) as folder, _told_of_end(hooks, display):
+        with held(run.run_path, display.line) as folder, told_of_end(hooks, display):
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
             display.total_steps = steps
             if run.profile is not None:
                 run.profile.check_steps(steps - start.step)
                 check_folder(run.profile.path)
+            lives = Lives(run.run_path, start, display.line)
 
             def prepare(topology: Topology) -> Prepared:
-                from rayrec.train.own_loop import LoopTask
-                from rayrec.train.tasks import FitTask
-
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
@@ -200,14 +198,11 @@ class Driver:
                     start=start,
                     profile=run.profile,
                 )
-                task: RankTask = FitTask(spec=spec, scorer=self._scorer)
-                if self._loop is not None:
-                    task = LoopTask(spec=spec, loop=self._loop)
-                return Prepared(task, plan, predicted)
+                return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted)
 
             files = [*local_files(data), *local_files(self._eval_data)]
-            ran = self._control(display, prepare, log, folder, {"data": files}, hooks)
-            result = _result(ran, display)
+            ran = self._control(display, prepare, log, folder, {"data": files}, hooks, lives)
+            result = result_of(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())
         if hooks.error is not None:
@@ -238,6 +233,7 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
+        from rayrec.driver.fitting import checked_predictions
         from rayrec.driver.specs import check_values, local_files, manifest_file, train_spec
         from rayrec.driver.start import check_scored
 
@@ -246,7 +242,7 @@ class Driver:
             raise ConfigError(
                 "Driver.evaluate needs data: pass it, or make the driver with eval_data."
             )
-        wanted = _checked_predictions(predictions, keys, scored)
+        wanted = checked_predictions(predictions, keys, scored)
         check_values(scored)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
@@ -284,6 +280,7 @@ class Driver:
         folder: RunFolder | None = None,
         files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
         hooks: Hooks | None = None,
+        lives: Lives | None = None,
     ) -> Ran:
         """Do on the ranks what `prepare` says.
 
@@ -291,13 +288,14 @@ class Driver:
             folder: the run's folder, which every rank must share.
             files: by what they are, local files that every host must see.
             hooks: the callbacks that hear of the run.
+            lives: says how the run goes on after a failure; without it, the first one ends it.
         """
         calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self._scaling
         # A stop that was asked for belongs to the run of that time.
         self._stop.clear()
 
-        def prepare_group(group: RankGroup) -> Prepared:
+        def look(group: RankGroup) -> Prepared:
             prepared = prepare(discover(group, scaling, run.setup_timeout_s))
             if folder is not None:
                 group.see_folder(folder.path, folder.token, run.setup_timeout_s)
@@ -306,8 +304,10 @@ class Driver:
             return prepared
 
         def on_event(event: Event) -> None:
-            display.event(event)
-            calls.event(event)
+            told = display.event(event)
+            if lives is not None:
+                lives.see(told)
+            calls.event(told)
             if calls.error is not None:
                 self.request_stop()
 
@@ -323,11 +323,13 @@ class Driver:
                 )
             self._controller = Controller(
                 scaling,
-                prepare_group,
+                look if lives is None else lives.with_each(look),
                 on_event,
                 timeout_s=run.timeout_s,
+                heartbeat_timeout_s=run.heartbeat_timeout_s,
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
+                max_failures=run.failure.max_failures if lives is not None else 0,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,
@@ -336,63 +338,3 @@ class Driver:
         finally:
             self._controller = None
             display.close()
-
-
-def _checked_predictions(
-    path: str | None, keys: Sequence[str], scored: Dataset
-) -> PredictionConfig | None:
-    """Where the predictions of an evaluation go, checked before ranks start; None without any."""
-    from rayrec.driver.specs import check_keys, check_outside
-    from rayrec.train.predictions import PredictionConfig
-
-    if path is None:
-        if keys:
-            raise ConfigError(
-                f"keys={list(keys)} are columns of predictions; give predictions, too, or leave "
-                "keys out."
-            )
-        return None
-    config = PredictionConfig(path=lasting_path("predictions", path), keys=tuple(keys))
-    check_keys(scored, keys)
-    check_outside(scored, config.path)
-    probe_output("predictions", config.path)
-    return config
-
-
-def _result(ran: Ran, display: Display) -> Result:
-    """What a user gets of a training that ran."""
-    # Numbers are merged over the ranks, so that rank 0 speaks for all.
-    outcome: FitOutcome = ran.results[0]
-    plan = ran.prepared.plan
-    assert plan is not None
-    hindsight = Hindsight(ran.prepared.predicted, outcome.times) if outcome.times else None
-    return Result(
-        steps=outcome.steps,
-        rows=outcome.rows,
-        seconds=outcome.seconds,
-        rows_per_s=outcome.rows / outcome.seconds if outcome.seconds else 0.0,
-        train_loss=outcome.train_loss,
-        metrics=outcome.metrics,
-        checkpoint=outcome.checkpoint,
-        plan=plan,
-        stopped=outcome.stopped,
-        milestones=tuple(display.milestones),
-        reports=tuple(display.reports),
-        hindsight=hindsight,
-        profile=outcome.profile,
-        evaluations=tuple(display.evaluations),
-        best_step=outcome.best.step,
-        best_score=outcome.best.value,
-        ended_early=outcome.early,
-    )
-
-
-@contextmanager
-def _told_of_end(hooks: Hooks, display: Display) -> Iterator[None]:
-    """Tell the callbacks of the end of what is done inside, and of the error that ended it."""
-    try:
-        yield
-    except BaseException as error:
-        hooks.end(error, display.step)
-        raise
-    hooks.end(None, display.step)

@@ -336,6 +336,7 @@ class TrainSpec(RunOptions):
         resume_from: checkpoint directories to continue from, the wanted one first; a later one is
             used only where those before it turn out to be damaged. Empty starts anew.
         profile: which steps to profile, or None.
+        recovering: the run goes on after a failure, of which the driver tells.
     """
 
     model: Callable[[], nn.Module]
@@ -346,6 +347,7 @@ class TrainSpec(RunOptions):
     run_path: str | None = None
     resume_from: tuple[str, ...] = ()
     profile: ProfileConfig | None = None
+    recovering: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

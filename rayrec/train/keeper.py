@@ -39,6 +39,7 @@ class Keeper:
         place: the place in the data, which a resume moves.
     Attributes:
         newest: path of the newest checkpoint of the run, or None.
+        begun_from: path of the checkpoint that the run went on from, or None.
         best: the best evaluation of the run until the checkpoint that it was restored from.
     """
 
@@ -60,6 +61,7 @@ class Keeper:
         self._writers = spec.sharding_group_size or world_size
         # What stands here already is not written again.
         self.newest: str | None = None
+        self.begun_from: str | None = None
         self.best = Best()
 
     def save(self, step: int, path: str | None = None, best: Best | None = None) -> str:
@@ -123,7 +125,7 @@ class Keeper:
             CheckpointError, ConfigError: as `restore` and `warm_start`.
         """
         spec = self._spec
-        if spec.init_from:
+        if spec.init_from and not spec.resume_from:
             self.warm_start(spec.init_from, optimizer_state=spec.init_optimizer_state)
             what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
             note(f"started with the {what} of {spec.init_from}, at step 0")
@@ -131,8 +133,11 @@ class Keeper:
         if not spec.resume_from:
             return 0
         path, step = self._restore_first_whole(spec.resume_from, note)
+        self.begun_from = path
         data = ", with new data from the beginning" if spec.new_data else ""
-        note(f"resumed from {path} at step {step}{data}")
+        # after a failure the driver says so, with the failure
+        if not spec.recovering:
+            note(f"resumed from {path} at step {step}{data}")
         if step >= spec.steps:
             note(
                 f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
