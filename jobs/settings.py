@@ -52,7 +52,7 @@ def run_of(
     Raises:
         ConfigError: they contradict each other.
     """
-    from rayrec.driver import RunConfig
+    from rayrec.driver import FailureConfig, RunConfig
 
     _check_together(args)
     storage, name = _storage(args.checkpoint_dir)
@@ -76,6 +76,7 @@ def run_of(
         init_from=args.init_from,
         init_optimizer_state=args.init_optimizer,
         timeout_s=args.timeout,
+        failure=FailureConfig(max_failures=args.max_failures),
         drop_last=drop_last,
         profile=_profile(args),
         extras=extras,

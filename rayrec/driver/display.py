@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
@@ -32,8 +31,6 @@ class Display:
         self.milestones: list[Milestone] = []
         self.reports: list[ProgressReport] = []
         self.evaluations: list[Evaluation] = []
-        # of the lives before the last failure, up to where the run went on
-        self.rows_before, self.seconds_before = 0, 0.0
         self._bar: Any = None
         self._task: Any = None
         self._starvation = StarvationWatch()
@@ -47,12 +44,8 @@ class Display:
         else:
             print(text, flush=True)
 
-    def event(self, event: Event) -> Event:
-        """Show what a rank said; milestones and reports are kept, for the result.
-
-        Returns:
-            the event; a report counts the rows of the whole run, and a rank those of its life.
-        """
+    def event(self, event: Event) -> None:
+        """Show what a rank said; milestones and reports are kept, for the result."""
         if isinstance(event, Milestone):
             # a run has one start-up, however often it begins again
             if event.name not in [old.name for old in self.milestones]:
@@ -69,21 +62,13 @@ class Display:
                 best = "  (best so far)" if event.best else ""
                 self.line(f"step {event.step}  evaluation: {scores_line(event.scores)}{best}")
         elif isinstance(event, ProgressReport):
-            event = replace(event, rows=event.rows + self.rows_before)
             self.reports.append(event)
             self._report(event)
-        return event
 
     def go_back(self, step: int) -> None:
         """Forget what was told of later steps, which will be told again."""
         self.reports = [report for report in self.reports if report.step <= step]
         self.evaluations = [e for e in self.evaluations if e.step <= step and not e.final]
-        self.rows_before = self.reports[-1].rows if self.reports else 0
-        self.seconds_before, rows = 0.0, 0
-        for report in self.reports:
-            # the seconds of a window are not told, but its rows and their rate
-            self.seconds_before += (report.rows - rows) / max(report.rows_per_s, 1e-9)
-            rows = report.rows
 
     @property
     def step(self) -> int:

@@ -304,10 +304,10 @@ class Driver:
             return prepared
 
         def on_event(event: Event) -> None:
-            told = display.event(event)
+            display.event(event)
             if lives is not None:
-                lives.see(told)
-            calls.event(told)
+                lives.see(event)
+            calls.event(event)
             if calls.error is not None:
                 self.request_stop()
 

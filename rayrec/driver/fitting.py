@@ -50,8 +50,7 @@ def result_of(ran: Ran, display: Display) -> Result:
     """What a user gets of a training that ran."""
     # Numbers are merged over the ranks, so that rank 0 speaks for all.
     outcome: FitOutcome = ran.results[0]
-    rows = outcome.rows + display.rows_before
-    seconds = outcome.seconds + display.seconds_before
+    rows, seconds = outcome.rows, outcome.seconds
     plan = ran.prepared.plan
     assert plan is not None
     hindsight = Hindsight(ran.prepared.predicted, outcome.times) if outcome.times else None

@@ -82,7 +82,7 @@ class Lives:
         own = bool(paths)
         if not own:
             paths, step = self._start.resume_from, self._start.step
-        changes: dict[str, Any] = {"resume_from": paths, "recovering": True}
+        changes: dict[str, Any] = {"resume_from": paths, "life_began": self._start.step}
         if own:
             # the place of such a checkpoint lies in the data of this run
             changes["new_data"] = False

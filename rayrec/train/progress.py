@@ -150,7 +150,9 @@ class Recovered:
         """One line for the user."""
         what = f"rank {self.rank} on {self.host or 'an unknown host'}"
         if self.replaced:
-            what += f" lost ({self.cause}) at step {self.failed_step}; replaced in"
+            # what may have been the reason stands in brackets there
+            cause = self.cause.partition(" (")[0]
+            what += f" lost ({cause}) at step {self.failed_step}; replaced in"
         else:
             what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"
         where = f"went on from step {self.step}"

@@ -277,7 +277,7 @@ class RankRun:
         """
         self._on_phase("saving a checkpoint")
         started, newest, best = time.perf_counter(), self._keeper.newest, self.best
-        where = self._keeper.save(self.step, path, best)
+        where = self._keeper.save(self.step, path, best, (self.rows, self.seconds))
         self._on_phase("training")
         if where != newest:
             is_best = self._on_the_way.keeps_best and best.step == self.step
@@ -288,6 +288,7 @@ class RankRun:
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
         self.step = self._keeper.begin(note)
+        self.rows, self.seconds = self._keeper.trained
         self._on_the_way.resume(self._keeper.best)
         return Began(step=self.step, path=self._keeper.begun_from)
 
