@@ -6,10 +6,11 @@ run.
 26 Criteo-like tables of 64 columns, 13 dense columns, layers 512-256-64 below and 512-256-1 above,
 row-wise Adagrad for the tables and SGD for the dense parameters. "rayrec" has rayrec's dense
 modules, "rayrec, plain dense" the same layers written with nn.Linear and the formula of the
-interaction, "torchrec" is TorchRec's own DLRM, which is built of nn.Linear, too. The "dense only"
-lines run a rank's dense part alone, forward and backward and update, on rows that are already
-there: what is left if sharding cost nothing. Malloc's thresholds are raised as rayrec's ranks do it
-for themselves, but for the systems named "shipped".
+interaction, "rayrec, bfloat16" is "rayrec" with products in bfloat16, "torchrec" is TorchRec's own
+DLRM, which is built of nn.Linear, too. The "dense only" lines run a rank's dense part alone,
+forward and backward and update, on rows that are already there: what is left if sharding cost
+nothing. Malloc's thresholds are raised as rayrec's ranks do it for themselves, but for the systems
+named "shipped".
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ SYSTEMS = (
     "torchrec",
     "rayrec",
     "rayrec, plain dense",
+    "rayrec, bfloat16",
     "dense only, rayrec",
     "dense only, plain",
+    "dense only, bfloat16",
 )
 
 
@@ -102,11 +105,12 @@ def _step(
     labels: list[Tensor],
     kjt_of: Any,
     part: Any = _unnamed,
+    bfloat16: bool = False,
 ) -> Step:
     def step(i: int) -> None:
         optimizer.zero_grad()
         ids = kjt_of(i)
-        with part("dense"):
+        with part("dense"), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             logits = model(dense[i % len(dense)], ids).squeeze(-1)
             loss = functional.binary_cross_entropy_with_logits(logits, labels[i % len(labels)])
         with part("backward"):
@@ -139,7 +143,7 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
         for i, n in enumerate(work.rows)
     ]
     collection = EmbeddingBagCollection(tables, device="meta")
-    plain = "plain" in name
+    plain, bfloat16 = "plain" in name, "bfloat16" in name
     model: Any = (
         PlainDLRM(collection, work.tables, work.dim)
         if plain
@@ -165,10 +169,11 @@ def build(rank: int, num_ranks: int, name: str, work: Workload) -> Step:
 
     optimizer = torch.optim.SGD(parameters, lr=work.lr)
     if not isinstance(model, DistributedModelParallel):
-        return _step(model, optimizer, dense, labels, kjt_of)
-    return ModelStep(
-        _step(model, optimizer, dense, labels, kjt_of, lambda part: span(model.timer, part)), model
+        return _step(model, optimizer, dense, labels, kjt_of, bfloat16=bfloat16)
+    step = _step(
+        model, optimizer, dense, labels, kjt_of, lambda part: span(model.timer, part), bfloat16
     )
+    return ModelStep(step, model)
 
 
 def _torchrec(

@@ -5,9 +5,11 @@
 Both sides run `RankTrainer` with the same spec on planted-truth data: one in Ray actors started by
 `Driver.fit`, the other in plain processes over the same gloo rendezvous. Compared are the rows per
 second of training alone, without evaluation and start-up, of which the first steps are a part: the
-first batch is read, kernels load, and Ray is still busy with its own start. Beside them stand the
-cores that the ranks got, since Ray's own processes run on the same, and what of the mean step rank
-0 worked and waited for others: who is pushed off its core holds up all.
+first batch is read, kernels load, and Ray is still busy with its own start. "all hooks" is the same
+run through Ray with everything on that watches it: events in its folder, metrics for Prometheus, a
+metric of its own, and callbacks that look at every step on the ranks and in the driver. Beside them
+stand the cores that the ranks got, since Ray's own processes run on the same, and what of the mean
+step rank 0 worked and waited for others: who is pushed off its core holds up all.
 """
 
 from __future__ import annotations
@@ -17,18 +19,51 @@ import multiprocessing as mp
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from benchmarks import report
 from benchmarks.ranks import join
 from benchmarks.workload import quartiles
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
+from rayrec.driver.ray_metrics import RayMetrics
+from rayrec.metrics import Metric
+from rayrec.train.callbacks import Callback
 from rayrec.train.progress import ProgressReport
 
 FIRST_STEPS = 30
+
+
+class Positives(Metric):
+    """The share of positive predictions."""
+
+    def start(self, device: torch.device) -> torch.Tensor:
+        """(2,): positive predictions, rows."""
+        return torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, state: torch.Tensor, predictions: torch.Tensor, labels: torch.Tensor) -> None:
+        """See `Metric`."""
+        positive = (predictions > 0).double()
+        state += torch.stack([positive.sum(), torch.ones_like(positive).sum()])
+
+    def scores(self, state: torch.Tensor) -> dict[str, float]:
+        """See `Metric`."""
+        return {"positives": float(state[0] / state[1])}
+
+
+class Looks(Callback):
+    """Looks at every step."""
+
+    seen = 0
+
+    def on_step(self, step: int, trainer: Any = None) -> None:
+        """Count."""
+        self.seen += 1
 
 
 def spec_of(folder: str, args: argparse.Namespace, plan: Any) -> Any:
@@ -135,9 +170,9 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     from rayrec.data.planted import SyntheticConfig
     from rayrec.data.synthetic import write_synthetic
-    from rayrec.driver import Driver, RunConfig, ScalingConfig
+    from rayrec.driver import CheckpointConfig, Driver, RunConfig, ScalingConfig, Task
 
-    runs: dict[str, list[Run]] = {"through Ray": [], "without Ray": []}
+    runs: dict[str, list[Run]] = {"through Ray": [], "without Ray": [], "all hooks": []}
     with tempfile.TemporaryDirectory() as folder:
         write_synthetic(folder, SyntheticConfig(rows_train=args.rows, rows_eval=1000))
         spec = spec_of(folder, args, None)
@@ -149,8 +184,18 @@ def main() -> None:
             progress="off",
         )
         driver = Driver(spec.model, spec.data, ScalingConfig(num_workers=args.ranks), run)
+        hooked = replace(
+            run,
+            storage_path=f"{folder}/runs",
+            callbacks=(RayMetrics(), Looks()),
+            rank_callbacks=(Looks(),),
+            tasks=(Task(name="click", metrics=(Positives(),)),),
+            checkpoint=CheckpointConfig(at_end=False),
+        )
+        watched = Driver(spec.model, spec.data, ScalingConfig(num_workers=args.ranks), hooked)
         plan = driver.plan()
         sides = {
+            "all hooks": lambda: through_ray(watched),
             "through Ray": lambda: through_ray(driver),
             "without Ray": lambda: bare(folder, args, plan),
         }
@@ -180,10 +225,24 @@ def main() -> None:
         f"\nRay / bare, round by round: {ratio['median']:.3f} ({ratio['min']:.3f} to "
         f"{ratio['max']:.3f}), {args.rounds} rounds."
     )
+    hooks = quartiles(
+        [a / b for a, b in zip(rates["all hooks"], rates["through Ray"], strict=True)]
+    )
+    lines[-1] += (
+        f" All hooks / through Ray: {hooks['median']:.3f} ({hooks['min']:.3f} to "
+        f"{hooks['max']:.3f})."
+    )
     label = None if args.ranks == 2 else f"driver-ranks{args.ranks}"
     report.show(
         "driver",
-        {"rates": rates, "cores": cores, "worked_ms": worked, "waited_ms": waited, "ratio": ratio},
+        {
+            "rates": rates,
+            "cores": cores,
+            "worked_ms": worked,
+            "waited_ms": waited,
+            "ratio": ratio,
+            "hooks": hooks,
+        },
         lines,
         label,
     )

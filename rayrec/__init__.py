@@ -23,6 +23,7 @@ _EXPORTS = {
         "FailureConfig",
         "OptimizerConfig",
         "ProfileConfig",
+        "RayDataset",
         "Result",
         "RunConfig",
         "ScalingConfig",

@@ -1,8 +1,12 @@
-"""A small run as the driver tells it to a callback: its start, windows, evaluations, its end."""
+"""A small run as the driver tells it to a callback, and the reader of W&B's files."""
 
 from __future__ import annotations
 
+import json
 import math
+import struct
+from pathlib import Path
+from typing import Any
 
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
@@ -10,6 +14,7 @@ from rayrec.train.callbacks import Callback, RunInfo
 from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
 
 WINDOW = 50  # steps
+BLOCK = 32 * 1024  # bytes, of a W&B file
 PARTS = {"data": 0.001, "input": 0.002, "lookup": 0.004, "dense": 0.003, "update": 0.002}
 
 
@@ -24,6 +29,8 @@ def planned(ranks: int = 2) -> ShardingPlan:
 
 def info(steps: int, first: int = 0, name: str = "a", ranks: int = 2) -> RunInfo:
     """The start of a life."""
+    plan = planned(ranks)
+    assert plan.estimates is not None
     return RunInfo(
         name=name,
         run_path=f"/runs/{name}",
@@ -31,7 +38,8 @@ def info(steps: int, first: int = 0, name: str = "a", ranks: int = 2) -> RunInfo
         first_step=first,
         world_size=ranks,
         hosts=("10.0.0.1",) * ranks,
-        plan=planned(ranks),
+        plan=plan,
+        predicted=plan.estimates.ranks,
         settings={"global_batch_size": 1024, "seed": 3},
     )
 
@@ -91,3 +99,37 @@ def tell(
             path = f"/runs/{name}/step-{step:08d}"
             callback.on_checkpoint(Saved(step=step, path=path, seconds=0.25, best=ended))
     callback.on_end(error)
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """The records of the one offline run below a folder.
+
+    The file has a header of 7 bytes, then blocks of 32 KiB with pieces of records: a checksum of 4
+    bytes, the length in 2, and whether it is a whole record (1), its first, middle or last piece.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = folder.rglob("run-*.wandb")
+    data, at, piece, records = file.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        piece += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            records.append(wandb_internal_pb2.Record.FromString(piece))
+            piece = b""
+    return records
+
+
+def wandb_curve(records: list[Any], name: str) -> dict[int, float]:
+    """Step -> value of a name in the records of a W&B run."""
+    curve = {}
+    for record in records:
+        items = record.history.item
+        row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+        if name in row:
+            curve[row["_step"]] = row[name]
+    return curve

@@ -17,6 +17,7 @@ from typing import NamedTuple
 PACKAGES = (
     "rayrec.driver",
     "rayrec.train",
+    "rayrec.watch",
     "rayrec.data",
     "rayrec.layout",
     "rayrec.sparse",

@@ -1,6 +1,7 @@
 """Checkpoints hold tables as rectangles in Arrow files and restore under any plan."""
 
 from rayrec.checkpoint.fits import check_tables, check_whole
+from rayrec.checkpoint.inspect import CheckpointReport, inspect_checkpoint
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
@@ -11,6 +12,7 @@ from rayrec.shards.state import Gather, ShardState
 
 __all__ = [
     "CheckpointManager",
+    "CheckpointReport",
     "FileEntry",
     "Gather",
     "Manifest",
@@ -19,6 +21,7 @@ __all__ = [
     "ShardState",
     "check_tables",
     "check_whole",
+    "inspect_checkpoint",
     "load_table",
     "read_manifest",
     "restore_checkpoint",

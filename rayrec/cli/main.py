@@ -25,10 +25,13 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "train": "train a click model, as a run file says",
     "evaluate": "score a checkpoint",
     "predict": "write a checkpoint's score of every row",
+    "inspect": "look into data or a checkpoint",
+    "report": "show runs on one HTML page",
     "plan": "plan where every table lies, without a cluster",
     "calibrate": "measure the ranks of a cluster, for plans",
     "smoke": "see whether a cluster is fit to train",
     "make-data": "write click data whose best possible scores are known",
+    "dashboards": "write boards and alerts for the metrics of runs",
     "completion": "print the completion script of a shell",
 }
 

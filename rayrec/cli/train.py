@@ -39,6 +39,9 @@ def command(
 ) -> None:
     """Train a click model (DLRM, or DLRM with DCN v2) as a run file says.
 
+    With a storage_path, the folder of the run gets checkpoints and events.jsonl, which `rayrec
+    report` draws.
+
     The sections of the file are model, data, scaling, run and plan; docs/cli.md has their keys.
     What it leaves out has a default, which --print-config shows. Relative paths are taken from the
     working directory. Ctrl-C and SIGTERM save where there is a storage_path and end the command

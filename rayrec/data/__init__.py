@@ -4,9 +4,11 @@ from rayrec.data.batch import Batch
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
+from rayrec.data.inspect import DataReport, inspect_data
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
 from rayrec.data.planted import SyntheticConfig
+from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
 
@@ -14,15 +16,18 @@ __all__ = [
     "ArrowDataset",
     "Batch",
     "BatchLoader",
+    "DataReport",
     "DenseColumn",
     "Feature",
     "FeatureSchema",
     "FileDataset",
     "ParquetDataset",
+    "RowDataset",
     "SampleOrder",
     "SyntheticConfig",
     "SyntheticPaths",
     "check_columns",
+    "inspect_data",
     "to_batch",
     "write_synthetic",
 ]

@@ -14,25 +14,22 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from rayrec.data.column_types import binary_columns, check_columns, missing
-from rayrec.data.listing import Chunk, DataFile, list_files, resolve_path
-from rayrec.data.loader import BatchLoader
-from rayrec.data.order import SampleOrder, count_batches
+from rayrec.data.column_types import check_columns
+from rayrec.data.listing import DataFile, broken_file, list_files, resolve_path
 from rayrec.data.partitions import Partitions
 from rayrec.data.predicate import Constant, parse_where
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
+from rayrec.data.rows import RowDataset
 from rayrec.data.selected import SelectedReader, Selection
-from rayrec.data.streams import Reading, read_batches
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 
 
-class FileDataset:
+class FileDataset(RowDataset):
     """Rows of files under one path, in an order that does not depend on the number of ranks.
 
     Use `ParquetDataset` or `ArrowDataset`.
@@ -101,57 +98,11 @@ class FileDataset:
         """Whether `where` asks for columns of the files, so that chunks give some of their rows."""
         return self._selection.filters_rows
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all files that are taken."""
-        return sum(sum(f.chunk_rows) for f in self.files)
-
-    def num_batches(self, global_batch_size: int, drop_last: bool = False) -> int:
-        """Global batches of one epoch; equal on all ranks without communication."""
-        return count_batches(self.num_rows, global_batch_size, drop_last)
-
-    def chunks(self) -> tuple[Chunk, ...]:
-        """Every row group or record batch, files in order of their names."""
-        out = []
-        for file in self.files:
-            first = 0
-            for index, rows in enumerate(file.chunk_rows):
-                out.append(Chunk(file, index, first, rows))
-                first += rows
-        return tuple(out)
-
-    def order(
-        self, seed: int = 0, epoch: int = 0, shuffle: bool = True, ordered: bool = False
-    ) -> SampleOrder:
-        """The order of one epoch's samples; `ordered` takes the rows as they lie in the files."""
-        if ordered and shuffle:
-            raise ConfigError(
-                "ordered=True gives rows in file order, which contradicts shuffle=True; say "
-                "shuffle=False."
-            )
-        chunk_rows = [rows for file in self.files for rows in file.chunk_rows]
-        return SampleOrder(
-            chunk_rows=tuple(chunk_rows),
-            num_streams=1 if ordered else self.num_streams,
-            shuffle_rows=self.shuffle_rows,
-            seed=seed,
-            epoch=epoch,
-            shuffle=shuffle,
-        )
-
     def local_files(self) -> list[tuple[str, int]]:
         """Path and size in bytes of every file on a local disk; none for an object store."""
         if not isinstance(self.filesystem, pafs.LocalFileSystem):
             return []
         return [(file.path, file.size) for file in self.files]
-
-    def check_columns_exist(self, columns: Sequence[str]) -> None:
-        """Check that every file has some columns beside the schema's, else raise InputError."""
-        for file in self.files if columns else ():
-            names = self.open(file).schema.names
-            for column in columns:
-                if names.count(column) != 1:
-                    raise InputError(missing(column, self.open(file).schema, f"file {file.path!r}"))
 
     def fingerprint(self) -> str:
         """A short hash of all that the order of samples depends on.
@@ -172,61 +123,6 @@ class FileDataset:
             parts.append(self.where)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
-    def loader(
-        self,
-        rank: int,
-        num_ranks: int,
-        global_batch_size: int,
-        seed: int = 0,
-        epoch: int = 0,
-        start_batch: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        *,
-        prefetch: int = 2,
-        pin_memory: bool = False,
-        ordered: bool = False,
-        with_rows: bool = False,
-        keep_columns: Sequence[str] = (),
-        binary_labels: bool | Sequence[str] = False,
-        threaded: bool = True,
-    ) -> BatchLoader:
-        """An iterator over one rank's parts of the global batches of one epoch.
-
-        Args:
-            rank, num_ranks: which part; a global batch has the same rows for every `num_ranks`.
-            start_batch: the first global batch to yield.
-            prefetch: batches decoded ahead in a background thread.
-            pin_memory: put batches in page-locked memory (needs CUDA).
-            ordered: batches hold rows in file order, rank 0 the first; needs shuffle=False.
-            with_rows: batches say which file and row each of their rows comes from.
-            keep_columns: columns that batches carry along unread in `Batch.origin.columns`.
-            binary_labels: refuse labels other than 0 and 1: of all label columns, or of these.
-            threaded: read in a thread; otherwise in that of the caller, when a batch is asked for,
-                as a caller wants who reads ahead itself.
-        Raises:
-            ConfigError: a number out of range, or options that contradict each other.
-            InputError: a file has no such column to keep.
-        """
-        if not 0 <= rank < num_ranks:
-            raise ConfigError(f"rank={rank} of num_ranks={num_ranks}; ranks count from 0.")
-        batches = self.num_batches(global_batch_size, drop_last)
-        if not 0 <= start_batch <= batches:
-            raise ConfigError(
-                f"start_batch={start_batch}, but an epoch of {self.path!r} has {batches} batches "
-                f"of {global_batch_size} rows."
-            )
-        if prefetch < 1:
-            raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
-        self.check_columns_exist(keep_columns)
-        order, numbers = self.order(seed, epoch, shuffle, ordered), range(start_batch, batches)
-        with_rows = with_rows or bool(keep_columns)
-        binary = binary_columns(self.schema, binary_labels)
-        reading = Reading(with_rows, tuple(keep_columns), binary, pin_memory)
-        share = (rank, num_ranks, global_batch_size)
-        made = read_batches(self, order, *share, numbers, reading)
-        return BatchLoader(made, numbers, prefetch, threaded)
-
     def open(self, file: DataFile) -> FileReader:
         """Open one file; InputError when it is gone, truncated or not of this kind."""
         return self._selection.reader(self._open(file.path), dict(file.folders))
@@ -239,11 +135,7 @@ class FileDataset:
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
-        cause = str(error).strip().split("\n")[0]
-        return InputError(
-            f"cannot read {path!r} as {self.KIND}: {cause}. It may be truncated or of another "
-            "format; write it again."
-        )
+        return broken_file(path, self.KIND, error)
 
     def _below(self, info: pafs.FileInfo) -> str:
         """The path of a file below the root; empty where the file is the root."""

@@ -25,8 +25,8 @@ from rayrec.data.selected import ROW
 from rayrec.errors import InputError
 
 if TYPE_CHECKING:
-    from rayrec.data.files import FileDataset
     from rayrec.data.listing import Chunk
+    from rayrec.data.rows import RowDataset
 
 
 class Reading(NamedTuple):
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 
 
 def read_batches(
-    dataset: FileDataset,
+    dataset: RowDataset,
     order: SampleOrder,
     rank: int,
     num_ranks: int,
@@ -153,7 +153,7 @@ class _ChunkSource:
     They are kept only while a stream holds them.
     """
 
-    def __init__(self, dataset: FileDataset, reading: Reading) -> None:
+    def __init__(self, dataset: RowDataset, reading: Reading) -> None:
         self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
         self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
         if dataset.filters_rows:

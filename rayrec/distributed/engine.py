@@ -83,7 +83,7 @@ class ShardedEmbeddings:
         self._deployed = deploy(world, plan)
         # needs a gradient, so that a rank without rows runs the backward pass as well
         self._anchor = torch.zeros(0, device=device, requires_grad=True)
-        self._sharing = Sharing(len(world.specs))
+        self._sharing = Sharing([spec.features for spec in world.specs])
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
         self._lr: float | None = None
         self.timer: StepTimer | None = None

@@ -1,7 +1,12 @@
 """The driver: Ray as the control plane of a training run.
 
-No other part of rayrec imports ray and the actors.
+No other part of rayrec imports ray and the actors. `RayDataset` loads on first use: it brings in
+torch, and a run is told without it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
@@ -13,6 +18,9 @@ from rayrec.train.callbacks import Callback
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
 from rayrec.train.shaping import EarlyStopping, EvaluationConfig
 
+if TYPE_CHECKING:
+    from rayrec.driver.ray_data import RayDataset
+
 __all__ = [
     "Callback",
     "CheckpointConfig",
@@ -22,6 +30,7 @@ __all__ = [
     "FailureConfig",
     "OptimizerConfig",
     "ProfileConfig",
+    "RayDataset",
     "RayMetrics",
     "Result",
     "RunConfig",
@@ -29,3 +38,12 @@ __all__ = [
     "Task",
     "calibrate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RayDataset":
+        raise AttributeError(f"module 'rayrec.driver' has no attribute {name!r}")
+    from rayrec.driver.ray_data import RayDataset
+
+    globals()[name] = RayDataset
+    return RayDataset

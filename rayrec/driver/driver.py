@@ -23,7 +23,7 @@ from rayrec.driver.local import run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.result import Result
+from rayrec.driver.result import Result, called, checked_predictions, result_of
 from rayrec.driver.run_folder import RunFolder, held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover, read_topology
@@ -33,6 +33,7 @@ from rayrec.report.profile_page import check_folder
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
+from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
@@ -158,8 +159,7 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        from rayrec.driver.fitting import fit_task, result_of, told_of_end
-        from rayrec.driver.lives import Lives
+        from rayrec.driver.lives import Lives, fit_task
         from rayrec.driver.shape import check_recovery, check_shape, run_info
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
@@ -172,9 +172,11 @@ class Driver:
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
-        hooks = Hooks(run.callbacks, "the driver")
         check_shape(run, self._eval_data, self._scorer, self._loop)
-        with held(run.run_path, display.line) as folder, told_of_end(hooks, display):
+        with (
+            held(run.run_path, display.line) as folder,
+            called(with_event_log(run.callbacks, run.run_path), display) as hooks,
+        ):
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
             display.total_steps = steps
@@ -187,7 +189,7 @@ class Driver:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
-                hooks.start(run_info(run, plan, topology, start, steps))
+                hooks.start(run_info(run, plan, predicted, topology, start, steps))
                 spec = train_spec(
                     run,
                     self._model,
@@ -233,7 +235,6 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.fitting import checked_predictions
         from rayrec.driver.specs import check_values, local_files, manifest_file, train_spec
         from rayrec.driver.start import check_scored
 

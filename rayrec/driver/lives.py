@@ -17,9 +17,16 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.start import Start
 from rayrec.errors import DamagedCheckpointError
 from rayrec.train.config import TrainSpec
-from rayrec.train.own_loop import LoopTask
+from rayrec.train.own_loop import LoopTask, TrainLoop
 from rayrec.train.progress import Began
-from rayrec.train.tasks import FitTask
+from rayrec.train.tasks import FitTask, Scorer
+
+
+def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:
+    """What every rank does in a training."""
+    if loop is not None:
+        return LoopTask(spec=spec, loop=loop)
+    return FitTask(spec=spec, scorer=scorer)
 
 
 class Lives:

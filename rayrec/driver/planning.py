@@ -58,9 +58,9 @@ def check_same_features(data: object, eval_data: object) -> None:
     """
     if data is None or eval_data is None:
         return
-    from rayrec.data import FileDataset
+    from rayrec.data import RowDataset
 
-    if not isinstance(data, FileDataset) or not isinstance(eval_data, FileDataset):
+    if not isinstance(data, RowDataset) or not isinstance(eval_data, RowDataset):
         return
     for what, train, held_out in (
         ("features", data.schema.feature_names(), eval_data.schema.feature_names()),

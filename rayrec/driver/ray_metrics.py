@@ -18,7 +18,7 @@ from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.train.callbacks import Callback, RunInfo
 from rayrec.train.progress import Evaluation, ProgressReport, Saved
 from rayrec.watch.metric_names import METRICS
-from rayrec.watch.numbers import finite, train_scores
+from rayrec.watch.numbers import finite, only_scores, train_scores
 
 REFRESH_S = 2.0
 
@@ -85,7 +85,7 @@ class RayMetrics(Callback):
 
     def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
         """Tell an evaluation."""
-        self._set_all("rayrec_eval_score", "score", evaluation.scores)
+        self._set_all("rayrec_eval_score", "score", only_scores(evaluation.scores))
         self._set("rayrec_eval_seconds", evaluation.seconds)
 
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from difflib import get_close_matches
-from enum import Enum
-from typing import Any
 
 from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, Topology
+from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
 from rayrec.train.on_the_way import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import check_tasks
 from rayrec.train.tasks import Scorer
+from rayrec.watch.schema import plain
 
 
 def check_shape(
@@ -82,7 +82,12 @@ def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
 
 
 def run_info(
-    run: RunConfig, plan: ShardingPlan, topology: Topology, start: Start, steps: int
+    run: RunConfig,
+    plan: ShardingPlan,
+    predicted: tuple[RankEstimate, ...],
+    topology: Topology,
+    start: Start,
+    steps: int,
 ) -> RunInfo:
     """What callbacks are told when training begins."""
     return RunInfo(
@@ -91,22 +96,8 @@ def run_info(
         steps=steps,
         first_step=start.step,
         world_size=topology.world_size,
-        hosts=(),
+        hosts=tuple(f"host {number}" for number in topology.host_of),
         plan=plan,
         settings={f.name: plain(getattr(run, f.name)) for f in fields(run)},
+        predicted=predicted,
     )
-
-
-def plain(value: Any) -> Any:
-    """A setting as JSON data; what is code is told by its name."""
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return getattr(value, "__qualname__", type(value).__qualname__)

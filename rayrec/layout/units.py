@@ -44,3 +44,13 @@ def format_ranks(ranks: Sequence[int]) -> str:
 def fit(text: str, width: int) -> str:
     """`text` cut to `width` characters; a cut is shown by two dots."""
     return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns begin below each other; all rows have as many cells."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

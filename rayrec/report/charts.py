@@ -92,7 +92,8 @@ def draw(chart: Chart, last_step: int) -> str:
     place = _Place(max(last_step, 1), low, high)
     inner = [*_bands(chart, place), *_areas(areas, place)]
     inner += [] if chart.stacked else [_line(series, place) for series in chart.series]
-    note = f" <small>({outside} far values outside)</small>" if outside else ""
+    far = f"{outside} far value{'s' if outside > 1 else ''} outside"
+    note = f" <small>({far})</small>" if outside else ""
     head = f"<figcaption>{escape(chart.title)}{note}</figcaption>"
     plot = f'x="{LEFT}" y="{TOP}" width="{place.width}" height="{place.height}"'
     return (

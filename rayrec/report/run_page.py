@@ -78,7 +78,7 @@ def render_run_page(
         f'<div class="charts">{"".join(draw(chart, last_step) for chart in charts)}</div>',
         _step_parts(areas, last_step),
         _memory(runs),
-        *(_parts(number, run) for number, run in enumerate(runs) if run.parts),
+        _parts(runs),
         *(_plan(number, run) for number, run in enumerate(runs)),
         *(_events(number, run) for number, run in enumerate(runs)),
         f"<script>{script}</script>",
@@ -153,21 +153,30 @@ def _memory(runs: Sequence[RunPicture]) -> str:
     )
 
 
-def _parts(number: int, run: RunPicture) -> str:
+def _parts(runs: Sequence[RunPicture]) -> str:
+    figures = []
+    for number, run in enumerate(runs):
+        if run.parts:
+            head = f"<figcaption>{escape(run.name)}</figcaption>"
+            figures.append(f'<figure class="run-{number}">{head}{_beside(run.parts)}</figure>')
+    if not figures:
+        return ""
+    return (
+        "<section><h2>Predicted against measured</h2><p>A step of rank 0, mean of the windows "
+        "after the first. Measured times include waiting for other ranks; parts without a price "
+        f'are only measured.</p><div class="charts">{"".join(figures)}</div></section>'
+    )
+
+
+def _beside(parts: Sequence[PartSeconds]) -> str:
     rows = []
-    for row in run.parts:
+    for row in parts:
         told = "-" if row.predicted is None else format_ms(row.predicted)
         took = "-" if row.measured is None else format_ms(row.measured)
         ratio = f"{row.measured / row.predicted:.2f}x" if row.predicted and row.measured else "-"
         cells = "".join(f'<td class="number">{cell}</td>' for cell in (told, took, ratio))
         rows.append(f"<td>{escape(row.part)}</td>{cells}")
-    table = _table(["part", "predicted ms", "measured ms", "measured / predicted"], rows)
-    return (
-        f'<section class="run-{number}"><h2>Predicted against measured: {escape(run.name)}</h2>'
-        "<p>Rank 0, mean of the windows after the first. Measured times include waiting for other "
-        "ranks; parts without a price are only measured.</p>"
-        f'<div class="narrow">{table}</div></section>'
-    )
+    return _table(["part", "predicted ms", "measured ms", "measured / predicted"], rows)
 
 
 def _plan(number: int, run: RunPicture) -> str:
@@ -189,6 +198,6 @@ def _events(number: int, run: RunPicture) -> str:
     cut = len(run.events) - len(rows)
     note = f"<p>The last {len(rows)} of {len(run.events)}.</p>" if cut > 0 else ""
     return (
-        f'<details class="run-{number}"><summary>Events of {escape(run.name)}</summary>{note}'
-        f"{_table(['at (UTC)', 'step', 'event', 'what'], rows)}</details>"
+        f'<details class="events run-{number}"><summary>Events of {escape(run.name)}</summary>'
+        f"{note}{_table(['at (UTC)', 'step', 'event', 'what'], rows)}</details>"
     )

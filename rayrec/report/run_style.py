@@ -45,7 +45,9 @@ svg[role=img] { background: var(--panel); border-radius: 6px; touch-action: pan-
 .signs { font-size: 12px; color: var(--soft); }
 .failed { color: var(--limit); font-weight: 600; }
 details { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
-td.number { text-align: right; } .narrow table { width: auto; } .plain { overflow-x: auto; }
+td.number { text-align: right; }
+.plain { overflow-x: auto; } .plain td { white-space: nowrap; overflow-wrap: normal; }
+.events td:last-child { white-space: normal; max-width: 700px; min-width: 240px; }
 @media (max-width: 520px) { .charts { grid-template-columns: 1fr; } }
 """
 

@@ -19,6 +19,7 @@ from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered
 
 if TYPE_CHECKING:
     from rayrec.layout import ShardingPlan
+    from rayrec.layout.estimates import RankEstimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +32,10 @@ class RunInfo:
         steps: global steps at which it ends.
         first_step: steps that were done before, in an earlier life of the run.
         world_size: ranks.
-        hosts: the host of every rank; empty where they are not known.
+        hosts: by rank, which host it is on: ranks with the same text share one.
         plan: where the tables lie.
         settings: the run's options as plain data, by name.
+        predicted: by rank, seconds and bytes of a step by the planner's prices; empty without.
     """
 
     name: str
@@ -44,6 +46,7 @@ class RunInfo:
     hosts: tuple[str, ...]
     plan: ShardingPlan
     settings: Mapping[str, Any] = field(default_factory=dict)
+    predicted: tuple[RankEstimate, ...] = ()
 
 
 class Callback:

@@ -9,25 +9,25 @@ steps and batch sizes are rows of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rayrec.checks import absolute_path, is_uri, positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
-from rayrec.spec.optimizers import SparseOptimizer, sparse_optimizer
+from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.spec.schedule import WarmupStage, check_stages
 from rayrec.spec.task import Task
 from rayrec.spec.wire import ExchangeOptions
 from rayrec.train.callbacks import Callback, check_callback
+from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE, as_optimizer
+from rayrec.train.optimizer_config import DENSE_OPTIMIZERS as DENSE_OPTIMIZERS
+from rayrec.train.optimizer_config import OptimizerConfig as OptimizerConfig
 from rayrec.train.shaping import EvaluationConfig
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
-
-DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
 
 
 class Dataset(Protocol):
@@ -52,66 +52,6 @@ class Dataset(Protocol):
         drop_last: bool = False,
     ) -> Iterator[Any]:
         """This rank's parts of the global batches from `start_batch` on."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerConfig:
-    """An optimizer by name, with its learning rate and options.
-
-    Attributes:
-        name: of the dense part one of DENSE_OPTIMIZERS; of the tables one of SPARSE_OPTIMIZERS.
-        lr: learning rate, at least 0.
-        options: further arguments of the class of that name, in torch.optim or `rayrec.optim`, such
-            as {"eps": 1e-6}; what is left out has that class's default.
-    """
-
-    name: str
-    lr: float
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if "lr" in self.options:
-            raise ConfigError(
-                f"optimizer {self.name!r} has lr={self.lr} and options['lr']; say it once, as lr."
-            )
-        if not 0 <= self.lr < float("inf"):
-            raise ConfigError(
-                f"optimizer {self.name!r} has lr={self.lr}; it must be finite and not negative."
-            )
-
-    def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of dense parameters.
-
-        Raises:
-            ConfigError: torch has no such option, or refuses its value.
-        """
-        import torch  # late: a run is told before torch is needed
-
-        try:
-            kind = getattr(torch.optim, DENSE_OPTIMIZERS[self.name])
-            return kind(parameters, lr=self.lr, **self.options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
-
-    def check_dense(self) -> None:
-        """Check the name and the options of a dense optimizer.
-
-        Raises:
-            ConfigError: the name is not known, or see `make_dense`.
-        """
-        if self.name not in DENSE_OPTIMIZERS:
-            raise ConfigError(
-                f"dense_optimizer {self.name!r} is not known; choose one of "
-                f"{', '.join(DENSE_OPTIMIZERS)}."
-            )
-        if self.options:
-            import torch
-
-            self.make_dense([torch.nn.Parameter(torch.zeros(1))])
-
-
-DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.05)
-DEFAULT_DENSE = OptimizerConfig(name="adam", lr=1e-3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,22 +240,16 @@ class RunOptions(ExchangeOptions):
         Raises:
             ConfigError: its name, or an option of it, is unknown or out of range.
         """
-        return _as_optimizer(self.sparse_optimizer)
+        return as_optimizer(self.sparse_optimizer)
 
     @property
     def own_optimizers(self) -> dict[str, SparseOptimizer]:
         """`table_optimizers` as the lookup kernels take them; see `tables_optimizer`."""
-        return {table: _as_optimizer(said) for table, said in self.table_optimizers.items()}
+        return {table: as_optimizer(said) for table, said in self.table_optimizers.items()}
 
     def shared(self) -> dict[str, Any]:
         """Return these options by name."""
         return {f.name: getattr(self, f.name) for f in fields(RunOptions)}
-
-
-def _as_optimizer(said: SparseOptimizer | OptimizerConfig) -> SparseOptimizer:
-    if isinstance(said, SparseOptimizer):
-        return said
-    return sparse_optimizer(said.name, said.lr, **said.options)
 
 
 @dataclass(frozen=True, kw_only=True)

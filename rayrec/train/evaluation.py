@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rayrec.data import FileDataset
+from rayrec.data import FileDataset, RowDataset
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
 from rayrec.spec.task import Task
@@ -120,7 +120,7 @@ def _open(
     """What writes the predictions, if they are wanted, and this rank's batches."""
     if sample is not None:
         loader: Callable[..., Iterator[Any]] = data.loader
-        if isinstance(data, FileDataset):
+        if isinstance(data, RowDataset):
             loader = partial(data.loader, binary_labels=binary)
         batches = loader(*part, shuffle=True, seed=SAMPLE_SEED)
         return None, _first(batches, -(-sample // part.global_batch_size))
@@ -129,7 +129,9 @@ def _open(
             raise ConfigError(
                 "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
             )
-        return None, data.loader(*part, shuffle=False)
+        if not isinstance(data, RowDataset):
+            return None, data.loader(*part, shuffle=False)
+        return None, data.loader(*part, shuffle=False, binary_labels=binary)
     if predictions is None:
         return None, data.loader(*part, shuffle=False, binary_labels=binary)
     files = [file.path for file in data.files]

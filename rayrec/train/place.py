@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from rayrec.data import FileDataset
+from rayrec.data import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.scoring import binary_labels
@@ -59,7 +59,7 @@ class Place:
         spec, data = self._spec, self._spec.data
         assert data is not None
         loader: Callable[..., Iterator[Any]] = data.loader
-        if isinstance(data, FileDataset):
+        if isinstance(data, RowDataset):
             # the pipeline has the reading thread
             loader = partial(
                 data.loader,

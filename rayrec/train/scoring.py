@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayrec.data import FileDataset
+from rayrec.data import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.metrics.metric import (
     BinaryScoresMetric,
@@ -165,7 +165,7 @@ def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[s
     """Which label columns of the data must hold 0 and 1 alone, as the loader takes it."""
     if not tasks:
         return True
-    if len(tasks) == 1 or not isinstance(data, FileDataset):
+    if len(tasks) == 1 or not isinstance(data, RowDataset):
         return tasks[0].kind == "binary"
     labels = data.schema.labels
     return tuple(task.name for task in tasks if task.kind == "binary" and task.name in labels)

@@ -8,6 +8,7 @@ from typing import Any
 from rayrec.observe.times import STEP_PARTS
 from rayrec.report.charts import Chart, Mark, Series, Unit
 from rayrec.watch.events import RunEvents
+from rayrec.watch.numbers import only_scores
 
 Points = list[tuple[int, float]]
 
@@ -101,7 +102,7 @@ def _scores(runs: Sequence[RunEvents], names: Sequence[str]) -> list[Chart]:
     """A chart for every score, of training and of evaluation."""
     charts = []
     scores = ["auc", "ne", *_keys(runs, "window", "scores"), *_keys(runs, "evaluation", "scores")]
-    for score in dict.fromkeys(scores):
+    for score in only_scores(dict.fromkeys(scores, 0.0)):
         series = []
         for number, (run, name) in enumerate(zip(runs, names, strict=True)):
             trained = curve(run, "window", _train_score(score))

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pyarrow as pa
@@ -61,6 +61,7 @@ class EventLog(Callback):
             "hosts": info.hosts,
             "plan": json.loads(info.plan.to_json()),
             "settings": info.settings,
+            "predicted": [asdict(rank) for rank in info.predicted],
         }
         try:
             file = open_events(self.path)

@@ -8,11 +8,20 @@ from typing import Any
 
 from rayrec.train.progress import Evaluation, ProgressReport
 
+# told beside scores: how many rows were scored, and the bound of the error of an AUC
+BESIDE_SCORES = ("rows", "auc_error")
+
+
+def only_scores(named: Mapping[str, Any]) -> dict[str, float]:
+    """The scores that are finite, without what is only told beside them; of several tasks, too."""
+    scores = {n: value for n, value in named.items() if n.split("/")[-1] not in BESIDE_SCORES}
+    return finite(scores)
+
 
 def train_scores(report: ProgressReport) -> dict[str, float]:
     """The scores of a window's rows by name, auc and ne among them, where they are defined."""
     binary = {"auc": report.auc, "ne": report.ne}
-    return finite({**binary, **report.scores})
+    return only_scores({**binary, **report.scores})
 
 
 def window_numbers(report: ProgressReport) -> dict[str, float]:
@@ -37,7 +46,7 @@ def window_numbers(report: ProgressReport) -> dict[str, float]:
 
 def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:
     """An evaluation by name: eval/auc and so on, and the seconds that it took."""
-    scores = {f"eval/{name}": value for name, value in evaluation.scores.items()}
+    scores = {f"eval/{name}": value for name, value in only_scores(evaluation.scores).items()}
     return finite({**scores, "eval/seconds": evaluation.seconds})
 
 

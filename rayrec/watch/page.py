@@ -23,6 +23,7 @@ from rayrec.report.run_page import PartSeconds, RunPicture, render_run_page
 from rayrec.storage import probe_output, write_whole
 from rayrec.watch.curves import charts_of, step_areas
 from rayrec.watch.events import RunEvent, RunEvents, read_events
+from rayrec.watch.numbers import only_scores
 
 
 def write_run_page(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> str:
@@ -84,14 +85,13 @@ def run_names(runs: Sequence[RunEvents]) -> list[str]:
 def _picture(run: RunEvents, name: str) -> RunPicture:
     start, windows = run.start, run.of("window")
     memory = [value or 0.0 for value in windows[-1].values["memory_bytes"]] if windows else []
-    plan = _plan(run)
     outcome = _outcome(run)
     return RunPicture(
         name=name,
         facts=_facts(run, outcome),
         failed=outcome == "failed",
-        plan=plan,
-        parts=_parts(plan, windows),
+        plan=_plan(run),
+        parts=_parts(run),
         memory=memory if len(memory) == start.values["world_size"] else [],
         events=list(_story(run)),
     )
@@ -131,8 +131,8 @@ def _facts(run: RunEvents, outcome: str) -> dict[str, str]:
         facts["last loss"] = f"{losses[-1]:.5f}"
     evaluations = run.of("evaluation")
     if evaluations:
-        scores = evaluations[-1].values["scores"].items()
-        shown = [f"{score} {value:.4f}" for score, value in scores if value is not None]
+        scores = only_scores(evaluations[-1].values["scores"]).items()
+        shown = [f"{score} {value:.4f}" for score, value in scores]
         facts["last evaluation"] = ", ".join(shown[:4])
     return facts
 
@@ -155,16 +155,16 @@ def _duration(run: RunEvents) -> str:
     return f"{hours} h {minutes:.0f} min" if hours else f"{minutes:.1f} min"
 
 
-def _parts(plan: ShardingPlan | None, windows: Sequence[RunEvent]) -> list[PartSeconds]:
+def _parts(run: RunEvents) -> list[PartSeconds]:
     """Predicted beside measured parts of rank 0; the first window is slow and is left out."""
+    windows, told = run.of("window"), run.start.values["predicted"]
     measured = [w.values["step_s"] for w in (windows[1:] or windows) if w.values["step_s"]]
-    if plan is None or plan.estimates is None or not measured:
+    if not told or not measured:
         return []
-    told = plan.estimates.ranks[0]
     rows = []
     for part in STEP_PARTS:
         took = [step[part] for step in measured if step.get(part) is not None]
-        predicted = getattr(told, f"{part}_s") if part in PARTS else None
+        predicted = told[0].get(f"{part}_s") if part in PARTS else None
         if took or predicted is not None:
             seconds = fmean(took) if took else None
             rows.append(PartSeconds(part=part, predicted=predicted, measured=seconds))
@@ -202,7 +202,7 @@ def _words(event: RunEvent) -> str:
         verb = "continued" if event.step else "started"
         return f"{verb} on {values['world_size']} ranks with rayrec {values['rayrec']}"
     if event.kind == "evaluation":
-        scores = [f"{n} {v:.5g}" for n, v in values["scores"].items() if v is not None]
+        scores = [f"{n} {v:.5g}" for n, v in only_scores(values["scores"]).items()]
         return ", ".join(scores) + f", of {values['rows']:,} rows"
     if event.kind == "checkpoint":
         return f"{'best so far, ' if values['best'] else ''}{values['path']}"

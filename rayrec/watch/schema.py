@@ -28,6 +28,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "hosts": "list of texts",
         "plan": "object or null",
         "settings": "object",
+        "predicted": "list of objects",
     },
     "window": {
         "rows": "whole number",
@@ -86,6 +87,11 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
+def _are_objects(value: Any) -> bool:
+    """Objects of numbers by name."""
+    return isinstance(value, list) and all(map(_are_named, value))
+
+
 _CHECKS = {
     "whole number": _is_whole,
     "number": _is_number,
@@ -97,6 +103,7 @@ _CHECKS = {
     "list of numbers": _are_numbers,
     "numbers by name": _are_named,
     "list of texts": _are_texts,
+    "list of objects": _are_objects,
 }
 
 

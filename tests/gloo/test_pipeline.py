@@ -310,6 +310,30 @@ def two_towers(rank: int, world_size: int, kind: str) -> list[float]:
         ]
 
 
+def one_tower(rank: int, world_size: int) -> None:
+    """After steps of both towers, ids of one tower alone are embedded as before."""
+    table = lambda name: EmbeddingBagCollection(  # noqa: E731
+        [EmbeddingBagConfig(20, 8, name=f"t_{name}", feature_names=[name])], device="meta"
+    )
+    towers = TwoTower(table("a"), [8], table("b"))
+    plan = manual_plan(
+        table_configs(towers), "row_wise", Topology.local(world_size, memory_bytes=1 << 30)
+    )
+    model = DistributedModelParallel(towers, plan=plan, seed=0)
+    model.eval()
+    with torch.no_grad():
+        both = ids_of(0, rank).ids
+        wanted = [vectors.clone() for vectors in model(both)]
+        assert torch.equal(model.module.query(both.split([1, 1])[0]), wanted[0])
+        assert torch.equal(model.module.candidate(both.split([1, 1])[1]), wanted[1])
+        for got, vectors in zip(model(both), wanted, strict=True):
+            assert torch.equal(got, vectors)
+
+
+def test_a_collection_whose_features_are_missing_takes_no_part(ranks: RankPool) -> None:
+    ranks.run(2, one_tower)
+
+
 def test_collections_that_share_a_batch_share_its_prefetch(ranks: RankPool) -> None:
     assert ranks.run(2, two_towers, "sparse") == ranks.run(2, two_towers, "base")
 

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jobs import evaluate, smoke
+from rayrec.cli.main import main as cli
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.worlds import some
@@ -156,7 +158,8 @@ def test_a_signal_saves_and_leaves_no_process(
     assert train.returncode == code, err
     assert "stopped at step" in out and "checkpoint: " in out
     assert err.splitlines()[-1] == f"interrupted by {number.name}"
-    assert [p.name.startswith("step-") for p in (tmp_path / "run").iterdir()] == [True]
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert len(left) == 2 and left[0] == "events.jsonl" and left[1].startswith("step-")
     expect_gone(mark)
 
 
@@ -232,8 +235,16 @@ def test_a_users_mistake_is_one_line_and_code_2(
     assert err.startswith("error: ") and words in err and err.count("\n") == 1
 
 
-def test_smoke_passes(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert smoke.main(["--ranks", "2"]) == 0
+@pytest.mark.parametrize(
+    ("main", "words"), some([(cli, ["smoke"]), (smoke.main, [])], [(cli, ["smoke"])])
+)
+def test_smoke_passes(
+    cluster: None,
+    capsys: pytest.CaptureFixture[str],
+    main: Callable[[list[str]], int],
+    words: list[str],
+) -> None:
+    assert main([*words, "--ranks", "2"]) == 0
     out = capsys.readouterr().out
     assert out.count("OK ") == 5 and "all_to_all among 2 ranks" in out
 

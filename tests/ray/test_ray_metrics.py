@@ -16,6 +16,7 @@ from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.progress import Evaluation
 from rayrec.watch.metric_names import METRICS, exported
+from rayrec.watch.numbers import only_scores, train_scores
 from tests.ray import worlds
 from tests.watched import info
 
@@ -95,8 +96,8 @@ def test_prometheus_sees_every_number_of_a_run(clicks: SyntheticPaths, tmp_path:
         ("rayrec_failed", ""): 0,
     }
     by_label = {
-        "rayrec_train_score": {"auc": last.auc, "ne": last.ne, **last.scores},
-        "rayrec_eval_score": evaluation.scores,
+        "rayrec_train_score": train_scores(last),
+        "rayrec_eval_score": only_scores(evaluation.scores),
         "rayrec_step_part_seconds": last.step_s,
         "rayrec_data_wait_ratio": {"0": last.data_wait[0]},
         "rayrec_memory_bytes": {"0": last.memory_bytes[0]},

@@ -53,6 +53,7 @@ EXTERNAL = {
     *("glibc", "tcache_count", "memmove", "rep", "movsb", "concat_arrays", "index_put_"),
     *("permute_multi_embedding", "day_0", "dry"),
     *("setuptools", "material", "mkdocstrings"),
+    *("MLFLOW_TRACKING_URI", "entity", "recall_at_10", "skinny"),
     # TorchRec
     *("clear_storage", "total_num_buckets", "enable_embedding_update", "PartialRowWiseLAMB"),
     *("init_state", "cache_params", "sharding_spec"),

@@ -112,6 +112,30 @@ def test_a_checkpoint_is_scored_and_predicted(
     assert rows.num_rows == 400 and all(0 < score < 1 for score in rows["score"].to_pylist())
 
 
+def test_runs_are_shown_on_one_page(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        keep = ["--set", f"run.storage_path={tmp_path}", "--set", f"run.name={name}"]
+        assert main(["train", "--data", str(clicks), *SMALL, *keep]) == 0
+    capsys.readouterr()
+    page = tmp_path / "page.html"
+    assert main(["report", f"{tmp_path}/a", f"{tmp_path}/b/events.jsonl", "--out", str(page)]) == 0
+    assert capsys.readouterr().out == f"page: {page}\n"
+    text = page.read_text()
+    assert text.startswith("<!doctype html>") and ">a<" in text and ">b<" in text
+    assert main(["report", f"{tmp_path}/c", "--out", str(page)]) == 2
+    assert f"there is no run at {tmp_path}/c" in capsys.readouterr().err
+
+
+def test_dashboards_are_written_where_one_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dashboards", f"{tmp_path}/boards"]) == 0
+    written = [line.removeprefix("written: ") for line in capsys.readouterr().out.splitlines()]
+    assert sorted(written) == sorted(map(str, (tmp_path / "boards").iterdir())) != []
+
+
 def test_where_takes_a_part_of_the_rows(
     clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,4 +211,4 @@ def test_a_signal_saves_and_ends_with_its_code(
         train.kill()
     assert train.returncode == code, err
     assert "stopped at step" in out and err.splitlines()[-1] == f"interrupted by {number.name}"
-    assert [path.name[:5] for path in (tmp_path / "run").iterdir()] == ["step-"]
+    assert {path.name[:5] for path in (tmp_path / "run").iterdir()} == {"step-", "event"}

@@ -48,7 +48,7 @@ def test_every_page_is_reached_from_the_readme_by_links():
     reached, waiting = set[Path](), [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
-        if page not in reached and page.suffix == ".md":
+        if page not in reached and page.suffix == ".md" and page.is_file():
             reached.add(page)
             targets = LINK.findall(page.read_text())
             waiting += [(page.parent / target).resolve() for target, _ in targets if target]

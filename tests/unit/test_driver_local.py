@@ -145,7 +145,7 @@ def test_nothing_whole_is_an_error_that_names_the_damage(
         path = damage(copy / f"step-{step:08d}", 0)
     with pytest.raises(CheckpointError, match=rf"step-00000004/{path} is damaged"):
         driver(clicks, copy.parent, resume_from="latest").fit()
-    assert sorted(p.name for p in copy.iterdir()) == [
+    assert sorted(p.name for p in copy.glob("s*")) == [
         "step-00000004",
         "step-00000008",
         "step-00000012",

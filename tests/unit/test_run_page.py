@@ -112,8 +112,7 @@ def test_what_happened_is_marked_and_told(page: str):
 
 
 def test_predicted_stands_beside_measured(page: str, three: list[Path]):
-    plan = read_events(three[2]).start.values["plan"]
-    told = 1e3 * plan["estimates"]["ranks"][0]["lookup_s"]
+    told = 1e3 * read_events(three[2]).start.values["predicted"][0]["lookup_s"]
     (row,) = re.findall(r"<td>lookup</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td>", page)[-1:]
     assert float(row[0]) == pytest.approx(told, rel=0.1) and float(row[1]) == pytest.approx(4.0)
     assert page.count("<summary>Plan of ") == 3 and "Tables on ranks" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from rayrec.errors import ConfigError, InputError, RunInterrupted, SaveError, Tr
 from rayrec.layout import ShardingPlan
 from rayrec.watch import EventLog, event_file, read_events
 from rayrec.watch.event_log import with_event_log
-from rayrec.watch.schema import FIELDS, trouble
+from rayrec.watch.metric_names import METRICS
+from rayrec.watch.schema import FIELDS, OUTCOMES, trouble
 from tests.watched import info, planned, report, tell
 
 
@@ -273,3 +275,20 @@ def test_an_object_store_is_written_to_at_once_only_for_what_matters(
     events = read_events("mock:///run")
     assert len(events.of("window")) == 102 and events.of("end")[0].values == {"outcome": "stopped"}
     assert not events.of("failure")
+
+
+def test_the_page_names_every_field_of_every_event():
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    told = {}
+    for event, fields in re.findall(r"^\| `([a-z]+)` \| [^|`]* \| (.*) \|$", page, re.MULTILINE):
+        told[event] = re.findall(r"`(\w+)`", fields)
+    assert told.pop("end") == ["outcome", *OUTCOMES]
+    assert told == {event: list(named) for event, named in FIELDS.items() if event != "end"}
+
+
+def test_the_page_names_every_metric_and_its_labels():
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    told = {}
+    for names, labels in re.findall(r"^\| (`rayrec_.*?) \| [^|]* \|(.*)\|$", page, re.MULTILINE):
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), tuple(re.findall(r"`(\w+)`", labels)))
+    assert told == {name: metric.labels for name, metric in METRICS.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +13,11 @@ from typing import Any
 import pytest
 
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
+from rayrec.train.progress import Evaluation
 from rayrec.watch import MLflowCallback, TensorBoardCallback, WandbCallback
-from tests.watched import info, report, tell
+from rayrec.watch.numbers import evaluation_numbers, window_numbers
+from tests.watched import info, report, tell, wandb_curve, wandb_records
 
-BLOCK = 32 * 1024
 FAILED = TrainingFailed("rank 1 of 2 failed", 1, "10.0.0.2", "OSError: gone")
 
 
@@ -160,29 +160,6 @@ def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     wandb.teardown()
 
 
-def wandb_records(folder: Path) -> list[Any]:
-    """The records of the one offline run below a folder.
-
-    The file has a header of 7 bytes, then blocks of 32 KiB with pieces of records: a checksum of 4
-    bytes, the length in 2, and whether it is a whole record (1), its first, middle or last piece.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    (file,) = folder.rglob("run-*.wandb")
-    data, at, piece, records = file.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:
-            at += BLOCK - at % BLOCK
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        piece += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            records.append(wandb_internal_pb2.Record.FromString(piece))
-            piece = b""
-    return records
-
-
 @pytest.mark.parametrize("error", [None, FAILED])
 def test_wandb_offline_has_settings_curves_and_outcome(wandb_home: Path, error):
     tell(WandbCallback("clicks", mode="offline", dir=str(wandb_home)), 400, error=error)
@@ -193,14 +170,7 @@ def test_wandb_offline_has_settings_curves_and_outcome(wandb_home: Path, error):
     assert run.project == "clicks" and run.display_name == "a"
     config = {update.key: json.loads(update.value_json) for update in run.config.update}
     assert config["global_batch_size"] == 1024 and config["steps"] == 400
-    loss = {}
-    for record in records:
-        row = {
-            "/".join(item.nested_key) or item.key: json.loads(item.value_json)
-            for item in record.history.item
-        }
-        if "train/loss" in row:
-            loss[row["_step"]] = row["train/loss"]
+    loss = wandb_curve(records, "train/loss")
     assert loss == {step: report(step).loss for step in range(50, 401, 50)}
     (end,) = [r.exit for r in records if r.HasField("exit")]
     assert end.exit_code == (0 if error is None else 1)
@@ -210,3 +180,14 @@ def test_wandb_refuses_bad_options_before_training(wandb_home: Path):
     with pytest.raises(ConfigError, match=r"WandbCallback cannot begin run 'a': ") as error:
         WandbCallback(mode="offline", colour="red").on_start(info(100))
     assert "\n" not in str(error.value)
+
+
+def test_what_is_told_beside_scores_is_no_curve():
+    told = replace(
+        report(50), scores={"auc": 0.7, "rows": 512.0, "buy/rows": 3.0, "auc_error": 0.1}
+    )
+    numbers = window_numbers(told)
+    assert numbers["train/rows"] == told.rows and numbers["train/auc"] == 0.7
+    assert not {"train/buy/rows", "train/auc_error"} & set(numbers)
+    scored = Evaluation(step=50, scores={"click/auc": 0.6, "click/rows": 9}, rows=9, seconds=2.0)
+    assert evaluation_numbers(scored) == {"eval/click/auc": 0.6, "eval/seconds": 2.0}

@@ -37,6 +37,11 @@ class CollectionSpec:
     weighted: bool = False
     sequence: bool = False
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that its tables look up."""
+        return frozenset(name for table in self.tables for name in table.feature_names)
+
 
 @dataclass(frozen=True)
 class Use:

@@ -8,6 +8,7 @@ without talking. A collection that stops claiming its share goes back to exchang
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -50,11 +51,12 @@ class Sharing:
     """Which collections share an exchange, as far as the calls until now tell.
 
     Args:
-        collections: how many there are.
+        features: of every collection; one takes part in the exchange of a KJT that has them all.
     """
 
-    def __init__(self, collections: int) -> None:
-        self._partners = {i: frozenset([i]) for i in range(collections)}
+    def __init__(self, features: Sequence[frozenset[str]]) -> None:
+        self._features = tuple(features)
+        self._partners = {i: frozenset([i]) for i in range(len(features))}
         self._last = Ride()
         self._first: dict[tuple[str, ...], frozenset[int]] = {}
 
@@ -68,7 +70,9 @@ class Sharing:
     def together(self, collection: int, keys: tuple[str, ...], ride: Ride) -> frozenset[int]:
         """Return the collections to run now that one is called and finds no result."""
         self._learn(collection, ride)
-        chosen = self._partners[collection] - ride.callers | {collection}
+        partners = self._partners[collection] - ride.callers - {collection}
+        able = {partner for partner in partners if self._features[partner].issubset(keys)}
+        chosen = frozenset(able | {collection})
         if not ride.callers:
             self._first[keys] = chosen
         ride.callers.add(collection)

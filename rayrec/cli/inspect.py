@@ -1,0 +1,94 @@
+"""`rayrec inspect`: what data hold and which schema fits them, or what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rayrec import arguments
+from rayrec.cli.base import PATH, Checked, Command
+
+SAMPLE = 100_000
+
+
+@click.command(
+    cls=Command,
+    examples="""
+rayrec inspect logs/ --schema schema.json
+rayrec inspect logs/ --label clicked --where "day >= '2026-11-01'"
+rayrec inspect runs/clicks/step-00001000
+""",
+)
+@click.argument("path", type=PATH, metavar="DATA|CHECKPOINT")
+@click.option(
+    "--label",
+    type=Checked(arguments.names, "columns"),
+    default=(),
+    metavar="COLUMN,...",
+    help="the label columns; without it one is guessed",
+)
+@click.option(
+    "--rows",
+    type=Checked(arguments.whole(), "rows"),
+    default=SAMPLE,
+    show_default=True,
+    help="rows of the sample, spread evenly over the data",
+)
+@click.option("--where", metavar="CONDITION", help="which rows are looked at")
+@click.option("--schema", type=PATH, metavar="FILE", help="write the proposed schema there")
+@click.option("--json", "as_json", is_flag=True, help="print the report as JSON")
+@click.pass_context
+def command(
+    context: click.Context,
+    path: str,
+    label: tuple[str, ...],
+    rows: int,
+    where: str | None,
+    schema: str | None,
+    as_json: bool,
+) -> None:
+    """Look into data or a checkpoint.
+
+    Of data it reads a sample, and tells of every column its type, its distinct values, the lengths
+    of its lists, its nulls, and whether it holds ids or numbers. It proposes a schema that trains
+    as it stands, and names what looks wrong. Of a checkpoint it lists the tables, their sizes and
+    the run's settings.
+    """
+    from rayrec.checks import separate_files
+    from rayrec.errors import ConfigError
+    from rayrec.runs.inputs import output_path
+
+    if _is_checkpoint(path):
+        from rayrec.checkpoint.inspect import inspect_checkpoint
+
+        told = [
+            f"--{name.removeprefix('as_')}"
+            for name in ("label", "rows", "where", "schema")
+            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        ]
+        if told:
+            raise ConfigError(f"{told[0]} is about data, and {path} is a checkpoint; leave it out.")
+        checkpoint = inspect_checkpoint(path)
+        print(checkpoint.to_json() if as_json else checkpoint.to_text(), end="\n" * (not as_json))
+        return
+    from rayrec.data.inspect import inspect_data
+
+    separate_files({"--schema": schema}, {"the data": path})
+    out = output_path("--schema", schema)
+    report = inspect_data(path, label or None, rows, where)
+    text = report.schema().to_json() if out is not None else ""
+    print(report.to_json() if as_json else report.to_text(), end="\n" * (not as_json))
+    if out is not None:
+        Path(out).write_text(text, encoding="utf-8")
+        if not as_json:
+            print(f"schema: {out}")
+
+
+def _is_checkpoint(path: str) -> bool:
+    """Whether a folder has the manifest of a checkpoint."""
+    from rayrec.checkpoint.manifest import MANIFEST
+    from rayrec.storage import resolve
+
+    filesystem, root = resolve(path)
+    return bool(filesystem.get_file_info(f"{root}/{MANIFEST}").is_file)

@@ -1,0 +1,34 @@
+"""`rayrec report`: runs as one HTML page."""
+
+from __future__ import annotations
+
+import click
+
+from rayrec.cli.base import PATH, Command
+
+
+@click.command(
+    cls=Command,
+    examples="""
+rayrec report runs/clicks --out clicks.html
+rayrec report runs/a runs/b s3://bucket/runs/c --out compared.html
+""",
+)
+@click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--out",
+    type=PATH,
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="where to write the page",
+)
+def command(runs: tuple[str, ...], out: str) -> None:
+    """Show runs on one self-contained HTML page: curves, plans, times, memory and events.
+
+    RUN is the folder of a run, as [run] storage_path and name say, or its events.jsonl. The run may
+    still train, or have been killed.
+    """
+    from rayrec.watch import write_run_page
+
+    print(f"page: {write_run_page(runs, out)}")

@@ -1,0 +1,206 @@
+"""An even sample of the rows below a path, read without a schema.
+
+The chunks of all files (row groups, record batches) are counted, and some of them, evenly spaced,
+are read until there are enough rows. Of a large chunk only the first pieces are read. What the
+statistics of Parquet files say of the range of integers is gathered from all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from rayrec.data.column_types import is_list, missing
+from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
+from rayrec.data.listing import broken_file, list_files, resolve_path
+from rayrec.data.partitions import Partitions, Value
+from rayrec.data.predicate import Constant, parse_where
+from rayrec.data.readers import FileReader
+from rayrec.data.selected import Selection
+from rayrec.errors import InputError
+
+MAX_STATISTICS = 20_000  # column chunks looked at; about a tenth of a second
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some rows of a data set.
+
+    Attributes:
+        table: the rows that were read, all columns.
+        kind: Parquet or Arrow IPC.
+        files: number of files.
+        rows: rows of all files that folders do not leave out, whether `where` takes them or not.
+        chunks: so many chunks were read.
+        ranges: integer column -> least and largest value of all rows, where files tell of them.
+    """
+
+    table: pa.Table
+    kind: str
+    files: int
+    rows: int
+    chunks: int
+    ranges: dict[str, tuple[int, int]]
+
+
+def sample_rows(path: str, rows: int, where: str | None = None) -> Sample:
+    """Read about so many rows of the files below a path, evenly spaced over them.
+
+    Args:
+        path: a folder, a file, or a URI of either, of Parquet or of Arrow IPC files.
+        rows: read chunks until there are so many rows, or no more chunks.
+        where: which rows are taken, see `FileDataset`.
+    Raises:
+        ConfigError: `where` cannot be read.
+        InputError: nothing there, files of both kinds or without rows, a broken file, files whose
+            columns differ in type, or a `where` that does not fit.
+    """
+    source = _Source(path, where)
+    chunks, ranges = [], _Ranges()
+    for file in source.files:
+        reader = source.open(file)
+        ranges.add(reader)
+        chunks += [(file, number) for number, size in enumerate(reader.chunk_rows) if size]
+        source.rows += sum(reader.chunk_rows)
+    if not chunks:
+        asked = "" if where is None else f" where {where}"
+        raise InputError(
+            f"{path!r} has {len(source.files)} {source.family.KIND} files and no rows in "
+            f"them{asked}. Check the path."
+        )
+    count = min(len(chunks), max(1, -(-rows * len(chunks) // source.rows)))
+    # the middle of each of `count` equal parts
+    chosen = [chunks[(2 * i + 1) * len(chunks) // (2 * count)] for i in range(count)]
+    table = _joined([source.read(file, number, -(-rows // count)) for file, number in chosen])
+    if not table.num_rows:
+        raise InputError(
+            f"none of the rows that were read of {path!r}, of {count} of {len(chunks)} chunks, "
+            f"holds where {where}. Look at more rows, or ask for others."
+        )
+    told = ranges.told()
+    return Sample(table, source.family.KIND, len(source.files), source.rows, count, told)
+
+
+class _Source:
+    """The files below a path, without those that folders leave out; none is kept open."""
+
+    def __init__(self, path: str, where: str | None) -> None:
+        self.filesystem, root = resolve_path(path, None)
+        both = ParquetDataset.SUFFIXES + ArrowDataset.SUFFIXES
+        infos = list_files(self.filesystem, root, path, "Parquet or Arrow IPC", both)
+        paths = [info.path for info in infos]
+        self.family = _family(paths, path)
+        below = {name: str(name[len(root) :]).lstrip("/") for name in paths}
+        predicate = Constant(True) if where is None else parse_where(where)
+        self.selection = Selection(predicate, Partitions.of(below.values()))
+        self.selection.check_folders(path)
+        self.folders: dict[str, Mapping[str, Value]] = {}
+        for name in paths:
+            told = self.selection.folders(below[name])
+            if told is not None:
+                self.folders[name] = told
+        self.files, self.rows = list(self.folders), 0
+        if not self.files:
+            # a misspelt column would pass for one that no row fits
+            own = self.family.READER(self.filesystem, paths[0], False)
+            self.selection.check(own, self.selection.partitions.values(below[paths[0]]), paths[0])
+
+    def open(self, file: str) -> FileReader:
+        """Open a file, with the columns of its folders and the rows that are taken."""
+        try:
+            own = self.family.READER(self.filesystem, file, False)
+        except (pa.ArrowException, OSError) as error:
+            raise broken_file(file, self.family.KIND, error) from error
+        self.selection.check(own, self.folders[file], file)
+        reader = self.selection.reader(own, self.folders[file])
+        for name in reader.schema.names:
+            if reader.schema.get_field_index(name) < 0:
+                raise InputError(missing(name, reader.schema, f"file {file!r}"))
+        return reader
+
+    def read(self, file: str, chunk: int, rows: int) -> pa.Table:
+        """The first rows of a chunk, or all of it where that is not much more."""
+        reader, pieces, have = self.open(file), [], 0
+        columns = reader.schema.names
+        try:
+            if reader.chunk_rows[chunk] <= 2 * rows:
+                table = reader.read(chunk, columns)
+                return table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+            for piece in reader.pieces(chunk, columns):
+                pieces.append(piece)
+                have += piece.num_rows
+                if have >= rows:
+                    break
+        except (pa.ArrowException, OSError) as error:
+            raise broken_file(file, self.family.KIND, error) from error
+        return pa.Table.from_batches(pieces)
+
+
+class _Ranges:
+    """The range of integer columns over all files, by the statistics of their row groups."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, tuple[int, int]] = {}
+        self._lost: set[str] = set()
+        self._looked_at = 0
+
+    def add(self, reader: FileReader) -> None:
+        """Gather what one file says."""
+        wanted = {field.name for field in reader.schema if _holds_integers(field.type)}
+        metadata = reader.metadata
+        groups = 0 if metadata is None else metadata.num_row_groups
+        self._looked_at += groups * (0 if metadata is None else metadata.num_columns)
+        if metadata is None or self._looked_at > MAX_STATISTICS:
+            self._lost |= wanted
+            return
+        leaves = [(i, metadata.schema.column(i).path) for i in range(metadata.num_columns)]
+        names = [(i, path.split(".")[0]) for i, path in leaves]
+        for group in range(groups):
+            chunk = metadata.row_group(group)
+            for index, name in names:
+                if name in wanted:
+                    self._take(name, chunk.column(index))
+
+    def _take(self, name: str, leaf: Any) -> None:
+        told = leaf.statistics
+        if told is None or not told.has_min_max:
+            # a chunk of nulls alone has no range, and takes none away
+            if told is None or told.num_values:
+                self._lost.add(name)
+            return
+        low, high = told.min, told.max
+        if not isinstance(low, int):
+            self._lost.add(name)
+            return
+        before = self._ranges.get(name, (low, high))
+        self._ranges[name] = min(low, before[0]), max(high, before[1])
+
+    def told(self) -> dict[str, tuple[int, int]]:
+        """The columns of which every row group tells."""
+        return {name: both for name, both in self._ranges.items() if name not in self._lost}
+
+
+def _holds_integers(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind.value_type if is_list(kind) else kind))
+
+
+def _family(paths: list[str], path: str) -> type[FileDataset]:
+    arrow = [name for name in paths if name.endswith(ArrowDataset.SUFFIXES)]
+    if arrow and len(arrow) < len(paths):
+        raise InputError(
+            f"{path!r} holds Parquet and Arrow IPC files. Put one kind into a folder of its own."
+        )
+    return ArrowDataset if arrow else ParquetDataset
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        cause = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"columns differ in type between files: {cause}. Write all files with the same types."
+        ) from error
