@@ -1,7 +1,8 @@
-"""What Ray says of the actors, as values or as one line: answers of calls, and deaths."""
+"""What Ray says of the actors, as values or as one line: answers of calls, silence, and deaths."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from rayrec.errors import TrainingFailed, as_user_mistake
 from rayrec.train.seat import RankAddress
 
 WAIT_TURN_S = 0.25
+LONGEST_TURN_S = 2.0
 
 
 def answers(
@@ -65,6 +67,58 @@ def answers(
         failed.kind = kind
         raise failed
     return values
+
+
+class Heartbeat:
+    """Looks whether ranks are alive while the driver waits for something else of them.
+
+    A call may take long for good reasons, such as the import of torch; a process that is stopped
+    answers no call at all.
+
+    Args:
+        actors: by rank, all of which have answered before.
+        addresses: where they are.
+        limit_s: seconds of silence that count as a failure.
+    """
+
+    def __init__(
+        self, actors: Sequence[Any], addresses: Sequence[RankAddress], limit_s: float
+    ) -> None:
+        self._actors, self._addresses, self._limit_s = actors, addresses, limit_s
+        self._silent_s = [0.0] * len(actors)
+        self._asked: dict[int, Any] = {}
+        self._looked_at = time.monotonic()
+
+    def check(self) -> None:
+        """Ask every rank that owes no answer; returns at once.
+
+        Raises:
+            TrainingFailed: a rank has been silent for too long.
+        """
+        import ray
+
+        now = time.monotonic()
+        # a driver that was stopped itself must not take its own sleep for the silence of its ranks
+        turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
+        for rank, actor in enumerate(self._actors):
+            if rank not in self._asked:
+                self._asked[rank] = actor.poll.remote(sys.maxsize, 0.0)
+            elif ray.wait([self._asked[rank]], timeout=0)[0]:
+                # an answer, or a death, of which the awaited call tells
+                self._silent_s[rank] = 0.0
+                del self._asked[rank]
+            else:
+                self._silent_s[rank] += turn_s
+                if self._silent_s[rank] >= self._limit_s:
+                    raise self._failure(rank)
+
+    def _failure(self, rank: int) -> TrainingFailed:
+        host = self._addresses[rank].host
+        cause = f"no answer for {self._silent_s[rank]:.0f} s (stopped or overloaded)"
+        who = f"rank {rank} of {len(self._actors)} on {host}"
+        failed = TrainingFailed(f"{who} failed: {cause}", rank, host, cause)
+        failed.kind = "silent"
+        return failed
 
 
 def death_line(error: BaseException) -> str:

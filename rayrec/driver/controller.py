@@ -163,7 +163,7 @@ class Controller:
             placed(self._scaling, self._cluster, self._on_event, check)
         )
         self._crew = self._stack.enter_context(crew_of(self._scaling, self._room, check))
-        self._group = RankGroup(self._crew, self._scaling, check)
+        self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
         return "on"
 
     def _fill(self) -> Turn:

@@ -11,29 +11,17 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rayrec.driver.answers import answers, death_line
+from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.policies import Observation
 from rayrec.errors import ConfigError
 from rayrec.train.progress import Event, RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat
 
-# A driver that was stopped itself must not take its own sleep for the silence of its ranks.
-LONGEST_TURN_S = 2.0
-
-
-class Actors(Protocol):
-    """Who sits on the ranks; see `rank_start.Crew`."""
-
-    @property
-    def actors(self) -> list[Any]:
-        """Ray handles by rank; None where there is none."""
-
-    @property
-    def addresses(self) -> tuple[RankAddress, ...]:
-        """Where the ranks live."""
+if TYPE_CHECKING:
+    from rayrec.driver.rank_start import Crew
 
 
 class RankGroup:
@@ -42,12 +30,18 @@ class RankGroup:
     Args:
         crew: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; what it raises ends the wait.
+        heartbeat_s: a rank that is silent for so long meanwhile has failed.
     """
 
     def __init__(
-        self, crew: Actors, scaling: ScalingConfig, check: Callable[[], None] = lambda: None
+        self,
+        crew: Crew,
+        scaling: ScalingConfig,
+        check: Callable[[], None] = lambda: None,
+        heartbeat_s: float = math.inf,
     ) -> None:
         self._crew, self._scaling, self._check = crew, scaling, check
+        self._heartbeat_s = heartbeat_s
         self._generation = 0
         self.forget()
 
@@ -286,7 +280,13 @@ class RankGroup:
         `what`; see `answers`.
         """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
-        return answers(asked, self.addresses, self.world_size, what, timeout_s, self._check)
+        heartbeat = Heartbeat(self._actors, self.addresses, self._heartbeat_s)
+
+        def check() -> None:
+            self._check()
+            heartbeat.check()
+
+        return answers(asked, self.addresses, self.world_size, what, timeout_s, check)
 
 
 def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +29,7 @@ from rayrec.train.config import CheckpointConfig, EvaluationConfig
 from rayrec.train.progress import Failure, Recovered
 from rayrec.watch import EventLog, read_events
 from tests.ray import worlds
+from tests.ray.heads import ROOT
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -290,6 +294,39 @@ def test_a_frozen_rank_is_replaced_long_before_the_timeout_of_collectives(
 
 
 @pytest.mark.slow
+def test_a_rank_that_freezes_before_its_task_is_found_by_its_silence(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """While ranks import torch and look at files, nobody waits for them in a collective."""
+    frozen: list[int] = []
+
+    class Freeze(Callback):
+        def on_start(self, info: Any) -> None:
+            # the driver is this process, and its ranks wait for what it plans
+            group = driver._controller._group  # type: ignore[union-attr]
+            frozen.append(group.addresses[0].pid)  # type: ignore[union-attr]
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    driver = worlds.driver(
+        clicks,
+        2,
+        steps=STEPS,
+        batch=BATCH,
+        storage_path=str(tmp_path),
+        checkpoint=CheckpointConfig(every_n_steps=5),
+        failure=FailureConfig(max_failures=1),
+        plan="row_wise",
+        heartbeat_timeout_s=8.0,
+        callbacks=(Freeze(),),
+    )
+    started = time.monotonic()
+    result = driver.fit()
+    assert time.monotonic() - started < 100, "the set-up alone may take 120 s"
+    assert digests(result.checkpoint or "") == undisturbed
+    assert result.failures == 1 and not Path(f"/proc/{frozen[0]}").exists()
+
+
+@pytest.mark.slow
 def test_the_first_cause_is_told_when_the_failures_are_used_up(
     clicks: SyntheticPaths, tmp_path: Path
 ) -> None:
@@ -359,3 +396,17 @@ def test_callbacks_and_the_log_of_events_hear_of_it(clicks: SyntheticPaths, tmp_
     events = read_events(tmp_path / "run")
     assert [event.step for event in events.of("recovery")] == [10]
     assert [event.step for event in events.of("window")] == [r.step for r in result.reports]
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_replaced_by_another(private_home: Path, tmp_path: Path) -> None:
+    """In a process of its own, since it needs a cluster of several nodes."""
+    command = [sys.executable, "-m", "tests.ray.lost_node", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "same tables" in done.stdout
+    assert re.search(
+        "TrainingFailed rank . of 2 .* could not be replaced: .*need 2 CPU", done.stdout
+    )
