@@ -37,6 +37,8 @@ class RankActor:
         self._error: RankError | None = None
         self._result: Any = None
         self._stop = threading.Event()
+        # A late word about an old world must not reach the one that follows it.
+        self._switch, self._generation = threading.Lock(), 0
         self._store: Any = None
         self._loading = threading.Thread(target=_import_torch, name="import", daemon=True)
         self._loading.start()
@@ -88,11 +90,13 @@ class RankActor:
 
     def start(self, task: RankTask, seat: Seat) -> None:
         """Begin `task` in a thread and return at once."""
-        if self._state == "running":
-            raise RuntimeError(f"rank {seat.rank} is already running a task")
-        self._log, self._state = ProgressLog(), "running"
-        self._error, self._result = None, None
-        self._stop.clear()
+        with self._switch:
+            if self._state == "running":
+                raise RuntimeError(f"rank {seat.rank} is already running a task")
+            self._generation = seat.generation
+            self._log, self._state = ProgressLog(), "running"
+            self._error, self._result = None, None
+            self._stop.clear()
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
     def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
@@ -119,12 +123,22 @@ class RankActor:
         """Ask the task to end at the next agreed point."""
         self._stop.set()
 
-    def abort(self) -> int:
-        """Cut all connections so that a pending collective raises; returns how many there were."""
-        self._stop.set()
+    def abort(self, generation: int) -> int:
+        """Cut all connections of a world, so that a pending collective raises.
+
+        Args:
+            generation: of the world; another one is left alone.
+        Returns:
+            how many connections there were.
+        """
+        self._loading.join()
         from rayrec.comm.process_group import shutdown_sockets
 
-        return shutdown_sockets()
+        with self._switch:
+            if generation != self._generation:
+                return 0
+            self._stop.set()
+            return shutdown_sockets()
 
     def _run(self, task: RankTask, seat: Seat) -> None:
         # only root may leave the low priority that Ray gives its workers

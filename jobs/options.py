@@ -124,7 +124,12 @@ def add_keeping_options(group: Group) -> None:
     text = "steps between checkpoints; one is written at the end anyway"
     add("--checkpoint-every", type=arguments.whole(), metavar="N", help=text)
     add("--keep", type=arguments.whole(), metavar="N", help="keep only so many newest checkpoints")
-    text = "checkpoint directory to continue from, or 'latest' of --checkpoint-dir"
+    text = "failures of ranks that the run recovers from, -1 for any number (default 0)"
+    add("--max-failures", type=arguments.whole(-1), default=0, metavar="N", help=text)
+    text = (
+        "checkpoint directory to continue from, or 'latest' of --checkpoint-dir, or 'auto': the "
+        "latest if there is one, else start"
+    )
     add("--resume", type=arguments.path, metavar="PATH", help=text)
     text = "with --resume: keep weights and step, begin the data anew"
     add("--new-data", action="store_true", help=text)

@@ -52,7 +52,7 @@ def run_of(
     Raises:
         ConfigError: they contradict each other.
     """
-    from rayrec.driver import RunConfig
+    from rayrec.driver import FailureConfig, RunConfig
 
     _check_together(args)
     storage, name = _storage(args.checkpoint_dir)
@@ -76,6 +76,7 @@ def run_of(
         init_from=args.init_from,
         init_optimizer_state=args.init_optimizer,
         timeout_s=args.timeout,
+        failure=FailureConfig(max_failures=args.max_failures),
         drop_last=drop_last,
         profile=_profile(args),
         extras=extras,
@@ -117,6 +118,9 @@ def _check_together(args: argparse.Namespace) -> None:
         ConfigError: names two options.
     """
     for one, other in (("--steps", "--epochs"), ("--resume", "--init-from")):
+        # 'auto' starts with the weights of --init-from once, and then continues
+        if one == "--resume" and args.resume == "auto":
+            continue
         if _value(args, one) and _value(args, other):
             raise ConfigError(f"{one} contradicts {other}; give one of them.")
     for option, needed in (
@@ -131,8 +135,8 @@ def _check_together(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{option} has no effect without {needed}; give it, too, or leave {option} out."
             )
-    if args.resume == "latest" and not args.checkpoint_dir:
+    if args.resume in ("latest", "auto") and not args.checkpoint_dir:
         raise ConfigError(
-            "--resume latest looks for the newest checkpoint in --checkpoint-dir; give that, too, "
-            "or the path of a checkpoint."
+            f"--resume {args.resume} looks for the newest checkpoint in --checkpoint-dir; give "
+            "that, too, or the path of a checkpoint."
         )

@@ -11,7 +11,7 @@ from typing import Any
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.progress import Evaluation, ProgressReport, Saved
+from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
 
 WINDOW = 50  # steps
 BLOCK = 32 * 1024  # bytes, of a W&B file
@@ -72,16 +72,24 @@ def tell(
     name: str = "a",
     rate: float = 0.5,
     ranks: int = 2,
+    lost_at: int | None = None,
 ) -> None:
     """Tell a callback of a life that ends at step `until`, by default the last.
 
-    It evaluates and saves every fourth window, and at the end where there is no error.
+    It evaluates and saves every fourth window, and at the end where there is no error. After the
+    window that ends at `lost_at`, rank 1 is lost, and that window is told once more.
     """
     callback.on_start(info(steps, first, name, ranks))
     last = steps if until is None else until
     for step in range(first + WINDOW, last + 1, WINDOW):
         callback.on_step(step - 1)
         callback.on_window(report(step, rate, ranks))
+        if step == lost_at:
+            lost = {"rank": 1, "host": "10.0.0.2", "cause": "its process died"}
+            callback.on_failure(Failure(step=step, **lost))
+            back = {"step": step - WINDOW, "path": None, "failed_step": step, "seconds": 2.5}
+            callback.on_recovery(Recovered(**lost, **back, replaced=True))
+            callback.on_window(report(step, rate, ranks))
         ended = step == last and error is None
         if step % (4 * WINDOW) == 0 or ended:
             scores = {"auc": 0.9 - rate / math.sqrt(step), "logloss": 0.4 + rate / math.sqrt(step)}

@@ -130,6 +130,16 @@ class CheckpointManager:
             self._filesystem.delete_dir(directory)
         return tuple(old)
 
+    def clear_unfinished(self, after_step: int) -> tuple[int, ...]:
+        """Delete what unfinished saves after a step left behind; the steps of them, ascending.
+
+        No rank may be saving: a run calls it when all ranks have left a world that failed.
+        """
+        left = sorted(s for s, whole in self._scan().items() if not whole and s > after_step)
+        for step in left:
+            self._filesystem.delete_dir(f"{self._root}/step-{step:08d}")
+        return tuple(left)
+
     def _scan(self) -> dict[int, bool]:
         """Step -> whether it has a manifest, for every step directory."""
         selector = fs.FileSelector(self._root, allow_not_found=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.calibration import calibrate
-from rayrec.driver.config import FailureConfig, Result, RunConfig, ScalingConfig
+from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
 from rayrec.driver.driver import Driver
 from rayrec.driver.ray_metrics import RayMetrics
+from rayrec.driver.result import Result
 from rayrec.spec.task import Task
 from rayrec.train.callbacks import Callback
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig

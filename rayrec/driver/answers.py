@@ -1,7 +1,8 @@
-"""What Ray says of the actors, as values or as one line: answers of calls, and deaths."""
+"""What Ray says of the actors, as values or as one line: answers of calls, silence, and deaths."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from rayrec.errors import TrainingFailed, as_user_mistake
 from rayrec.train.seat import RankAddress
 
 WAIT_TURN_S = 0.25
+LONGEST_TURN_S = 2.0
 
 
 def answers(
@@ -42,12 +44,12 @@ def answers(
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)
     values = []
     for rank, reference in references.items():
-        details = ""
+        details, kind = "", "error"
         try:
             if reference not in waiting:
                 values.append(ray.get(reference))
                 continue
-            cause = f"no answer in {timeout_s:.0f} s"
+            cause, kind = f"no answer in {timeout_s:.0f} s", "silent"
         except ray.exceptions.RayTaskError as error:
             raised = error.cause if error.cause is not None else error
             words = str(raised).strip()
@@ -58,11 +60,65 @@ def answers(
             cause = f"{type(raised).__name__}: {(words.splitlines() or [''])[0]}"
             details = str(error)
         except ray.exceptions.RayActorError as error:
-            cause, details = death_line(error), str(error)
+            cause, details, kind = death_line(error), str(error), "died"
         where = addresses[rank].host if rank < len(addresses) else ""
         who = f"rank {rank} of {world_size} on {where or 'an unknown host'}"
-        raise TrainingFailed(f"{who} could not {what}: {cause}", rank, where, cause, details)
+        failed = TrainingFailed(f"{who} could not {what}: {cause}", rank, where, cause, details)
+        failed.kind = kind
+        raise failed
     return values
+
+
+class Heartbeat:
+    """Looks whether ranks are alive while the driver waits for something else of them.
+
+    A call may take long for good reasons, such as the import of torch; a process that is stopped
+    answers no call at all.
+
+    Args:
+        actors: by rank, all of which have answered before.
+        addresses: where they are.
+        limit_s: seconds of silence that count as a failure.
+    """
+
+    def __init__(
+        self, actors: Sequence[Any], addresses: Sequence[RankAddress], limit_s: float
+    ) -> None:
+        self._actors, self._addresses, self._limit_s = actors, addresses, limit_s
+        self._silent_s = [0.0] * len(actors)
+        self._asked: dict[int, Any] = {}
+        self._looked_at = time.monotonic()
+
+    def check(self) -> None:
+        """Ask every rank that owes no answer; returns at once.
+
+        Raises:
+            TrainingFailed: a rank has been silent for too long.
+        """
+        import ray
+
+        now = time.monotonic()
+        # a driver that was stopped itself must not take its own sleep for the silence of its ranks
+        turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
+        for rank, actor in enumerate(self._actors):
+            if rank not in self._asked:
+                self._asked[rank] = actor.poll.remote(sys.maxsize, 0.0)
+            elif ray.wait([self._asked[rank]], timeout=0)[0]:
+                # an answer, or a death, of which the awaited call tells
+                self._silent_s[rank] = 0.0
+                del self._asked[rank]
+            else:
+                self._silent_s[rank] += turn_s
+                if self._silent_s[rank] >= self._limit_s:
+                    raise self._failure(rank)
+
+    def _failure(self, rank: int) -> TrainingFailed:
+        host = self._addresses[rank].host
+        cause = f"no answer for {self._silent_s[rank]:.0f} s (stopped or overloaded)"
+        who = f"rank {rank} of {len(self._actors)} on {host}"
+        failed = TrainingFailed(f"{who} failed: {cause}", rank, host, cause)
+        failed.kind = "silent"
+        return failed
 
 
 def death_line(error: BaseException) -> str:

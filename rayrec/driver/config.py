@@ -1,5 +1,4 @@
-"""What a user says about a run (`ScalingConfig`, `RunConfig`, `FailureConfig`) and what comes back
-(`Result`).
+"""What a user says about a run: `ScalingConfig`, `RunConfig`, `FailureConfig`.
 
 Names follow Ray Train where it has them. Every option is checked when the object is made, so that a
 mistake costs no cluster start; what is not supported yet is refused and never ignored.
@@ -13,15 +12,12 @@ from typing import Literal
 
 from rayrec.checks import absolute_path, lasting_path, positive, seconds, whole_number
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan
-from rayrec.observe.hindsight import Hindsight
-from rayrec.report.profile_page import Profile
 from rayrec.train.callbacks import Callback, check_callback
 from rayrec.train.config import ProfileConfig, RunOptions
-from rayrec.train.progress import Evaluation, Milestone, ProgressReport
 
 PLACEMENT_TIMEOUT_S = 120.0
 LATEST = "latest"
+AUTO = "auto"
 LEAST_CPUS = 0.0001  # Ray counts resources in steps of it
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -120,20 +116,15 @@ class FailureConfig:
     """What to do when a rank fails.
 
     Attributes:
-        max_failures: failures to recover from; only 0 is supported yet: the first failure ends the
-            run with `TrainingFailed`.
+        max_failures: how many failures a run recovers from; the next one ends it with
+            `TrainingFailed`. -1 sets no bound. A user's mistake, and the same error at the same
+            step twice, end the run in any case.
     """
 
     max_failures: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_failures != 0:
-            raise ConfigError(
-                f"FailureConfig has max_failures={self.max_failures}; recovery is not supported "
-                "yet. "
-                "Use 0, save with CheckpointConfig(every_n_steps=...) and continue with "
-                "RunConfig(resume_from=...)."
-            )
+        whole_number("FailureConfig has max_failures", self.max_failures, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +138,13 @@ class RunConfig(RunOptions):
             path is taken from the working directory of the process that makes this config. All
             hosts of the ranks must see the folder, which is checked.
         failure: what to do when a rank fails.
-        resume_from: checkpoint directory to continue from, or "latest" of the run's own folder. It
+        resume_from: checkpoint directory to continue from, or "latest" of the run's own folder, or
+            "auto": the latest where there is one, else the run starts anew or from init_from. It
             may come from another number of ranks and another plan. Where it is not the newest of
             the run's folder, the later ones are set aside. "latest" takes the newest whole
             checkpoint and says so when it had to pass over a damaged one.
-        timeout_s: bound on every collective; a rank that hangs is noticed after this time.
+        timeout_s: bound on every collective; a rank that hangs in one is noticed after this time.
+        heartbeat_timeout_s: a rank whose process says nothing for so long counts as lost.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: how long a stop request may take, including the last checkpoint.
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain"
@@ -168,6 +161,7 @@ class RunConfig(RunOptions):
     failure: FailureConfig = field(default_factory=FailureConfig)
     resume_from: str | None = None
     timeout_s: float = 300.0
+    heartbeat_timeout_s: float = 30.0
     setup_timeout_s: float = 120.0
     stop_timeout_s: float = 60.0
     progress: Literal["auto", "plain", "off"] = "auto"
@@ -187,12 +181,13 @@ class RunConfig(RunOptions):
             value = getattr(self, what)
             if value is not None:
                 whole_number(f"RunConfig has {what}", value)
-        for what in ("timeout_s", "setup_timeout_s", "stop_timeout_s"):
+        for what in ("timeout_s", "heartbeat_timeout_s", "setup_timeout_s", "stop_timeout_s"):
             seconds(f"RunConfig has {what}", getattr(self, what))
         super().__post_init__()
         for what in ("storage_path", "resume_from", "init_from"):
             path = getattr(self, what)
-            if path is not None and (what, path) != ("resume_from", LATEST):
+            word = what == "resume_from" and path in (LATEST, AUTO)
+            if path is not None and not word:
                 make = lasting_path if what == "storage_path" else absolute_path
                 object.__setattr__(self, what, make(f"RunConfig has {what}", path))
         if self.progress not in ("auto", "plain", "off"):
@@ -223,16 +218,22 @@ class RunConfig(RunOptions):
 
     def _check_start(self) -> None:
         """Refuse contradictions between the options that say where a run starts."""
-        if self.resume_from is not None and self.init_from is not None:
+        if self.resume_from not in (None, AUTO) and self.init_from is not None:
             raise ConfigError(
                 f"RunConfig has resume_from={self.resume_from!r} and init_from={self.init_from!r}; "
                 "a run continues another "
                 "or starts with its weights at step 0. Give one of them."
             )
-        if self.resume_from == LATEST and self.storage_path is None:
+        if self.resume_from in (LATEST, AUTO) and self.storage_path is None:
             raise ConfigError(
-                "resume_from='latest' needs RunConfig(storage_path=...), to look for "
+                f"resume_from={self.resume_from!r} needs RunConfig(storage_path=...), to look for "
                 "the newest checkpoint in."
+            )
+        if self.new_data and self.resume_from == AUTO:
+            raise ConfigError(
+                "new_data=True begins the data anew whenever a run is continued, and "
+                "resume_from='auto' may continue it many times; name the checkpoint, or leave "
+                "new_data out."
             )
         if self.new_data and self.resume_from is None:
             raise ConfigError(
@@ -249,47 +250,3 @@ class RunConfig(RunOptions):
     def run_path(self) -> str | None:
         """Absolute folder or URI of this run's checkpoints, or None."""
         return None if self.storage_path is None else f"{self.storage_path.rstrip('/')}/{self.name}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        steps: global steps done, counted from the first step of the model's life.
-        rows, seconds, rows_per_s: of this run's training, without set-up, evaluation and saving.
-        train_loss: mean loss of the last window of training.
-        metrics: scores on eval_data after training (auc, ne, logloss, calibration, rows), or empty.
-        checkpoint: newest checkpoint of the run, or None.
-        plan: where the tables lay.
-        stopped: the run ended early because it was asked to, after a last checkpoint where it has a
-            storage_path.
-        milestones: when the parts of the start-up were over, in order, up to the first step.
-        reports: of every window of training, in order: loss, scores, rows per second. The first
-            windows are short and slow.
-        hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of
-            one window.
-        profile: of the steps that the run's `profile` names; None without, or when the run was
-            stopped before.
-        evaluations: in order, those on the way and the last one.
-        best_step, best_score: of the best evaluation, by `EvaluationConfig.score`; None without.
-        ended_early: why early stopping ended the run, or "".
-    """
-
-    steps: int
-    rows: int
-    seconds: float
-    rows_per_s: float
-    train_loss: float | None
-    metrics: Mapping[str, float]
-    checkpoint: str | None
-    plan: ShardingPlan
-    stopped: bool = False
-    milestones: tuple[Milestone, ...] = ()
-    reports: tuple[ProgressReport, ...] = ()
-    hindsight: Hindsight | None = None
-    profile: Profile | None = None
-    evaluations: tuple[Evaluation, ...] = ()
-    best_step: int | None = None
-    best_score: float | None = None
-    ended_early: str = ""

@@ -1,58 +1,45 @@
 """The controller: a small state machine that carries one task to its result.
 
-INITIALIZING connects, SCHEDULING reserves room and starts the ranks while the task is prepared,
-RUNNING polls until the verdict is finish or fail, SHUTTING_DOWN ends all that was started, and
-FINISHED or ERRORED says how it went. Each state does one thing and names the next; what to do about
-polls is decided in `policies`, so that recovery and resizing can come as further states and
-verdicts.
+INITIALIZING connects, SCHEDULING reserves room, FILLING gives every rank its process, PLANNING says
+what they are to do, STARTING begins it, RUNNING polls. After a failure that the run recovers from,
+GATHERING has the survivors leave the world that failed, and the run goes on at FILLING. Each state
+does one thing; `states.TRANSITIONS` says which follows, and what to make of polls and failures is
+decided in `policies`.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
-from rayrec.driver.placement import placed
-from rayrec.driver.policies import Observation, judge
+from rayrec.driver.ending import ending, write_traceback
+from rayrec.driver.placement import placed, wait_for_room
+from rayrec.driver.policies import Blame, answer, judge, to_replace
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import started
+from rayrec.driver.rank_start import Crew, crew_of
+from rayrec.driver.recovery import Recovery
 from rayrec.driver.run_log import RunLog
-from rayrec.driver.signals import Signals, hold_signals
+from rayrec.driver.signals import hold_signals
 from rayrec.driver.stall import STALL_S, StallWatch
-from rayrec.errors import TrainingFailed
-from rayrec.train.progress import Event, Milestone
+from rayrec.driver.standing import SILENT_S, Standing
+from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
+from rayrec.driver.stopping import Stopping
+from rayrec.errors import ConfigError, TrainingFailed
+from rayrec.train.progress import Began, Event, Milestone
 
 # between two looks at the ranks
 POLL_S = 0.2
 # a rank without news says so after as long
 ANSWER_S = 0.5
-SILENT_S = 10.0
+LEAVING_S = 0.05
 STACKS_S = 5.0
-
-
-class State(Enum):
-    """Where a controller is."""
-
-    INITIALIZING = "initializing"
-    SCHEDULING = "scheduling"
-    RUNNING = "running"
-    SHUTTING_DOWN = "shutting down"
-    FINISHED = "finished"
-    ERRORED = "errored"
-
-
-class RemoteTraceback(Exception):
-    """The traceback of a rank, as text, chained below the error that the driver raises."""
-
-    def __str__(self) -> str:
-        return f"\n\n{self.args[0].rstrip()}\n" if self.args else ""
+HEARTBEAT_S = 30.0
 
 
 class Controller:
@@ -60,15 +47,17 @@ class Controller:
 
     Args:
         scaling: how many ranks, and what each gets.
-        prepare: says what to do, once the ranks' places are known and while they import torch.
+        prepare: says what to do, once the ranks' places are known and while they import torch;
+            called again after every failure that the run recovers from.
         on_event: gets every report and line of the ranks and of the controller.
         timeout_s: bound on every collective.
+        heartbeat_timeout_s: a rank that says nothing for so long is lost.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
+        max_failures: how many failures the run recovers from; -1 for any number.
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
             by a signal.
-        log: receives what is too long for a line; by default a file in the system's temporary
-            folder.
+        log: receives what is too long for a line; by default a temporary file.
         on_poll: called at every look at the ranks; what it raises ends the run.
         on_step: gets the newest finished step at every look after which it is another.
         stall_s: seconds without progress after which the run says where it stands.
@@ -81,8 +70,10 @@ class Controller:
         on_event: Callable[[Event], None] = lambda event: None,
         *,
         timeout_s: float = 300.0,
+        heartbeat_timeout_s: float = HEARTBEAT_S,
         setup_timeout_s: float = 120.0,
         stop_timeout_s: float = 60.0,
+        max_failures: int = 0,
         obeys_stop: bool = True,
         log: RunLog | None = None,
         on_poll: Callable[[], None] = lambda: None,
@@ -91,21 +82,21 @@ class Controller:
     ) -> None:
         self.state = State.INITIALIZING
         self.log = log or RunLog(None)
-        self._on_poll, self._obeys_stop = on_poll, obeys_stop
-        self._on_step, self._step = on_step, 0
-        self._signals = Signals()
+        self._on_poll = on_poll
+        self._stopping = Stopping(on_event, stop_timeout_s, obeys_stop)
         self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
-        self._progress: object = None
+        self._standing = Standing(self._watch, on_event, on_step)
+        self._recovery = Recovery()
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
-        self._stop_timeout_s = stop_timeout_s
+        self._heartbeat_s, self._max_failures = heartbeat_timeout_s, max_failures
         self._stack = ExitStack()
-        self._stop = threading.Event()
-        self._stop_asked_at: float | None = None
         self._trouble_since: float | None = None
-        self._told_silent: set[int] = set()
+        self._cut_at: float | None = None
         self._shown = 0
         self._cluster: Cluster | None = None
+        self._room: Any = None
+        self._crew: Crew | None = None
         self._group: RankGroup | None = None
         self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
@@ -113,7 +104,7 @@ class Controller:
 
     def request_stop(self) -> None:
         """Ask the ranks to stop at their next agreed point; from any thread or signal handler."""
-        self._stop.set()
+        self._stopping.want()
 
     def run(self) -> Ran:
         """Go through all states.
@@ -124,150 +115,184 @@ class Controller:
             RunInterrupted: a signal came before the ranks had begun. Later ones stop the ranks,
                 which then return what they have.
         """
-        actions: dict[State, Callable[[], State]] = {
+        actions: dict[State, Callable[[], Turn]] = {
             State.INITIALIZING: self._initialize,
             State.SCHEDULING: self._schedule,
+            State.FILLING: self._fill,
+            State.PLANNING: self._plan,
+            State.STARTING: self._start,
             State.RUNNING: self._poll,
+            State.GATHERING: self._gather,
             State.SHUTTING_DOWN: self._shut_down,
         }
         self._watch.start()
         try:
             while self.state in actions:
                 try:
-                    self.state = actions[self.state]()
+                    turn = actions[self.state]()
                 except Exception as error:
                     # An error while ending cannot be answered by ending once more.
                     if self.state is State.SHUTTING_DOWN:
                         raise
-                    self._error, self.state = error, State.SHUTTING_DOWN
+                    turn = self._raised(error)
+                self.state = TRANSITIONS[self.state][turn]
         finally:
             self._watch.close()
             # does something only where an interrupt left the loop
             self._stack.close()
         if self._error is not None:
             raise self._error
-        return Ran(self._prepared, self._results, self._signals.number)
+        return Ran(self._prepared, self._results, self._stopping.signals.number, self._recovery)
 
-    def _initialize(self) -> State:
-        self._signals = self._stack.enter_context(hold_signals())
+    def _initialize(self) -> Turn:
+        signals = self._stack.enter_context(hold_signals())
+        self._stopping.signals = signals
         self._watch.at("connecting to Ray")
         self._cluster = self._stack.enter_context(connected())
         # `ray.init` took SIGTERM for itself
-        self._signals.install()
-        self._signals.check()
+        signals.install()
+        signals.check()
         self._on_event(Milestone("connection to Ray"))
-        return State.SCHEDULING
+        return "on"
 
-    def _schedule(self) -> State:
+    def _schedule(self) -> Turn:
         assert self._cluster is not None
-        check = self._signals.check
+        check = self._stopping.signals.check
         self._watch.at("waiting for room on the cluster", patient=True)
-        room = self._stack.enter_context(
+        self._room = self._stack.enter_context(
             placed(self._scaling, self._cluster, self._on_event, check)
         )
+        self._crew = self._stack.enter_context(crew_of(self._scaling, self._room, check))
+        self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
+        return "on"
+
+    def _fill(self) -> Turn:
+        """Give a process to every rank that has none."""
+        assert self._crew is not None and self._cluster is not None
+        if self._recovery.under_way:
+            self._watch.at("waiting for room for the lost ranks", patient=True)
+            check = self._stopping.signals.check
+            wait_for_room(self._scaling, self._cluster, self._room, self._on_event, check)
         self._watch.at("starting the ranks' actors")
-        group = started(self._scaling, room, self._setup_timeout_s, check)
-        self._group = self._stack.enter_context(group)
+        new = self._crew.fill(self._setup_timeout_s)
+        if self._recovery.under_way:
+            self._recovery.replaced(new)
         self._on_event(Milestone("actors"))
-        check()
+        return "on"
+
+    def _plan(self) -> Turn:
+        assert self._group is not None
+        self._stopping.signals.check()
         self._watch.at("planning")
         self._prepared = self._prepare(self._group)
-        task = self._prepared.task
         # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
-        if task is None:
-            return State.SHUTTING_DOWN
-        check()
+        if self._prepared.task is None:
+            return "end"
+        self._stopping.signals.check()
         self._on_event(Milestone("plan"))
-        self._watch.at("starting the ranks, which import torch")
-        self._group.start(task, self._timeout_s, self._setup_timeout_s)
-        self._on_event(Milestone("torch on the ranks"))
-        return State.RUNNING
+        return "on"
 
-    def _poll(self) -> State:
+    def _start(self) -> Turn:
+        assert self._group is not None and self._prepared.task is not None
+        self._watch.at("starting the ranks, which import torch")
+        self._group.start(self._prepared.task, self._timeout_s, self._setup_timeout_s)
+        self._shown, self._trouble_since = 0, None
+        self._stopping.begin()
+        self._on_event(Milestone("torch on the ranks"))
+        return "on"
+
+    def _poll(self) -> Turn:
         assert self._group is not None
-        self._ask_to_stop(self._group)
+        self._stopping.ask(self._group)
         self._on_poll()
         ranks = self._group.observe(POLL_S, ANSWER_S)
-        self._note_progress(ranks)
-        for event in self._group.events[self._shown :]:
-            self._on_event(event)
-        self._shown = len(self._group.events)
-        self._tell_silent(ranks)
+        self._tell(self._group)
+        self._standing.see(ranks)
+        now = time.monotonic()
+        self._recovery.at_step(self._standing.step, now)
         # the cause may be heard of after its symptoms, so the verdict waits for it a moment
         if self._trouble_since is None and any(
             rank.death or (rank.poll and rank.poll.error) for rank in ranks
         ):
-            self._trouble_since = time.monotonic()
-        trouble_s = 0.0 if self._trouble_since is None else time.monotonic() - self._trouble_since
-        verdict = judge(ranks, trouble_s, silent_limit_s=min(SILENT_S, self._timeout_s / 2))
+            self._trouble_since = now
+        trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
+        silent_limit_s = min(SILENT_S, self._timeout_s / 2)
+        verdict = judge(ranks, trouble_s, silent_limit_s, self._heartbeat_s)
         if verdict.action == "finish":
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
-            return State.SHUTTING_DOWN
+            self._recovery.caught_up(now)
+            return "end"
         if verdict.failure is not None:
-            # the other ranks would wait in a collective until its timeout
-            self._group.abort()
-            failure = verdict.failure
-            error = failure.error(self._group.world_size)
-            if failure.traceback and isinstance(error, TrainingFailed):
-                error.log = self.log.write(
-                    f"rank {failure.rank} on {failure.host}:\n{failure.traceback}"
-                )
-            raise error from (RemoteTraceback(failure.traceback) if failure.traceback else None)
-        return State.RUNNING
+            return self._failed(verdict.failure)
+        return "stay"
 
-    def _note_progress(self, ranks: tuple[Observation, ...]) -> None:
-        """Tell the watch whether any rank moved since the last look, and what they are doing."""
-        polls = [rank.poll for rank in ranks]
-        progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]
-        # Answers without news are no progress, or a run that hangs would look alive.
-        if progress == self._progress:
-            return
-        self._progress = progress
-        doing: dict[str, list[str]] = {}
-        for rank, poll in enumerate(polls):
-            what = "starting" if poll is None else poll.phase or poll.state
-            doing.setdefault(what, []).append(str(rank))
-        if len(doing) == 1:
-            where = f"all ranks are {next(iter(doing))}"
-        else:
-            where = "; ".join(f"rank {', '.join(who)} is {what}" for what, who in doing.items())
-        step = max((poll.step for poll in polls if poll is not None), default=0)
-        if step > self._step:
-            self._step = step
-            self._on_step(step)
-        self._watch.at(f"{where}, after step {step}" if step else where)
+    def _tell(self, group: RankGroup) -> None:
+        """Hand on what the ranks told since the last look."""
+        news, self._shown = group.events[self._shown :], len(group.events)
+        for event in news:
+            if isinstance(event, Began):
+                for told in self._recovery.began(event, time.monotonic()):
+                    self._on_event(told)
+                self._standing.go_back(event.step)
+            self._on_event(event)
+
+    def _gather(self) -> Turn:
+        """Have the survivors leave the world that failed, and end the processes that do not."""
+        assert self._group is not None and self._crew is not None
+        now = time.monotonic()
+        if self._cut_at is None:
+            self._watch.at("waiting for the other ranks to leave the world that failed")
+            self._cut_at = now
+            self._group.forget()
+        self._stopping.signals.check()
+        self._on_poll()
+        # again and again: a rank may have opened connections since
+        self._group.abort()
+        ranks = self._group.observe(POLL_S, LEAVING_S, events=False)
+        lost, waiting = to_replace(ranks, now - self._cut_at, self._recovery.past[-1])
+        if waiting:
+            return "stay"
+        for rank in lost:
+            self._crew.dismiss(rank)
+        self._cut_at = None
+        return "on"
+
+    def _raised(self, error: Exception) -> Turn:
+        """Answer an error of a state; only the failure of a rank may be recovered from."""
+        if isinstance(error, TrainingFailed) and error.rank is not None and can_recover(self.state):
+            return self._failed(Blame.of(error, self._standing.step), error)
+        first = self._recovery.first_cause
+        if first is not None and isinstance(error, ConfigError) and self.state is State.FILLING:
+            error = self._ending(first, f"it could not be replaced: {error}")
+        self._error = error
+        return "fail"
+
+    def _failed(self, blame: Blame, error: Exception | None = None) -> Turn:
+        """Recover from a failure, or end the run with it; `error` is it as it was raised here."""
+        assert self._group is not None
+        # ranks that had not begun again know of no step
+        if self._recovery.under_way and not blame.step:
+            blame = replace(blame, step=self._standing.step)
+        past = self._recovery.past
+        if answer(blame, past, self._max_failures, self._stopping.wanted) == "recover":
+            write_traceback(blame, self.log)
+            self._on_event(self._recovery.failed(blame, time.monotonic()))
+            self._cut_at = None
+            return "recover"
+        # the other ranks would wait in a collective until its timeout
+        self._group.abort()
+        as_it_is = error is not None and not past
+        self._error = error if as_it_is else self._ending(blame)
+        return "fail"
+
+    def _ending(self, blame: Blame, more: str = "") -> Exception:
+        past = [old for old in self._recovery.past if old is not blame]
+        return ending(blame, self._scaling.num_workers, past, self.log, more)
 
     def _rank_stacks(self) -> str:
         return self._group.stacks(STACKS_S) if self._group is not None else "-- no ranks yet"
 
-    def _ask_to_stop(self, group: RankGroup) -> None:
-        if not self._stop.is_set() and not self._signals.came:
-            return
-        if not self._obeys_stop:
-            self._signals.check()
-        if self._stop_asked_at is None:
-            self._stop_asked_at = time.monotonic()
-            self._on_event(
-                "asked to stop; the ranks finish their window and save what the run keeps"
-            )
-            group.request_stop()
-        elif time.monotonic() - self._stop_asked_at > self._stop_timeout_s:
-            raise TrainingFailed(
-                f"the ranks were asked to stop and did not in {self._stop_timeout_s:.0f} s; they "
-                "were killed."
-            )
-
-    def _tell_silent(self, ranks: tuple[Observation, ...]) -> None:
-        for rank in ranks:
-            if rank.silent_s > SILENT_S and rank.rank not in self._told_silent:
-                self._told_silent.add(rank.rank)
-                self._on_event(
-                    f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s"
-                )
-            elif rank.silent_s < SILENT_S:
-                self._told_silent.discard(rank.rank)
-
-    def _shut_down(self) -> State:
+    def _shut_down(self) -> Turn:
         self._watch.at("ending the ranks", patient=True)
         self._stack.close()
-        return State.FINISHED if self._error is None else State.ERRORED
+        return "end" if self._error is None else "fail"

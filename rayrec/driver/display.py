@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.train.progress import Evaluation, Event, Milestone, ProgressReport
+from rayrec.train.progress import Evaluation, Event, Milestone, ProgressReport, Recovered
 
 
 class Display:
@@ -47,7 +47,12 @@ class Display:
     def event(self, event: Event) -> None:
         """Show what a rank said; milestones and reports are kept, for the result."""
         if isinstance(event, Milestone):
-            self.milestones.append(event)
+            # a run has one start-up, however often it begins again
+            if event.name not in [old.name for old in self.milestones]:
+                self.milestones.append(event)
+        elif isinstance(event, Recovered):
+            self.go_back(event.step)
+            self.line(str(event))
         elif isinstance(event, str):
             self.line(event)
         elif isinstance(event, Evaluation):
@@ -59,6 +64,11 @@ class Display:
         elif isinstance(event, ProgressReport):
             self.reports.append(event)
             self._report(event)
+
+    def go_back(self, step: int) -> None:
+        """Forget what was told of later steps, which will be told again."""
+        self.reports = [report for report in self.reports if report.step <= step]
+        self.evaluations = [e for e in self.evaluations if e.step <= step and not e.final]
 
     @property
     def step(self) -> int:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
-from rayrec.driver.config import Result, RunConfig, ScalingConfig
+from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.result import called, checked_predictions, result_of
+from rayrec.driver.result import Result, called, checked_predictions, result_of
 from rayrec.driver.run_folder import RunFolder, held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover, read_topology
@@ -33,12 +33,12 @@ from rayrec.report.profile_page import check_folder
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
-from rayrec.train.seat import RankTask
 from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rayrec.driver.lives import Lives
     from rayrec.planner import ParameterConstraints
     from rayrec.train.own_loop import TrainLoop
     from rayrec.train.tasks import Scorer
@@ -159,13 +159,15 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        from rayrec.driver.shape import check_shape, run_info
+        from rayrec.driver.lives import Lives, fit_task
+        from rayrec.driver.shape import check_recovery, check_shape, run_info
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
         data, run = self._data, self._run
         check_values(data)
         check_values(self._eval_data)
+        check_recovery(run, self._scaling)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
@@ -181,11 +183,9 @@ class Driver:
             if run.profile is not None:
                 run.profile.check_steps(steps - start.step)
                 check_folder(run.profile.path)
+            lives = Lives(run.run_path, start, display.line)
 
             def prepare(topology: Topology) -> Prepared:
-                from rayrec.train.own_loop import LoopTask
-                from rayrec.train.tasks import FitTask
-
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
@@ -200,13 +200,10 @@ class Driver:
                     start=start,
                     profile=run.profile,
                 )
-                task: RankTask = FitTask(spec=spec, scorer=self._scorer)
-                if self._loop is not None:
-                    task = LoopTask(spec=spec, loop=self._loop)
-                return Prepared(task, plan, predicted)
+                return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted)
 
             files = [*local_files(data), *local_files(self._eval_data)]
-            ran = self._control(display, prepare, log, folder, {"data": files}, hooks)
+            ran = self._control(display, prepare, log, folder, {"data": files}, hooks, lives)
             result = result_of(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())
@@ -284,6 +281,7 @@ class Driver:
         folder: RunFolder | None = None,
         files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
         hooks: Hooks | None = None,
+        lives: Lives | None = None,
     ) -> Ran:
         """Do on the ranks what `prepare` says.
 
@@ -291,13 +289,14 @@ class Driver:
             folder: the run's folder, which every rank must share.
             files: by what they are, local files that every host must see.
             hooks: the callbacks that hear of the run.
+            lives: says how the run goes on after a failure; without it, the first one ends it.
         """
         calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self._scaling
         # A stop that was asked for belongs to the run of that time.
         self._stop.clear()
 
-        def prepare_group(group: RankGroup) -> Prepared:
+        def look(group: RankGroup) -> Prepared:
             prepared = prepare(discover(group, scaling, run.setup_timeout_s))
             if folder is not None:
                 group.see_folder(folder.path, folder.token, run.setup_timeout_s)
@@ -307,6 +306,8 @@ class Driver:
 
         def on_event(event: Event) -> None:
             display.event(event)
+            if lives is not None:
+                lives.see(event)
             calls.event(event)
             if calls.error is not None:
                 self.request_stop()
@@ -323,11 +324,13 @@ class Driver:
                 )
             self._controller = Controller(
                 scaling,
-                prepare_group,
+                look if lives is None else lives.with_each(look),
                 on_event,
                 timeout_s=run.timeout_s,
+                heartbeat_timeout_s=run.heartbeat_timeout_s,
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
+                max_failures=run.failure.max_failures if lives is not None else 0,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,

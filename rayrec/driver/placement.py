@@ -58,8 +58,51 @@ def placed(
         ConfigError: the ranks do not fit, or not within the time that `scaling` allows; says what
             is needed and what there is.
     """
-    import ray
     from ray.util.placement_group import placement_group, remove_placement_group
+
+    _refuse_too_much(scaling, cluster)
+    bundles = [dict(scaling.bundle)] * scaling.num_workers
+    group = placement_group(bundles, strategy=scaling.placement_strategy)
+    try:
+        wait_for_room(scaling, cluster, group, notice, check)
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def wait_for_room(
+    scaling: ScalingConfig,
+    cluster: Cluster,
+    group: Any,
+    notice: Callable[[str], None] = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until every bundle of a placement group has its place; see `placed`.
+
+    Ray finds new places by itself for the bundles of a node that is gone.
+
+    Raises:
+        ConfigError: as `placed`.
+    """
+    import ray
+
+    missing = _refuse_too_much(scaling, cluster)
+    wait_s = scaling.placement_timeout_s
+    if wait_s is None:
+        wait_s = PLACEMENT_TIMEOUT_S
+    if _wait(group, min(NOTICE_AFTER_S, wait_s), check):
+        return
+    # a lost node takes a moment to leave the sum
+    missing = missing or shortage(scaling, ray.cluster_resources())
+    what = missing or "other work holds the resources"
+    notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
+    if not _wait(group, wait_s - NOTICE_AFTER_S, check):
+        raise ConfigError(_refusal(scaling, group, wait_s))
+
+
+def _refuse_too_much(scaling: ScalingConfig, cluster: Cluster) -> str:
+    """Refuse what a cluster can never hold; what is missing from one that may grow, or ""."""
+    import ray
 
     # What the cluster has as a whole is compared, not what is free now: other work may end.
     missing = shortage(scaling, ray.cluster_resources())
@@ -69,20 +112,7 @@ def placed(
             "placement_timeout_s (--placement-timeout)."
         )
         raise ConfigError(missing if cluster.private else missing + hint)
-    wait_s = scaling.placement_timeout_s
-    if wait_s is None:
-        wait_s = PLACEMENT_TIMEOUT_S
-    bundles = [dict(scaling.bundle)] * scaling.num_workers
-    group = placement_group(bundles, strategy=scaling.placement_strategy)
-    try:
-        if not _wait(group, min(NOTICE_AFTER_S, wait_s), check):
-            what = missing or "other work holds the resources"
-            notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
-            if not _wait(group, wait_s - NOTICE_AFTER_S, check):
-                raise ConfigError(_refusal(scaling, group, wait_s))
-        yield group
-    finally:
-        remove_placement_group(group)
+    return missing
 
 
 def _wait(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:

@@ -1,14 +1,16 @@
-"""Pure decisions over what ranks say: the run goes on, is done, or failed, and who failed first.
+"""Pure decisions over what ranks say: the run goes on, is done, or failed; who failed first; and
+whether the run recovers.
 
 When a rank dies the others fail a moment later in a collective, and their error may reach the
 driver first. So a symptom (an error that blames the other end of a connection) is held back for a
 short grace in which the real cause can arrive: a dead actor beats an error of a rank's own, which
-beats a symptom; among equals the earliest wins. No Ray, no clock, no effects here: observations in,
-verdict out, so that recovery and resizing can become further verdicts.
+beats a symptom; among equals the earliest wins. A rank that says nothing at all for the heartbeat
+timeout has failed, too. No Ray, no clock, no effects here: observations in, verdict out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +22,8 @@ from rayrec.train.progress import RankError, RankPoll
 GRACE_S = 3.0
 # how long to wait, after a real cause, for an earlier one
 COLLECT_S = 0.5
+# how long survivors may take to leave a world that was cut
+LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +47,8 @@ class Observation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """The failure to report.
+class Blame:
+    """The failure to report: who failed first, and why.
 
     Attributes:
         rank, host: who failed; the host is "" where it is not known.
@@ -52,6 +56,8 @@ class Failure:
         step: global steps that the rank had done.
         also: what another rank said that may be the reason, or "".
         mistake: the error itself where it is a user's mistake.
+        kind: the process died, gives no answer, or told of an error.
+        final: trying again would fail again.
     """
 
     rank: int
@@ -61,6 +67,20 @@ class Failure:
     step: int = 0
     also: str = ""
     mistake: RayrecError | None = None
+    kind: Literal["died", "silent", "error"] = "error"
+    final: bool = False
+
+    @classmethod
+    def of(cls, error: TrainingFailed, step: int) -> Blame:
+        """What an error tells that was raised while the driver waited for an answer."""
+        return cls(
+            rank=error.rank or 0,
+            host=error.host,
+            cause=error.cause or str(error),
+            traceback=error.traceback,
+            step=step,
+            kind=error.kind,  # type: ignore[arg-type]
+        )
 
     def error(self, world_size: int) -> RayrecError:
         """The error to raise: a user's mistake keeps its class, else it is a `TrainingFailed`."""
@@ -78,10 +98,15 @@ class Verdict:
     """What the controller should do now."""
 
     action: Literal["wait", "finish", "fail"]
-    failure: Failure | None = None
+    failure: Blame | None = None
 
 
-def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float = 30.0) -> Verdict:
+def judge(
+    ranks: Sequence[Observation],
+    trouble_s: float,
+    silent_limit_s: float = 30.0,
+    heartbeat_s: float = math.inf,
+) -> Verdict:
     """Decide from the last answers of all ranks.
 
     Args:
@@ -89,8 +114,12 @@ def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float 
         trouble_s: seconds since the driver first saw any failure; 0 when there is none.
         silent_limit_s: a rank that answers nothing for so long counts as hung once another rank has
             failed or all others ended.
+        heartbeat_s: a rank that answers nothing for so long has failed in any case.
     """
     if not any(_failed(rank) for rank in ranks):
+        frozen = [rank for rank in ranks if rank.silent_s >= heartbeat_s]
+        if frozen:
+            return Verdict(action="fail", failure=_frozen(frozen, ranks))
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
         return Verdict(action="finish" if done else "wait")
     own = [rank for rank in ranks if rank.death or _own_error(rank)]
@@ -101,7 +130,48 @@ def judge(ranks: Sequence[Observation], trouble_s: float, silent_limit_s: float 
     return Verdict(action="fail", failure=first_failure(ranks, silent_limit_s))
 
 
-def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) -> Failure:
+def answer(
+    blame: Blame, past: Sequence[Blame], max_failures: int, stopping: bool = False
+) -> Literal["recover", "fail"]:
+    """Whether the run recovers from a failure or ends with it.
+
+    Args:
+        past: the failures that the run recovered from before.
+        max_failures: how many it may recover from; -1 for any number.
+        stopping: the run was asked to end anyway.
+    """
+    if blame.final or stopping:
+        return "fail"
+    if 0 <= max_failures <= len(past):
+        return "fail"
+    # A process may be killed twice at one step by chance; the same error twice is no chance.
+    again = any((old.cause, old.step) == (blame.cause, blame.step) for old in past)
+    return "fail" if again and blame.kind == "error" else "recover"
+
+
+def to_replace(
+    ranks: Sequence[Observation], waited_s: float, blame: Blame | None = None
+) -> tuple[tuple[int, ...], bool]:
+    """Which ranks get a new process now, and whether others must still leave the world that failed.
+
+    Args:
+        ranks: as they are since their connections were cut.
+        waited_s: seconds since then.
+        blame: what failed; a process that gave no answer is not waited for.
+    """
+    replace = []
+    waiting = False
+    for rank in ranks:
+        accused = blame is not None and blame.kind == "silent" and blame.rank == rank.rank
+        left = rank.poll is not None and rank.poll.state != "running"
+        if rank.death or (not left and (accused or waited_s >= LEAVE_S)):
+            replace.append(rank.rank)
+        elif not left:
+            waiting = True
+    return tuple(replace), waiting
+
+
+def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) -> Blame:
     """The cause to report among the failed ranks; at least one must have failed."""
     failed = [rank for rank in ranks if _failed(rank)]
     assert failed, "first_failure needs a failed rank"
@@ -115,28 +185,37 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
             if said is not None:
                 also = f"rank {rank.rank} failed with {said.cause}"
                 break
-        return Failure(
-            rank=first.rank, host=first.host, cause=first.death, step=_last_step(ranks), also=also
+        return Blame(
+            rank=first.rank,
+            host=first.host,
+            cause=first.death,
+            step=_last_step(ranks),
+            also=also,
+            kind="died",
         )
     assert error is not None
     if error.collateral:
         # All failed ranks blame another one. A rank that is silent meanwhile is that other one.
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
         if hung:
-            mute = max(hung, key=lambda rank: rank.silent_s)
-            cause = (
-                f"no answer for {mute.silent_s:.0f} s (stopped or overloaded); others then failed "
-                f"with {error.cause}"
-            )
-            return Failure(rank=mute.rank, host=mute.host, cause=cause, step=_last_step(ranks))
-    return Failure(
+            return _frozen(hung, ranks, f"; others then failed with {error.cause}")
+    return Blame(
         rank=first.rank,
         host=first.host,
         cause=error.cause,
         traceback=error.traceback,
         step=error.step,
         mistake=error.mistake,
+        final=error.final,
     )
+
+
+def _frozen(silent: Sequence[Observation], ranks: Sequence[Observation], more: str = "") -> Blame:
+    """The blame of the rank that has been silent for the longest time."""
+    mute = max(silent, key=lambda rank: rank.silent_s)
+    cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded){more}"
+    step = _last_step(ranks)
+    return Blame(rank=mute.rank, host=mute.host, cause=cause, step=step, kind="silent")
 
 
 def _order(rank: Observation) -> tuple[int, float, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rayrec.driver.recovery import Recovery
 from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.seat import RankTask
@@ -33,8 +34,10 @@ class Ran:
         prepared: what the ranks were to do.
         results: the task's result by rank; empty without a task.
         signal_number: the signal that ended the run early, or None.
+        recovery: the account of its failures.
     """
 
     prepared: Prepared
     results: tuple[Any, ...] = ()
     signal_number: int | None = None
+    recovery: Recovery = field(default_factory=Recovery)

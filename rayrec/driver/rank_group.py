@@ -1,49 +1,68 @@
-"""`RankGroup`: the actors of one world, which live and die together.
+"""`RankGroup`: the world of all ranks, which do one task together, and after a failure another.
 
 The group turns what Ray says into observations: an answer to `poll`, or one line about a death.
 Every wait is bounded; a rank that does not answer is only observed as silent, since a stopped
-process gives no other sign. `rank_start` makes the group.
+process gives no other sign. The actors are those of a `Crew`, which replaces the lost ones.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rayrec.driver.answers import answers, death_line
+from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.policies import Observation
 from rayrec.errors import ConfigError
 from rayrec.train.progress import Event, RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat
 
+if TYPE_CHECKING:
+    from rayrec.driver.rank_start import Crew
+
 
 class RankGroup:
-    """Actors by rank; see `rank_start.started`.
+    """The ranks of a world; see `rank_start.started`.
 
     Args:
-        actors: Ray handles, in rank order.
+        crew: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; what it raises ends the wait.
+        heartbeat_s: a rank that is silent for so long meanwhile has failed.
     """
 
     def __init__(
         self,
-        actors: Sequence[Any],
-        addresses: Sequence[RankAddress],
+        crew: Crew,
         scaling: ScalingConfig,
         check: Callable[[], None] = lambda: None,
+        heartbeat_s: float = math.inf,
     ) -> None:
-        self._actors, self.addresses, self._scaling = list(actors), tuple(addresses), scaling
-        self._check = check
-        self._polls: list[RankPoll | None] = [None] * len(actors)
-        self._deaths: list[tuple[str, float]] = [("", 0.0)] * len(actors)
-        self._answered = [time.monotonic()] * len(actors)
+        self._crew, self._scaling, self._check = crew, scaling, check
+        self._heartbeat_s = heartbeat_s
+        self._generation = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Expect nothing any more of what was asked before: a task begins, or has failed."""
+        self._polls: list[RankPoll | None] = [None] * self.world_size
+        self._deaths: list[tuple[str, float]] = [("", 0.0)] * self.world_size
+        self._silent_s = [0.0] * self.world_size
+        self._looked_at = time.monotonic()
         self._pending: dict[Any, int] = {}
         self._seen = 0
-        self._generation = 0
         self.events: list[Event] = []
+
+    @property
+    def _actors(self) -> list[Any]:
+        return self._crew.actors
+
+    @property
+    def addresses(self) -> tuple[RankAddress, ...]:
+        """Where the ranks live."""
+        return self._crew.addresses
 
     @property
     def world_size(self) -> int:
@@ -79,8 +98,7 @@ class RankGroup:
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
         self._generation += 1
-        self._polls, self._seen, self.events = [None] * self.world_size, 0, []
-        self._answered = [time.monotonic()] * self.world_size
+        self.forget()
         threads = max(1, math.floor(self._scaling.cpus_per_worker))
         pin = places_on_machines(self.addresses)
         starts = []
@@ -100,21 +118,27 @@ class RankGroup:
             starts.append(actor.start.remote(shared, seat))
         self._answers(starts, "start", setup_timeout_s)
 
-    def observe(self, timeout_s: float, answer_s: float) -> tuple[Observation, ...]:
+    def observe(
+        self, timeout_s: float, answer_s: float, *, events: bool = True
+    ) -> tuple[Observation, ...]:
         """Ask all ranks that have not ended how they are, unless they still owe an answer.
 
         Args:
             timeout_s: wait at most so long for answers of all that owe one.
             answer_s: ranks answer when they have news, or after so many seconds: what runs beside a
                 rank holds up all of them.
+            events: take what rank 0 tells; otherwise only the states of the ranks.
         """
         import ray
 
         asked = set(self._pending.values())
         for rank, actor in enumerate(self._actors):
-            if rank not in asked and not self._ended(rank):
+            if actor is None:
+                self._deaths[rank] = "it was not started", time.time()
+            elif rank not in asked and not self._ended(rank):
                 # Rank 0 reports for all: its windows are merged over the ranks.
-                self._pending[actor.poll.remote(self._seen if rank == 0 else 0, answer_s)] = rank
+                seen = self._seen if rank == 0 and events else sys.maxsize
+                self._pending[actor.poll.remote(seen, answer_s)] = rank
         if self._pending:
             asked_now = list(self._pending)
             ready, _ = ray.wait(asked_now, num_returns=len(asked_now), timeout=timeout_s)
@@ -123,14 +147,18 @@ class RankGroup:
         else:
             time.sleep(timeout_s)
         now = time.monotonic()
+        turn_s = min(now - self._looked_at, LONGEST_TURN_S)
+        self._looked_at = now
+        for rank in self._pending.values():
+            self._silent_s[rank] += turn_s
         return tuple(
             Observation(
                 rank=rank,
-                host=self.addresses[rank].host,
+                host=self._host(rank),
                 poll=self._polls[rank],
                 death=self._deaths[rank][0],
                 death_at=self._deaths[rank][1],
-                silent_s=0.0 if self._ended(rank) else now - self._answered[rank],
+                silent_s=self._silent_s[rank],
             )
             for rank in range(self.world_size)
         )
@@ -144,7 +172,8 @@ class RankGroup:
     def abort(self) -> None:
         """Cut the connections of all ranks, so that none hangs in a collective."""
         for actor in self._actors:
-            actor.abort.remote()
+            if actor is not None:
+                actor.abort.remote(self._generation)
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
@@ -160,7 +189,7 @@ class RankGroup:
             self._deaths[rank] = death_line(error), time.time()
             return
         self._polls[rank] = poll
-        self._answered[rank] = time.monotonic()
+        self._silent_s[rank] = 0.0
         if rank == 0:
             self.events += poll.events
             self._seen += len(poll.events)
@@ -215,6 +244,8 @@ class RankGroup:
         """The stacks of all ranks as text, or that a rank gave no answer within `timeout_s`."""
         import ray
 
+        if len(self.addresses) < self.world_size:
+            return "-- ranks are being replaced"
         asked = [actor.stacks.remote() for actor in self._actors]
         # A rank that hangs in native code gives no stack; the others still show where it is waited
         # for.
@@ -232,6 +263,11 @@ class RankGroup:
                 lines.append(f"{type(error).__name__}: {death_line(error)}")
         return "\n".join(lines)
 
+    def _host(self, rank: int) -> str:
+        # while ranks are replaced, fewer have a known address
+        known = self.addresses
+        return known[rank].host if len(known) == self.world_size else ""
+
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
@@ -244,7 +280,13 @@ class RankGroup:
         `what`; see `answers`.
         """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
-        return answers(asked, self.addresses, self.world_size, what, timeout_s, self._check)
+        heartbeat = Heartbeat(self._actors, self.addresses, self._heartbeat_s)
+
+        def check() -> None:
+            self._check()
+            heartbeat.check()
+
+        return answers(asked, self.addresses, self.world_size, what, timeout_s, check)
 
 
 def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:

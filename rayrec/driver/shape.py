@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from difflib import get_close_matches
 
-from rayrec.driver.config import RunConfig
+from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, Topology
@@ -64,6 +64,20 @@ def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
         raise ConfigError(
             f"{given[0]} is obeyed by the ready-made loop, and the Driver has a train_loop: do it "
             "in the loop, or leave it out."
+        )
+
+
+def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Refuse recovery where no process can be replaced.
+
+    Raises:
+        ConfigError: the one rank is this very process.
+    """
+    if run.failure.max_failures and not scaling.num_workers:
+        raise ConfigError(
+            f"FailureConfig has max_failures={run.failure.max_failures}, and num_workers=0 runs "
+            "the one rank in this process, which cannot be replaced; leave it out, or give "
+            "num_workers."
         )
 
 

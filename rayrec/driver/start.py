@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager, Manifest, check_tables, check_whole, read_manifest
-from rayrec.driver.config import LATEST, RunConfig
+from rayrec.driver.config import AUTO, LATEST, RunConfig
 from rayrec.errors import ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import Dataset
@@ -52,13 +52,15 @@ def find_start(
             nothing to continue from, or the checkpoint was trained with other data or options.
         CheckpointError: the checkpoint is missing, damaged, or of another model.
     """
+    if run.resume_from == AUTO and _has_checkpoints(run):
+        return _latest(run, data, tables(), say)
     if run.init_from is not None:
         _check_no_checkpoints(run)
         manifest = read_manifest(run.init_from)
         check_whole(run.init_from, manifest)
         _check_model(run, manifest, run.init_from, tables(), with_state=run.init_optimizer_state)
         return Start()
-    if run.resume_from is None:
+    if run.resume_from in (None, AUTO):
         _check_no_checkpoints(run)
         return Start()
     if run.resume_from == LATEST:
@@ -116,6 +118,10 @@ def _latest(
     newest, manifest = whole[0]
     _check_resume(run, manifest, newest, data, tables)
     return Start(tuple(path for path, _ in whole), manifest.step)
+
+
+def _has_checkpoints(run: RunConfig) -> bool:
+    return run.run_path is not None and CheckpointManager(run.run_path).latest() is not None
 
 
 def _check_no_checkpoints(run: RunConfig) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CallbackError, ConfigError, RayrecError
-from rayrec.train.progress import Evaluation, ProgressReport, Saved
+from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
 
 if TYPE_CHECKING:
     from rayrec.layout import ShardingPlan
@@ -72,6 +72,14 @@ class Callback:
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
         """A checkpoint is complete."""
 
+    def on_failure(self, failure: Failure) -> None:
+        """In the driver alone: a rank failed, and the run recovers; see `FailureConfig`."""
+
+    def on_recovery(self, recovered: Recovered) -> None:
+        """In the driver alone: the run goes on after a failure. What it told of later steps than
+        `recovered.step` is told again.
+        """
+
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Training is over; `error` is what ended it early, or None. It is called once."""
 
@@ -86,6 +94,15 @@ def check_callback(where: str, callback: object) -> None:
         raise ConfigError(
             f"{where} with {callback!r}; give instances of subclasses of rayrec.Callback."
         )
+
+
+_MOMENTS: Mapping[type, str] = {
+    ProgressReport: "on_window",
+    Evaluation: "on_evaluation",
+    Saved: "on_checkpoint",
+    Failure: "on_failure",
+    Recovered: "on_recovery",
+}
 
 
 class Hooks:
@@ -103,12 +120,18 @@ class Hooks:
         self._callbacks, self._where = tuple(callbacks), where
         self._more = {} if trainer is None else {"trainer": trainer}
         self.error: CallbackError | None = None
-        self._ended = False
+        self._started = self._ended = False
         # most callbacks look at no step, and steps are many
         self._of_steps = [c for c in callbacks if type(c).on_step is not Callback.on_step]
 
     def start(self, info: RunInfo) -> None:
-        """Training begins; a callback that raises here ends the run before a step is done."""
+        """Training begins; a callback that raises here ends the run before a step is done.
+
+        Only the first call counts: a run that recovers may be planned once more.
+        """
+        if self._started:
+            return
+        self._started = True
         for callback in self._callbacks:
             try:
                 callback.on_start(info)
@@ -123,12 +146,11 @@ class Hooks:
             self._call(callback, "on_step", step, step)
 
     def event(self, event: object) -> None:
-        """A window, an evaluation or a checkpoint is done."""
-        moments = {ProgressReport: "on_window", Evaluation: "on_evaluation", Saved: "on_checkpoint"}
-        moment = moments.get(type(event))
+        """A window, an evaluation or a checkpoint is done, or a failure came or is over."""
+        moment = _MOMENTS.get(type(event))
         if moment is None:
             return
-        assert isinstance(event, (ProgressReport, Evaluation, Saved))
+        assert isinstance(event, ProgressReport | Evaluation | Saved | Failure | Recovered)
         for callback in self._callbacks:
             self._call(callback, moment, event.step, event)
 

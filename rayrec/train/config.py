@@ -270,6 +270,8 @@ class TrainSpec(RunOptions):
         resume_from: checkpoint directories to continue from, the wanted one first; a later one is
             used only where those before it turn out to be damaged. Empty starts anew.
         profile: which steps to profile, or None.
+        life_began: the step at which the run had begun, where it goes on after a failure, of which
+            the driver tells; None in its first life.
     """
 
     model: Callable[[], nn.Module]
@@ -280,6 +282,7 @@ class TrainSpec(RunOptions):
     run_path: str | None = None
     resume_from: tuple[str, ...] = ()
     profile: ProfileConfig | None = None
+    life_began: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,6 +41,8 @@ class Keeper:
         place: the place in the data, which a resume moves.
     Attributes:
         newest: path of the newest checkpoint of the run, or None.
+        begun_from: path of the checkpoint that the run went on from, or None.
+        trained: rows and seconds of the run until there, where it recovered from a failure.
         best: the best evaluation of the run until the checkpoint that it was restored from.
     """
 
@@ -62,13 +64,22 @@ class Keeper:
         self._writers = spec.sharding_group_size or world_size
         # What stands here already is not written again.
         self.newest: str | None = None
+        self.begun_from: str | None = None
+        self.trained = (0, 0.0)
         self.best = Best()
 
-    def save(self, step: int, path: str | None = None, best: Best | None = None) -> str:
+    def save(
+        self,
+        step: int,
+        path: str | None = None,
+        best: Best | None = None,
+        trained: tuple[int, float] = (0, 0.0),
+    ) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step.
 
         Args:
             best: the best evaluation so far, whose own checkpoint is not pruned.
+            trained: rows and seconds of the run so far.
         Returns:
             where it lies; a checkpoint that was written or restored there before is left as it is.
         Raises:
@@ -87,6 +98,7 @@ class Keeper:
         extras = {
             "dense_optimizer": self._spec.dense_optimizer.name,
             "table_updates": self._model.iteration,
+            "trained": {"rows": trained[0], "seconds": trained[1]},
             **({} if best is None or best == Best() else {"best": best.to_json()}),
             **self._spec.extras,
         }
@@ -125,7 +137,7 @@ class Keeper:
             CheckpointError, ConfigError: as `restore` and `warm_start`.
         """
         spec = self._spec
-        if spec.init_from:
+        if spec.init_from and not spec.resume_from:
             self.warm_start(spec.init_from, optimizer_state=spec.init_optimizer_state)
             what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
             note(f"started with the {what} of {spec.init_from}, at step 0")
@@ -133,8 +145,11 @@ class Keeper:
         if not spec.resume_from:
             return 0
         path, step = self._restore_first_whole(spec.resume_from, note)
+        self.begun_from = path
         data = ", with new data from the beginning" if spec.new_data else ""
-        note(f"resumed from {path} at step {step}{data}")
+        # after a failure the driver says so, with the failure
+        if spec.life_began is None:
+            note(f"resumed from {path} at step {step}{data}")
         if step >= spec.steps:
             note(
                 f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
@@ -162,6 +177,10 @@ class Keeper:
         self._place.restore(saved.cursor, path)
         self._model.go_on_from(saved.step)
         self.best = Best.from_json(saved.extras.get("best"))
+        began = self._spec.life_began
+        if began is not None and saved.step > began:
+            trained = saved.extras.get("trained", {})
+            self.trained = int(trained.get("rows", 0)), float(trained.get("seconds", 0.0))
         return saved.step
 
     def warm_start(self, path: str, *, optimizer_state: bool = False) -> None:

@@ -31,6 +31,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.train.config import TrainSpec
 from rayrec.train.outcome import FitOutcome
+from rayrec.train.progress import Began
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
 from rayrec.train.step import StepResult, loss_weight
@@ -83,9 +84,10 @@ class LoopContext(RankRun):
             raise ConfigError("context.track comes after context.shard(module).")
         self._keep(optimizer)
         self._context.phase("starting")
-        self.begin(self._context.note)
+        began = self.begin(self._context.note)
         self._context.at_step(self.step)
         self._context.mark("model and tables made")
+        self._context.report(began)
 
     def batches(self) -> Iterator[Any]:
         """This rank's batches on its device, from the place of the run on, until its last step.
@@ -103,6 +105,8 @@ class LoopContext(RankRun):
             _ = self._keeper  # raises where nothing is tracked
         if not hasattr(self, "model"):
             raise ConfigError("call context.shard(module) before context.batches().")
+        if self._kept is None:
+            self._context.report(Began(step=self.step, path=None))
         self.model.train()
         source = self._place.batches()
         first, self.stopped = self.step + 1, not self._make_up(self._context.should_stop)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rayrec.errors import RayrecError, as_user_mistake
+from rayrec.errors import CallbackError, RayrecError, as_user_mistake
 
 RankState = Literal["idle", "running", "done", "failed"]
 
@@ -108,6 +108,72 @@ class Saved:
     best: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A rank failed, and the run goes on without having ended.
+
+    Attributes:
+        step: global steps done until then.
+        rank, host: who failed first.
+        cause: the error in one line.
+    """
+
+    step: int
+    rank: int
+    host: str
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """A run goes on after a failure; what it told of later steps is taken back.
+
+    Attributes:
+        step: global steps done where it goes on.
+        path: the checkpoint that it goes on from, or None where it began again.
+        failed_step: global steps done at the failure.
+        rank, host, cause: the failure.
+        seconds: from the notice of the failure until all ranks had begun again.
+        replaced: the process of the rank is a new one.
+    """
+
+    step: int
+    path: str | None
+    failed_step: int
+    rank: int
+    host: str
+    cause: str
+    seconds: float
+    replaced: bool
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        what = f"rank {self.rank} on {self.host or 'an unknown host'}"
+        if self.replaced:
+            # what may have been the reason stands in brackets there
+            cause = self.cause.partition(" (")[0]
+            what += f" lost ({cause}) at step {self.failed_step}; replaced in"
+        else:
+            what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"
+        where = f"went on from step {self.step}"
+        if self.path is None:
+            where = "began again, since there is no checkpoint of this run yet"
+        return f"{what} {self.seconds:.1f} s; {where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Began:
+    """All ranks hold the model of the step where they begin to train.
+
+    Attributes:
+        step: global steps done there.
+        path: the checkpoint that it was read from, or None.
+    """
+
+    step: int
+    path: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Milestone:
     """A part of the start-up is over.
@@ -121,7 +187,7 @@ class Milestone:
     at: float = field(default_factory=time.time)
 
 
-Event = ProgressReport | Evaluation | Saved | Milestone | str
+Event = ProgressReport | Evaluation | Saved | Failure | Recovered | Began | Milestone | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +201,7 @@ class RankError:
         step: global steps that were finished.
         collateral: a peer is to blame.
         mistake: a user's mistake as the error to raise again, or None where it is none.
+        final: the user's code or input is to blame, so that trying again would fail again.
     """
 
     cause: str
@@ -143,6 +210,7 @@ class RankError:
     step: int
     collateral: bool
     mistake: RayrecError | None = None
+    final: bool = False
 
     @classmethod
     def of(cls, error: BaseException, step: int) -> RankError:
@@ -156,6 +224,7 @@ class RankError:
             step=step,
             collateral=mistake is None and is_collateral(error),
             mistake=mistake,
+            final=mistake is not None or isinstance(error, CallbackError),
         )
 
 

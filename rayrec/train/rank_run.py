@@ -25,7 +25,7 @@ from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
 from rayrec.train.predictions import PredictionConfig
-from rayrec.train.progress import Evaluation, Event, ProgressReport, Saved
+from rayrec.train.progress import Began, Evaluation, Event, ProgressReport, Saved
 from rayrec.train.scoring import first_of
 from rayrec.train.shaping import Best
 from rayrec.train.window import WindowSum, next_length
@@ -277,7 +277,7 @@ class RankRun:
         """
         self._on_phase("saving a checkpoint")
         started, newest, best = time.perf_counter(), self._keeper.newest, self.best
-        where = self._keeper.save(self.step, path, best)
+        where = self._keeper.save(self.step, path, best, (self.rows, self.seconds))
         self._on_phase("training")
         if where != newest:
             is_best = self._on_the_way.keeps_best and best.step == self.step
@@ -285,10 +285,12 @@ class RankRun:
             self._announce(Saved(step=self.step, path=where, seconds=seconds, best=is_best))
         return where
 
-    def begin(self, note: Callable[[str], None] = lambda line: None) -> None:
+    def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
         self.step = self._keeper.begin(note)
+        self.rows, self.seconds = self._keeper.trained
         self._on_the_way.resume(self._keeper.best)
+        return Began(step=self.step, path=self._keeper.begun_from)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint; see `Keeper.restore`."""

@@ -39,9 +39,10 @@ class FitTask:
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
             reads = self.spec.resume_from or self.spec.init_from
             context.phase("reading the checkpoint" if reads else "starting")
-            trainer.begin(context.note)
+            began = trainer.begin(context.note)
             context.at_step(trainer.step)
             context.mark("model and tables made")
+            context.report(began)
             first = trainer.step + 1
 
             def at_step(step: int) -> None:

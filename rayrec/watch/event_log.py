@@ -1,9 +1,10 @@
 """`EventLog`: a run's events as JSON lines in its folder, for its page and for any other reader.
 
 The driver writes one line when training starts, for every window, evaluation and checkpoint, for a
-failure, and at the end. A run that is continued appends to the same log: every life begins with a
-start line. `rayrec.watch.schema` has the fields, `rayrec.watch.event_file` says where the lines
-go. It costs one short write for a window, in the driver's process; the ranks do not wait for it.
+failure and the recovery from it, and at the end. A run that is continued appends to the same log:
+every life begins with a start line. `rayrec.watch.schema` has the fields, `rayrec.watch.event_file`
+says where the lines go. It costs one short write for a window, in the driver's process; the ranks
+do not wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rayrec.checks import lasting_path
 from rayrec.errors import CheckpointError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.storage import one_line
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.progress import Evaluation, ProgressReport, Saved
+from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
 from rayrec.version import VERSION
 from rayrec.watch.event_file import Patient, check_events, open_events
 from rayrec.watch.schema import FORMAT, plain
@@ -85,6 +86,15 @@ class EventLog(Callback):
         """Write a checkpoint."""
         self._write("checkpoint", saved)
 
+    def on_failure(self, failure: Failure) -> None:
+        """Write a failure that the run recovers from."""
+        self._write("failure", failure)
+
+    def on_recovery(self, recovered: Recovered) -> None:
+        """Write where the run goes on; lines of later steps follow once more."""
+        self._step = recovered.step
+        self._write("recovery", recovered)
+
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Write the failure, if there is one, and the end."""
         if self._file is None:
@@ -98,7 +108,9 @@ class EventLog(Callback):
         self._file.close()
         self._file = None
 
-    def _write(self, event: str, values: ProgressReport | Evaluation | Saved) -> None:
+    def _write(
+        self, event: str, values: ProgressReport | Evaluation | Saved | Failure | Recovered
+    ) -> None:
         self._step = max(self._step, values.step)
         if self._file is None:
             return

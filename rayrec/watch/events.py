@@ -1,8 +1,9 @@
 """Reading events.jsonl: the lives of a run joined to one story.
 
 A run that was continued from step 1,000 after it had reached step 1,200 has two accounts of the
-steps between; the later life's are true. `RunEvents.kept` leaves out windows, evaluations and
-checkpoints of an earlier life that lie behind the step at which a later one began.
+steps between; the later life's are true. A run that recovered from a failure has them, too.
+`RunEvents.kept` leaves out windows, evaluations and checkpoints that lie behind the step at which a
+later life or a recovery began.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class RunEvent:
     """One line.
 
     Attributes:
-        kind: start, window, evaluation, checkpoint, failure or end.
+        kind: start, window, evaluation, checkpoint, failure, recovery or end.
         at: seconds of the driver's wall clock since 1970.
         step: global steps done.
         life: counts the start lines from 0.
@@ -86,12 +87,13 @@ def read_events(path: str | os.PathLike[str]) -> RunEvents:
         kind = line["event"]
         if kind == "start":
             life += 1
+        elif life < 0:
+            raise InputError(f"{where} is a {kind}, and a run's events begin with a start.")
+        if kind in ("start", "recovery"):
             later = [e for e in kept if e.kind in TAKEN_BACK and e.step > line["step"]]
             if later:
                 gone = set(map(id, later))
                 kept = [event for event in kept if id(event) not in gone]
-        elif life < 0:
-            raise InputError(f"{where} is a {kind}, and a run's events begin with a start.")
         values = {
             name: value for name, value in line.items() if name not in ("event", "at", "step")
         }

@@ -179,7 +179,7 @@ def _marks(number: int, run: RunEvents) -> list[Mark]:
             kind = "best" if event.values["best"] else "checkpoint"
         elif event.kind == "failure":
             kind = "failure"
-        elif event.kind == "start" and event.life > 0:
+        elif event.kind == "recovery" or (event.kind == "start" and event.life > 0):
             kind = "resume"
         if kind is not None:
             words = f"step {event.step:,}: {_words(event)}"
@@ -209,4 +209,7 @@ def _words(event: RunEvent) -> str:
     if event.kind == "failure":
         where = "" if values["rank"] is None else f"rank {values['rank']} on {values['host']}: "
         return f"{where}{values['cause']}"
+    if event.kind == "recovery":
+        how = "replaced" if values["replaced"] else "all ranks met again"
+        return f"{how} in {values['seconds']:.1f} s, went on from step {event.step:,}"
     return str(values["outcome"])

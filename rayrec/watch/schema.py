@@ -51,6 +51,15 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "checkpoint": {"path": "text", "seconds": "number", "best": "flag"},
     "failure": {"cause": "text", "rank": "number", "host": "text"},
+    "recovery": {
+        "path": "text or null",
+        "failed_step": "whole number",
+        "rank": "number",
+        "host": "text",
+        "cause": "text",
+        "seconds": "number",
+        "replaced": "flag",
+    },
     "end": {"outcome": "text"},
 }
 OUTCOMES = ("done", "stopped", "failed")

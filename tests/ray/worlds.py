@@ -54,6 +54,7 @@ def driver(
     cpus_per_worker: float = CPUS_PER_RANK,
     batch: int = 512,
     topology: Any = None,
+    placement_timeout_s: float | None = None,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -70,7 +71,11 @@ def driver(
     return Driver(
         model or recipe(clicks),
         open_data(str(clicks.train), schema),
-        ScalingConfig(num_workers=ranks, cpus_per_worker=cpus_per_worker),
+        ScalingConfig(
+            num_workers=ranks,
+            cpus_per_worker=cpus_per_worker,
+            placement_timeout_s=placement_timeout_s,
+        ),
         RunConfig(**options),
         eval_data=open_data(str(clicks.eval), schema),
         plan=plan,

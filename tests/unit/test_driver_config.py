@@ -88,7 +88,26 @@ from rayrec.train.window import next_length
         ),
         (lambda: ScalingConfig(pin_cores=True, use_gpu=True), "pin_cores.*use_gpu=True"),
         (lambda: ScalingConfig(resources_per_worker={"GPU": 1}), "use_gpu"),
-        (lambda: FailureConfig(max_failures=3), "max_failures=3.*not supported"),
+        (lambda: FailureConfig(max_failures=-2), "max_failures=-2.*at least -1"),
+        (lambda: FailureConfig(max_failures=True), "max_failures=True"),
+        (
+            lambda: RunConfig(global_batch_size=8, steps=1, heartbeat_timeout_s=0),
+            "heartbeat_timeout_s=0",
+        ),
+        (
+            lambda: RunConfig(global_batch_size=8, steps=1, resume_from="auto"),
+            "resume_from='auto' needs RunConfig\\(storage_path",
+        ),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=1,
+                resume_from="auto",
+                storage_path="/tmp/runs",
+                new_data=True,
+            ),
+            "resume_from='auto' may continue it many times",
+        ),
         (lambda: RunConfig(global_batch_size=8), "exactly one"),
         (lambda: RunConfig(global_batch_size=8, steps=1, epochs=1), "exactly one"),
         (lambda: RunConfig(global_batch_size=0, steps=1), "global_batch_size=0"),

@@ -23,8 +23,22 @@ from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import CheckpointConfig, Driver, OptimizerConfig, RunConfig, ScalingConfig
-from rayrec.errors import CheckpointError, ConfigError, InputError, RunInterrupted, TrainingFailed
+from rayrec.driver import (
+    CheckpointConfig,
+    Driver,
+    FailureConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from rayrec.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpointError,
+    InputError,
+    RunInterrupted,
+    TrainingFailed,
+)
 from rayrec.optim import Adam
 from tests.clicks import write_clicks
 
@@ -109,6 +123,39 @@ def test_a_run_goes_on_from_any_step_and_ends_as_the_whole(
     assert len(aside) == (1 if later else 0)
     assert {path.name for folder in aside for path in folder.iterdir()} == later
     assert CheckpointManager(str(copy)).steps() == (4, 8, 12)
+
+
+def test_auto_starts_once_and_then_continues_from_what_is_whole(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One and the same command, given again and again, comes to the tables of one whole run."""
+    folder = tmp_path / "again"
+    said = []
+    for steps in (5, 9, STEPS, STEPS):
+        result = driver(clicks, folder, steps=steps, resume_from="auto", progress="plain").fit()
+        said.append(capsys.readouterr().out)
+    assert "resumed" not in said[0]
+    assert f"resumed from {folder}/run/step-00000005 at step 5" in said[1]
+    assert "nothing is left to train" in said[3]
+    assert tables_of(result.checkpoint or "") == tables_of(whole / "step-00000012")
+
+
+def test_auto_takes_the_weights_of_another_run_once(
+    clicks: SyntheticPaths, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"resume_from": "auto", "init_from": str(whole / "step-00000012"), "progress": "plain"}
+    driver(clicks, tmp_path / "new", steps=4, **given).fit()
+    assert "started with the weights of" in capsys.readouterr().out
+    damage(tmp_path / "new/run/step-00000004")
+    with pytest.raises(DamagedCheckpointError):
+        driver(clicks, tmp_path / "new", steps=8, **given).fit()
+
+
+def test_one_rank_in_this_process_cannot_be_replaced(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"max_failures=2.*num_workers=0.*cannot be replaced"):
+        driver(clicks, tmp_path / "new", failure=FailureConfig(max_failures=2)).fit()
 
 
 @pytest.mark.parametrize("at", [0, -1])

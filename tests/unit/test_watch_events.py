@@ -32,7 +32,7 @@ def steps(events) -> list[int]:
 
 def test_every_event_is_a_line_with_all_of_its_fields(tmp_path: Path):
     error = TrainingFailed("rank 1 of 2 failed", 1, "10.0.0.2", "OSError: gone")
-    tell(EventLog(tmp_path / "a"), 400, until=200)
+    tell(EventLog(tmp_path / "a"), 400, until=200, lost_at=100)
     tell(EventLog(tmp_path / "a"), 400, first=200, until=300, error=error)
     written = lines(tmp_path / "a")
     assert {line["event"] for line in written} == set(FIELDS)
@@ -91,6 +91,15 @@ def test_a_later_life_takes_back_what_lies_behind_its_first_step(tmp_path: Path,
     assert steps(events.of("failure")) == ([500] if ended else []), (
         "a failure happened all the same"
     )
+
+
+def test_a_recovery_takes_back_what_lies_behind_it(tmp_path: Path):
+    tell(EventLog(tmp_path), 400, lost_at=200)
+    events = read_events(tmp_path)
+    assert steps(events.of("window")) == list(range(50, 401, 50))
+    assert len([e for e in events.events if e.kind == "window"]) == 9, "that of step 200 twice"
+    assert steps(events.of("failure")) == [200] and steps(events.of("recovery")) == [150]
+    assert events.events[-1].values["outcome"] == "done"
 
 
 def test_a_run_that_starts_anew_in_its_folder_takes_everything_back(tmp_path: Path):

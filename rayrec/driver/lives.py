@@ -1,0 +1,123 @@
+"""`Lives`: from where a run goes on after a failure, as the spec that its ranks are then given.
+
+A run goes on from its newest whole checkpoint, with older ones to fall back on. Without any it
+begins as its first life did. What stood in the run's folder before the run and is not of its past
+is never taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rayrec.checkpoint import CheckpointManager, check_whole, read_manifest
+from rayrec.driver.prepared import Prepared
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.start import Start
+from rayrec.errors import DamagedCheckpointError
+from rayrec.train.config import TrainSpec
+from rayrec.train.own_loop import LoopTask, TrainLoop
+from rayrec.train.progress import Began
+from rayrec.train.tasks import FitTask, Scorer
+
+
+def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:
+    """What every rank does in a training."""
+    if loop is not None:
+        return LoopTask(spec=spec, loop=loop)
+    return FitTask(spec=spec, scorer=scorer)
+
+
+class Lives:
+    """The lives of one run.
+
+    Args:
+        run_path: absolute folder or URI of the run, which this driver holds; None keeps nothing.
+        start: where the first life starts.
+        say: gets a line for what a user should know.
+    """
+
+    def __init__(self, run_path: str | None, start: Start, say: Callable[[str], None]) -> None:
+        self._manager = CheckpointManager(run_path) if run_path else None
+        self._start, self._say = start, say
+        self._begun = False
+        self._prepared: Prepared | None = None
+        self._nodes: set[str] = set()
+        self._hosts: tuple[tuple[int, ...], ...] = ()
+        # Rank 0 sets these aside when the first life begins, and not before.
+        self._foreign = {step for step in self._steps() if step > start.step}
+
+    def see(self, event: object) -> None:
+        """Hear what the ranks tell."""
+        self._begun = self._begun or isinstance(event, Began)
+
+    def with_each(self, look: Callable[[RankGroup], Prepared]) -> Callable[[RankGroup], Prepared]:
+        """What prepares every life of a run.
+
+        Args:
+            look: prepares the first life, and anew where the ranks are spread over other nodes.
+        """
+
+        def prepare(group: RankGroup) -> Prepared:
+            nodes = {address.node_id for address in group.addresses}
+            before = self._prepared
+            if before is None or not nodes <= self._nodes or group.hosts != self._hosts:
+                before = look(group)
+            self._nodes |= nodes
+            first, self._hosts = self._prepared is None, group.hosts
+            self._prepared = before
+            if first:
+                return before
+            task = before.task
+            assert isinstance(task, FitTask | LoopTask)
+            return replace(before, task=replace(task, spec=self.again(task.spec)))
+
+        return prepare
+
+    def again(self, spec: TrainSpec) -> TrainSpec:
+        """The spec of the next life.
+
+        Args:
+            spec: of the first life, or of any later one.
+        Raises:
+            CheckpointError: the run's folder cannot be listed.
+        """
+        paths, step = self._newest()
+        if self._manager is not None and self._begun:
+            self._manager.clear_unfinished(max(step, self._start.step))
+        own = bool(paths)
+        if not own:
+            paths, step = self._start.resume_from, self._start.step
+        changes: dict[str, Any] = {"resume_from": paths, "life_began": self._start.step}
+        if own:
+            # the place of such a checkpoint lies in the data of this run
+            changes["new_data"] = False
+        profile = spec.profile
+        if profile is not None and spec.steps - step < profile.skip_steps + 2 * profile.steps:
+            self._say("no profile is made, since too few steps are left after the failure")
+            changes["profile"] = None
+        return replace(spec, **changes)
+
+    def _newest(self) -> tuple[tuple[str, ...], int]:
+        """Whole checkpoints of this run, the newest first, and its step."""
+        if self._manager is None:
+            return (), 0
+        paths = []
+        newest = 0
+        for step in reversed(self._steps()):
+            # An earlier life's checkpoints hold another place in the data; see `again`.
+            if step <= self._start.step or (step in self._foreign and not self._begun):
+                continue
+            path = self._manager.path(step)
+            try:
+                check_whole(path, read_manifest(path))
+            except DamagedCheckpointError as error:
+                self._say(f"passed over {path}, which is damaged: {error}")
+                continue
+            newest = newest or step
+            paths.append(path)
+        return tuple(paths), newest
+
+    def _steps(self) -> tuple[int, ...]:
+        return self._manager.steps() if self._manager is not None else ()

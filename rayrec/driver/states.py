@@ -1,0 +1,50 @@
+"""Where a controller is, and which state follows which: the one table of transitions.
+
+A run goes down the first column of the table to its end. A failure that the run recovers from leads
+from any state that has ranks to GATHERING, where the survivors leave the world that failed. From
+there the run takes the same way as at its start: FILLING gives every rank without a process a new
+one, PLANNING says what to do, STARTING begins it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal
+
+# how a state ended: "stay" looks again, "on" goes ahead, "end" has nothing left to do
+Turn = Literal["stay", "on", "end", "recover", "fail"]
+
+
+class State(Enum):
+    """Where a controller is."""
+
+    INITIALIZING = "initializing"
+    SCHEDULING = "scheduling"
+    FILLING = "filling"
+    PLANNING = "planning"
+    STARTING = "starting"
+    RUNNING = "running"
+    GATHERING = "gathering"
+    SHUTTING_DOWN = "shutting down"
+    FINISHED = "finished"
+    ERRORED = "errored"
+
+
+_FAILED: dict[Turn, State] = {"recover": State.GATHERING, "fail": State.SHUTTING_DOWN}
+
+TRANSITIONS: Mapping[State, Mapping[Turn, State]] = {
+    State.INITIALIZING: {"on": State.SCHEDULING, "fail": State.SHUTTING_DOWN},
+    State.SCHEDULING: {"on": State.FILLING, "fail": State.SHUTTING_DOWN},
+    State.FILLING: {"on": State.PLANNING, **_FAILED},
+    State.PLANNING: {"on": State.STARTING, "end": State.SHUTTING_DOWN, **_FAILED},
+    State.STARTING: {"on": State.RUNNING, **_FAILED},
+    State.RUNNING: {"stay": State.RUNNING, "end": State.SHUTTING_DOWN, **_FAILED},
+    State.GATHERING: {"stay": State.GATHERING, "on": State.FILLING, **_FAILED},
+    State.SHUTTING_DOWN: {"end": State.FINISHED, "fail": State.ERRORED},
+}
+
+
+def can_recover(state: State) -> bool:
+    """Whether a failure in this state may be recovered from: there are ranks to go on with."""
+    return "recover" in TRANSITIONS[state]

@@ -1,0 +1,69 @@
+"""A wish that a run ends early, and how long its ranks may take to obey."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.signals import Signals
+from rayrec.errors import TrainingFailed
+from rayrec.train.progress import Event
+
+
+class Stopping:
+    """Asks the ranks of one run to stop.
+
+    Args:
+        on_event: gets a line when they are asked.
+        timeout_s: bound on the way from there to the end.
+        obeys: the task ends by itself when it is asked to; one that does not is ended at once by a
+            signal.
+    Attributes:
+        signals: those of the run.
+    """
+
+    def __init__(
+        self, on_event: Callable[[Event], None], timeout_s: float, obeys: bool = True
+    ) -> None:
+        self.signals = Signals()
+        self._on_event, self._timeout_s, self._obeys = on_event, timeout_s, obeys
+        self._wanted = threading.Event()
+        self._asked_at: float | None = None
+
+    def want(self) -> None:
+        """Wish for the end, from any thread."""
+        self._wanted.set()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run is to end early."""
+        return self._wanted.is_set() or self.signals.came
+
+    def begin(self) -> None:
+        """Note that the ranks begin a task, in which they were not asked yet."""
+        self._asked_at = None
+
+    def ask(self, group: RankGroup) -> None:
+        """Ask the ranks to stop, once, where that is wanted.
+
+        Raises:
+            RunInterrupted: a signal came, and the task does not obey.
+            TrainingFailed: the ranks were asked, and did not stop in time.
+        """
+        if not self.wanted:
+            return
+        if not self._obeys:
+            self.signals.check()
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._on_event(
+                "asked to stop; the ranks finish their window and save what the run keeps"
+            )
+            group.request_stop()
+        elif time.monotonic() - self._asked_at > self._timeout_s:
+            raise TrainingFailed(
+                f"the ranks were asked to stop and did not in {self._timeout_s:.0f} s; they were "
+                "killed."
+            )

@@ -1,0 +1,412 @@
+"""A run outlives its ranks: after a kill it goes on and ends with the tables of an undisturbed run.
+
+Every run here is compared bit for bit with one that nothing happened to: the rows and the optimizer
+state of all tables, and the dense layers, as the last checkpoint holds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.checkpoint import CheckpointManager
+from rayrec.data.synthetic import SyntheticPaths
+from rayrec.driver import FailureConfig, Result
+from rayrec.errors import InputError, TrainingFailed
+from rayrec.train.callbacks import Callback
+from rayrec.train.config import CheckpointConfig, EvaluationConfig
+from rayrec.train.progress import Failure, Recovered
+from rayrec.watch import EventLog, read_events
+from tests.ray import worlds
+from tests.ray.heads import ROOT
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+STEPS = 24
+BATCH = 256
+Act = Callable[[int, int, int], None]
+
+
+def digests(checkpoint: str) -> dict[str, str]:
+    """A digest of every file of a checkpoint but for its manifest, which tells of times."""
+    told = {}
+    for path in sorted(Path(checkpoint).rglob("*")):
+        if path.is_file() and path.name != "manifest.json":
+            told[str(path.relative_to(checkpoint))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return told
+
+
+def run(
+    clicks: SyntheticPaths, folder: Path, act: Act | None = None, ranks: int = 2, **options: Any
+) -> tuple[Result, dict[str, str]]:
+    """Train a tiny model; `act(rank, life, step)` is called before every forward.
+
+    The lives of a rank are counted by files in `folder`, since a killed process forgets.
+    """
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True)
+    chosen: dict[str, Any] = {
+        "steps": STEPS,
+        "batch": BATCH,
+        "storage_path": str(folder),
+        "checkpoint": CheckpointConfig(every_n_steps=5),
+        "failure": FailureConfig(max_failures=3),
+        "plan": "row_wise",
+        "timeout_s": 120.0,
+    }
+    if act is not None:
+        chosen["model"] = acting(clicks, scratch, act)
+    result = worlds.driver(clicks, ranks, **{**chosen, **options}).fit()
+    assert result.checkpoint is not None
+    return result, digests(result.checkpoint)
+
+
+def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]:
+    """The tiny model, which calls act(rank, life, step); made of closures, so that it travels."""
+    build, where = worlds.recipe(clicks), str(scratch)
+
+    def model() -> Any:
+        import torch.distributed as dist
+
+        module = build()
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if not dist.is_initialized():
+            return module
+        life = 0
+        while True:
+            try:
+                with open(f"{where}/{rank}-{life}", "x") as file:
+                    file.write(str(os.getpid()))
+                break
+            except FileExistsError:
+                life += 1
+        steps = [0]
+
+        def before(_module: Any, _inputs: Any) -> None:
+            if module.training:
+                steps[0] += 1
+            act(rank, life, steps[0])
+
+        module.register_forward_pre_hook(before)
+        return module
+
+    return model
+
+
+def pids(folder: Path, rank: int) -> list[int]:
+    """The processes of a rank by life."""
+    paths = sorted((folder / "scratch").glob(f"{rank}-*"), key=lambda path: int(path.name[2:]))
+    return [int(path.read_text()) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digests of a run that nothing happens to."""
+    result, told = run(clicks, tmp_path_factory.mktemp("undisturbed"))
+    assert result.failures == result.recoveries == 0 and result.seconds_lost == 0
+    return told
+
+
+def test_a_killed_rank_is_replaced_and_the_tables_are_those_of_an_undisturbed_run(
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    result, told = run(clicks, tmp_path, at(1, {0: 13}), progress="plain")
+    assert told == undisturbed
+    assert (result.steps, result.failures, result.recoveries) == (STEPS, 1, 1)
+    assert 0 < result.seconds_lost < 60
+    survivor, lost = pids(tmp_path, 0), pids(tmp_path, 1)
+    assert survivor[0] == survivor[1] and lost[0] != lost[1]
+    out = capfd.readouterr().out
+    assert "rank 1 on " in out and "at step 12; replaced in" in out
+    assert out.count("; went on from step 10") == 1
+    steps = [report.step for report in result.reports]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    assert result.rows == result.reports[-1].rows == 6007, "an epoch, and no row counted twice"
+    assert len({mark.name for mark in result.milestones}) == len(result.milestones)
+
+
+def at(rank: int, moments: dict[int, int], number: int = signal.SIGKILL) -> Act:
+    """Sends a signal to a rank before the forward of a step, by life: {life: step}."""
+
+    def act(own: int, life: int, now: int) -> None:
+        if own == rank and moments.get(life) == now:
+            os.kill(os.getpid(), number)
+
+    return act
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_any_number_of_ranks_recovers(clicks: SyntheticPaths, tmp_path: Path, ranks: int) -> None:
+    calm, expected = run(clicks, tmp_path / "calm", ranks=ranks)
+    result, told = run(clicks, tmp_path / "shaken", at(0, {0: 8, 1: 4}), ranks=ranks)
+    assert told == expected and result.failures == result.recoveries == 2
+    assert result.rows == calm.rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_kill_before_the_first_step_begins_the_run_again(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], rank: int
+) -> None:
+    """The model is built on every rank amid the set-up, before anything is trained or saved."""
+    build = acting(clicks, tmp_path / "scratch", lambda own, life, now: None)
+
+    def model() -> Any:
+        import torch.distributed as dist
+
+        module = build()
+        if dist.is_initialized() and dist.get_rank() == rank:
+            lives = len(list((tmp_path / "scratch").glob(f"{rank}-*")))
+            if lives <= 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return module
+
+    result, told = run(clicks, tmp_path, model=model)
+    assert told == undisturbed and result.failures == 2
+
+
+@pytest.mark.slow
+def test_a_run_without_storage_begins_again_and_says_so(
+    clicks: SyntheticPaths, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    kept: list[Any] = []
+    for act in (lambda own, life, now: None, at(1, {0: 9})):
+        model = acting(clicks, tmp_path / "scratch", act)
+        driver = worlds.driver(
+            clicks,
+            2,
+            model=model,
+            steps=STEPS,
+            batch=BATCH,
+            failure=FailureConfig(max_failures=1),
+            progress="plain",
+        )
+        kept.append(driver.fit())
+        shutil.rmtree(tmp_path / "scratch")
+        (tmp_path / "scratch").mkdir()
+    assert kept[0].metrics == kept[1].metrics and kept[1].failures == 1
+    assert kept[1].rows == kept[0].rows
+    assert "began again, since there is no checkpoint of this run yet" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_both_ranks_at_once(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    def act(own: int, life: int, now: int) -> None:
+        if life == 0 and now == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result, told = run(clicks, tmp_path, act)
+    assert told == undisturbed and result.recoveries == 1
+    assert pids(tmp_path, 0)[0] != pids(tmp_path, 0)[1]
+
+
+@pytest.mark.slow
+def test_a_kill_during_an_evaluation(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    evaluation = EvaluationConfig(every_n_steps=6)
+    calm, expected = run(clicks, tmp_path / "calm", evaluation=evaluation)
+
+    def act(own: int, life: int, now: int) -> None:
+        # the forward of an evaluation is not counted, so that the number stands still at 12
+        if own == 1 and life == 0 and now == 12 and seen.append(now) is None and len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    seen: list[int] = []
+    result, told = run(clicks, tmp_path / "shaken", act, evaluation=evaluation)
+    assert told == expected and result.failures == 1
+    steps = [evaluation.step for evaluation in result.evaluations]
+    assert steps == [evaluation.step for evaluation in calm.evaluations]
+    assert [e.scores for e in result.evaluations] == [e.scores for e in calm.evaluations]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_kill_during_a_save_leaves_the_last_checkpoint_whole(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], rank: int
+) -> None:
+    def act(own: int, life: int, now: int) -> None:
+        if own != rank or life or now != 10:
+            return
+        from rayrec.checkpoint import save
+
+        write = save._write_shards
+
+        def cut(*arguments: Any) -> Any:
+            write(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        save._write_shards = cut  # type: ignore[assignment]
+
+    result, told = run(clicks, tmp_path, act)
+    assert told == undisturbed and result.failures == 1
+    assert not list((tmp_path / "run").glob("set-aside*"))
+
+
+@pytest.mark.slow
+def test_a_kill_while_the_run_recovers_is_recovered_from_too(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """The rank that survived the first kill is killed while the model is made anew."""
+    scratch = tmp_path / "scratch"
+    build = acting(clicks, scratch, at(1, {0: 13}))
+
+    def model() -> Any:
+        import torch.distributed as dist
+
+        module = build()
+        if dist.is_initialized() and dist.get_rank() == 0 and len(list(scratch.glob("0-*"))) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return module
+
+    result, told = run(clicks, tmp_path, model=model)
+    assert told == undisturbed
+    assert (result.failures, result.recoveries) == (2, 1)
+
+
+@pytest.mark.slow
+def test_a_frozen_rank_is_replaced_long_before_the_timeout_of_collectives(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    started = time.monotonic()
+    result, told = run(
+        clicks, tmp_path, at(1, {0: 13}, signal.SIGSTOP), heartbeat_timeout_s=8.0, timeout_s=600.0
+    )
+    assert told == undisturbed and result.failures == 1
+    assert time.monotonic() - started < 200
+    assert not Path(f"/proc/{pids(tmp_path, 1)[0]}").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_that_freezes_before_its_task_is_found_by_its_silence(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """While ranks import torch and look at files, nobody waits for them in a collective."""
+    frozen: list[int] = []
+
+    class Freeze(Callback):
+        def on_start(self, info: Any) -> None:
+            # the driver is this process, and its ranks wait for what it plans
+            group = driver._controller._group  # type: ignore[union-attr]
+            frozen.append(group.addresses[0].pid)  # type: ignore[union-attr]
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    driver = worlds.driver(
+        clicks,
+        2,
+        steps=STEPS,
+        batch=BATCH,
+        storage_path=str(tmp_path),
+        checkpoint=CheckpointConfig(every_n_steps=5),
+        failure=FailureConfig(max_failures=1),
+        plan="row_wise",
+        heartbeat_timeout_s=8.0,
+        callbacks=(Freeze(),),
+    )
+    started = time.monotonic()
+    result = driver.fit()
+    assert time.monotonic() - started < 100, "the set-up alone may take 120 s"
+    assert digests(result.checkpoint or "") == undisturbed
+    assert result.failures == 1 and not Path(f"/proc/{frozen[0]}").exists()
+
+
+@pytest.mark.slow
+def test_the_first_cause_is_told_when_the_failures_are_used_up(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingFailed) as caught:
+        run(clicks, tmp_path, at(1, {0: 13, 1: 3}), failure=FailureConfig(max_failures=1))
+    assert caught.value.rank == 1 and "process died" in caught.value.cause
+    assert "the run had recovered from 1 failure, the first of rank 1" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    checkpoints = CheckpointManager(str(tmp_path / "run"))
+    assert checkpoints.latest() is not None, "the storage is whole"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "lives"), [("InputError", 1), ("ValueError", 2)])
+def test_an_error_of_the_users_own_is_not_tried_for_ever(
+    clicks: SyntheticPaths, tmp_path: Path, kind: str, lives: int
+) -> None:
+    """A typed error ends the run at once; another one when it comes again at the same step."""
+
+    def act(own: int, life: int, now: int) -> None:
+        # step 13 of the run is the third after the checkpoint
+        if own == 1 and now == (13 if life == 0 else 3):
+            from rayrec.errors import InputError
+
+            raise {"InputError": InputError, "ValueError": ValueError}[kind]("row 7 is cursed")
+
+    with pytest.raises(InputError if kind == "InputError" else TrainingFailed, match="row 7 is"):
+        run(clicks, tmp_path, act, failure=FailureConfig(max_failures=-1))
+    assert len(pids(tmp_path, 1)) == lives
+    assert len(set(pids(tmp_path, 1))) == 1, "its process was kept"
+
+
+@pytest.mark.slow
+def test_an_error_that_passes_is_recovered_from_without_a_new_process(
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def act(own: int, life: int, now: int) -> None:
+        if (own, life, now) == (0, 0, 13):
+            raise OSError("the disk was away")
+
+    result, told = run(clicks, tmp_path, act, progress="plain")
+    assert told == undisturbed and result.failures == 1
+    assert len(set(pids(tmp_path, 0))) == 1
+    out = capfd.readouterr().out
+    assert "failed (OSError: the disk was away) at step 12; all ranks met again in" in out
+
+
+@pytest.mark.slow
+def test_callbacks_and_the_log_of_events_hear_of_it(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Listener(Callback):
+        def on_failure(self, failure: Failure) -> None:
+            heard.append(failure)
+
+        def on_recovery(self, recovered: Recovered) -> None:
+            heard.append(recovered)
+
+    callbacks = (Listener(), EventLog(tmp_path / "run"))
+    result, _ = run(clicks, tmp_path, at(1, {0: 13}), callbacks=callbacks)
+    failure, recovered = heard
+    assert (failure.rank, failure.step) == (1, 12) and "died" in failure.cause
+    assert (recovered.step, recovered.failed_step, recovered.replaced) == (10, 12, True)
+    events = read_events(tmp_path / "run")
+    assert [event.step for event in events.of("recovery")] == [10]
+    assert [event.step for event in events.of("window")] == [r.step for r in result.reports]
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_replaced_by_another(private_home: Path, tmp_path: Path) -> None:
+    """In a process of its own, since it needs a cluster of several nodes."""
+    command = [sys.executable, "-m", "tests.ray.lost_node", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "same tables" in done.stdout
+    assert re.search(
+        "TrainingFailed rank . of 2 .* could not be replaced: .*need 2 CPU", done.stdout
+    )
