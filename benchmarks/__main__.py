@@ -24,6 +24,7 @@ COMMANDS: dict[str, list[str]] = {
     "exchange": ["--rounds", "5"],
     "kjt": ["--rounds", "40"],
     "data": ["--rounds", "40"],
+    "serving": ["--rounds", "10", "--cap", "200000"],
     "driver": ["--rows", "600000"],
     "startup": ["--rounds", "2"],
     "planner": ["--seeds", "4", "--small", "8", "--write"],
