@@ -80,8 +80,8 @@ def driver_of(folder: Path, trial: Trial, train: str = "train", held_out: str = 
         train, held_out: the parts of the data set to train on and to score.
     """
     from rayrec.driver import Driver, ScalingConfig
+    from rayrec.recipe import ModelRecipe
     from rayrec.runs.inputs import open_data
-    from rayrec.runs.recipe import ModelRecipe
 
     recipe, schema = trial.recipe, schema_of(folder, trial.recipe).to_json()
     data = open_data(str(folder / train), schema)

@@ -9,63 +9,27 @@ lookup is one call of FBGEMM's operator for all features with one kind of poolin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
-from rayrec.layout.tables import (
-    BaseEmbeddingConfig,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-)
+from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     expand_inverse,
     get_embedding_names_by_table,
 )
-from rayrec.modules.names import check_module_names
 from rayrec.quant.bags import BagReader
 from rayrec.quant.lookup import Pooling, RowLookup
+from rayrec.quant.slots import Slots
 from rayrec.quant.tables import PackedTables, pack_tables
 from rayrec.quant.types import QuantType, Types, types_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 _MOST_KEPT = 64
 _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
-
-
-class _Slots:
-    """The features of tables, in the order of the output: the table and its number, per feature."""
-
-    def __init__(self, tables: Sequence[BaseEmbeddingConfig], packed: PackedTables) -> None:
-        check_module_names(tables)
-        sizes = [(table.name, table.num_embeddings, table.embedding_dim) for table in tables]
-        if sizes != [(table.name, table.rows, table.width) for table in packed.tables]:
-            raise ConfigError(
-                f"the packed tables are {[t.name for t in packed.tables]} and the collection has "
-                f"{[t.name for t in tables]}, in other sizes or another order; pack the tables of "
-                "this collection."
-            )
-        pairs = [(n, f) for n, table in enumerate(tables) for f in table.feature_names]
-        self.numbers = [number for number, _ in pairs]
-        self.features = [feature for _, feature in pairs]
-        self.names = list(chain.from_iterable(get_embedding_names_by_table(tables)))
-        self.widths = [tables[number].embedding_dim for number in self.numbers]
-        self._tables, self._packed = tables, packed
-
-    def reader(self, slots: Sequence[int], is_weighted: bool) -> BagReader:
-        """What takes the bags of some of the features from a batch."""
-        tables = [self._tables[self.numbers[slot]] for slot in slots]
-        limits = [(table.name, table.num_embeddings) for table in tables]
-        return BagReader(limits, [self.features[slot] for slot in slots], is_weighted)
-
-    def lookup(self, slots: Sequence[int], pooling: Pooling) -> RowLookup:
-        """What looks some of the features up."""
-        return RowLookup(self._packed, [self.numbers[slot] for slot in slots], pooling)
 
 
 class QuantEmbeddingBagCollection(nn.Module):
@@ -84,7 +48,7 @@ class QuantEmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         self._tables, self._is_weighted, self.packed = list(tables), is_weighted, packed
-        slots = self._slots = _Slots(self._tables, packed)
+        slots = self._slots = Slots(self._tables, packed)
         by_pooling: dict[Pooling, list[int]] = {}
         for slot, number in enumerate(slots.numbers):
             by_pooling.setdefault(_POOLING[self._tables[number].pooling], []).append(slot)
@@ -209,7 +173,7 @@ class QuantEmbeddingCollection(nn.Module):
                 "all tables of a QuantEmbeddingCollection have one embedding_dim; make one "
                 "collection per width."
             )
-        slots = self._slots = _Slots(self._tables, packed)
+        slots = self._slots = Slots(self._tables, packed)
         # what the operator reads of a row must be alike, and odd INT4 rows have a column more
         by_width: dict[int, list[int]] = {}
         for slot, number in enumerate(slots.numbers):
