@@ -1,5 +1,5 @@
-"""The click model of `jobs.train_dlrm`; its home is `rayrec.runs.recipe`."""
+"""The click model of `jobs.train_dlrm`; its home is `rayrec.recipe`."""
 
-from rayrec.runs.recipe import MODELS, ModelRecipe
+from rayrec.recipe import MODELS, ModelRecipe
 
 __all__ = ["MODELS", "ModelRecipe"]

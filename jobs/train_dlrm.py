@@ -25,7 +25,7 @@ from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.runs.recipe import MODELS, ModelRecipe
+from rayrec.recipe import MODELS, ModelRecipe
 from rayrec.runs.report import Reporting, process_start
 from rayrec.runs.training import ClickRun, train_clicks
 from rayrec.train.progress import Milestone

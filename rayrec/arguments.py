@@ -100,6 +100,24 @@ def names(text: str) -> tuple[str, ...]:
     return given
 
 
+def named_choice(choices: Sequence[str]) -> Callable[[str], tuple[str, str]]:
+    """Return a type that takes NAME=CHOICE, with one of some words behind the last "=".
+
+    Raises:
+        argparse.ArgumentTypeError: raised by the type: the text is of another form.
+    """
+
+    def parse(text: str) -> tuple[str, str]:
+        name, _, choice = text.rpartition("=")
+        if not name or choice not in choices:
+            raise ArgumentTypeError(
+                f"{text!r} must be NAME=TYPE with a type of {', '.join(choices)}"
+            )
+        return name, choice
+
+    return parse
+
+
 def check_once(values: Sequence[object]) -> None:
     """Check that no value stands in a list twice.
 

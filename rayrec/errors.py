@@ -46,6 +46,10 @@ class SaveError(CheckpointError):
     """The storage is full, gone or read-only; what was whole before the write is whole still."""
 
 
+class ArtifactError(RayrecError):
+    """An artifact is missing, damaged or of another version, or too far from its model."""
+
+
 class CommError(RayrecError):
     """A collective failed or timed out, mostly because another rank is gone."""
 
@@ -105,7 +109,7 @@ class RunInterrupted(SystemExit):
         self.signal_number, self.result = signal_number, result
 
 
-USER_MISTAKES = (ConfigError, PlanError, InputError, CheckpointError, VersionError)
+USER_MISTAKES = (ConfigError, PlanError, InputError, CheckpointError, ArtifactError, VersionError)
 
 
 def is_user_mistake(error: BaseException) -> bool:

@@ -28,6 +28,8 @@ PACKAGES = (
     "rayrec.optim",
     "rayrec.metrics",
     "rayrec.checkpoint",
+    "rayrec.quant",
+    "rayrec.serve",
     "rayrec.comm",
     "rayrec.comm.codec",
     "rayrec.errors",

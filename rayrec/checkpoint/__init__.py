@@ -1,10 +1,12 @@
 """Checkpoints hold tables as rectangles in Arrow files and restore under any plan."""
 
+from rayrec.checkpoint.dense import dense_tensors, load_dense
 from rayrec.checkpoint.fits import check_tables, check_whole
 from rayrec.checkpoint.inspect import CheckpointReport, inspect_checkpoint
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
+from rayrec.checkpoint.rows import TableReader
 from rayrec.checkpoint.save import save_checkpoint, watch_save
 from rayrec.checkpoint.table import load_table
 from rayrec.shards.overlap import OverlapWriter
@@ -19,9 +21,12 @@ __all__ = [
     "OverlapWriter",
     "RestoredCheckpoint",
     "ShardState",
+    "TableReader",
     "check_tables",
     "check_whole",
+    "dense_tensors",
     "inspect_checkpoint",
+    "load_dense",
     "load_table",
     "read_manifest",
     "restore_checkpoint",

@@ -25,6 +25,7 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "train": "train a click model, as a run file says",
     "evaluate": "score a checkpoint",
     "predict": "write a checkpoint's score of every row",
+    "export": "make a served artifact of a checkpoint",
     "inspect": "look into data or a checkpoint",
     "report": "show runs on one HTML page",
     "plan": "plan where every table lies, without a cluster",

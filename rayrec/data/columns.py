@@ -79,7 +79,11 @@ class Columns:
 
 
 def read_columns(
-    batch: pa.RecordBatch, schema: FeatureSchema, where: Where, binary: Sequence[str] = ()
+    batch: pa.RecordBatch,
+    schema: FeatureSchema,
+    where: Where,
+    binary: Sequence[str] = (),
+    with_labels: bool = True,
 ) -> Columns:
     """Read the schema's columns of one record batch.
 
@@ -87,6 +91,7 @@ def read_columns(
         batch: may be sliced or empty; other columns are ignored.
         where: names a row of `batch` in messages.
         binary: the label columns that may hold nothing but 0 and 1.
+        with_labels: read labels and weights of rows; else labels are zeros, and rows weigh 1.
     Raises:
         InputError: a column is missing, of a wrong type, or holds a bad label, number or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range
@@ -112,10 +117,15 @@ def read_columns(
             weights = _bags(column(feature.weights), feature.weights, leaf, where)
             bag.weights = _checked_weights(bag, weights, feature, rows, where)
         bags.append(bag)
-    each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
+    if with_labels:
+        each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
+    else:
+        each = [np.zeros(rows, np.float32)] * len(schema.labels)
     labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
     weight_of_row = None
-    if schema.weight is not None:
+    if schema.weight is not None and not with_labels:
+        weight_of_row = np.ones(rows, np.float32)
+    elif schema.weight is not None:
         weight_of_row = row_weights(column(schema.weight), schema.weight, where)
     dense = dense_matrix([column(spec.column) for spec in schema.dense], rows, schema, where)
     return Columns(rows, bags, dense, labels, where, weight_of_row)

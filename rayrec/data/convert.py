@@ -46,6 +46,7 @@ def to_batch(
     source: str = "the batch",
     first_row: int = 0,
     binary_labels: bool | Sequence[str] = False,
+    with_labels: bool = True,
 ) -> Batch:
     """Convert one record batch or table.
 
@@ -53,6 +54,7 @@ def to_batch(
         data: may be sliced, chunked or empty.
         source, first_row: name of the data and number of its first row, for messages.
         binary_labels: refuse labels other than 0 and 1: of all label columns, or of these.
+        with_labels: read labels and weights of rows; else labels are zeros, and rows weigh 1.
     Raises:
         ConfigError: `binary_labels` names a column that is no label.
         InputError: names feature, column, row, `source` and value of the first bad entry, and the
@@ -60,11 +62,12 @@ def to_batch(
     """
     parts, row, binary = [], first_row, binary_columns(schema, binary_labels)
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
-        columns = read_columns(batch, schema, partial(_row_name, row, source), binary)
+        where = partial(_row_name, row, source)
+        columns = read_columns(batch, schema, where, binary, with_labels)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
     # An empty table has no chunk that would be checked, and must still have the columns.
-    if isinstance(data, pa.Table) and not parts:
+    if isinstance(data, pa.Table) and not parts and with_labels:
         check_columns(data.schema, schema, source)
     return assemble(parts, schema, global_rows=data.num_rows)
 

@@ -42,10 +42,11 @@ def uses_onednn(input: Tensor, weight: Tensor) -> bool:
         and input.device.type == weight.device.type == "cpu"
         and input.dim() == 2
         and weight.shape[0] > 1
+        # before the size, on which a traced program must not depend
+        and not torch.compiler.is_compiling()
         and input.shape[0] * weight.numel() >= _SMALL
         and _is_amd()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and bool(torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available())
     )

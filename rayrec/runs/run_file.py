@@ -30,9 +30,9 @@ from rayrec.checks import absolute_path
 from rayrec.driver import OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
+from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import read_text
 from rayrec.runs.reading import Place, meant, read_table
-from rayrec.runs.recipe import ModelRecipe
 from rayrec.runs.scaling import default_ranks
 from rayrec.runs.settings import Settings, read_settings
 from rayrec.runs.training import ClickRun

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data, read_text
-from rayrec.runs.recipe import ModelRecipe
 from rayrec.runs.report import scores_beside_truth, truth_beside
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayrec.errors import ConfigError
+from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.runs.recipe import ModelRecipe
 from rayrec.runs.report import (
     Reporting,
     Told,

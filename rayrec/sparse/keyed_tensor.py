@@ -130,6 +130,11 @@ class KeyedTensor:
         """
         if not keyed_tensors:
             raise InputError("regroup got no KeyedTensor, so there is nothing to take keys from.")
+        first = keyed_tensors[0]
+        # all of one tensor as it is, which a model asks for that looks up one collection
+        is_whole = len(keyed_tensors) == len(groups) == 1 and groups[0] == first._keys
+        if is_whole and len(first.index_per_key()) == len(first._keys):
+            return [first._values]
         home = {key: (kt, index) for kt in keyed_tensors for index, key in enumerate(kt.keys())}
         groups_spans = [_spans(home, group) for group in groups]
         # every tensor is cut once for all groups, so that its backward is one operator

@@ -15,6 +15,8 @@ import torch
 from rayrec.checkpoint import (
     CheckpointManager,
     RestoredCheckpoint,
+    dense_tensors,
+    load_dense,
     restore_checkpoint,
     save_checkpoint,
     watch_save,
@@ -23,7 +25,7 @@ from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
-from rayrec.train.dense import check_dense_optimizer, dense_tensors, load_dense
+from rayrec.train.dense import check_dense_optimizer
 from rayrec.train.place import Place
 from rayrec.train.shaping import Best
 from rayrec.train.window import gather_objects
@@ -113,7 +115,7 @@ class Keeper:
             rank=self._rank,
             world_size=self._writers,
             gather=lambda value: gather_objects(value)[: self._writers],
-            dense=dense_tensors(self._model),
+            dense=dense_tensors(self._model.dense_parameters(), self._model.module),
             dense_optimizer=None if self._dense is None else self._dense.state_dict(),
             step=step,
             cursor=self._place.cursor(),
@@ -234,7 +236,8 @@ class Keeper:
         saved = restore_checkpoint(
             path, states, tables=self._tables, optimizers=names if with_state else None
         )
-        load_dense(dense_tensors(self._model), saved.dense, path)
+        live = dense_tensors(self._model.dense_parameters(), self._model.module)
+        load_dense(live, saved.dense, path)
         if not with_state:
             return saved
         check_dense_optimizer(saved.extras, self._spec.dense_optimizer.name, path)

@@ -30,6 +30,7 @@ COMMANDS = {
     "rayrec train": "rayrec.cli.main",
     "rayrec evaluate": "rayrec.cli.main",
     "rayrec predict": "rayrec.cli.main",
+    "rayrec export": "rayrec.cli.main",
     "rayrec": "rayrec.cli.main",
 }
 
@@ -64,6 +65,7 @@ LINES = {
     "plan, own schema": "plan --schema {own}/schema.json --topology cpu --ranks 2",
     "plan, own topology": "plan --schema {data}/clicks/schema.json --topology {own}/topology.json",
     "calibrate": "calibrate --ranks 1 --out {own}/topology.json",
+    "export": "export {data}/runs/clicks/step-00000004 {own}/served --data {data}/clicks",
     "make-data": "make-data {own}/made --rows 1000 --eval-rows 500",
     "train": "train --data {data}/clicks --set scaling.num_workers=0 --set run.steps=4 "
     "--set run.global_batch_size=256",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mistakes import (
     converters,
+    exports,
     keeping,
     plans,
     rows,
@@ -28,6 +29,7 @@ SOUND = [
     ("rayrec train", ("train",)),
     ("rayrec evaluate", ("scores",)),
     ("rayrec predict", ("predictions",)),
+    ("rayrec export", ("export",)),
 ]
 
 MISTAKES: list[Mistake] = [
@@ -40,6 +42,7 @@ MISTAKES: list[Mistake] = [
     *converters.MISTAKES,
     *tools.MISTAKES,
     *run_files.MISTAKES,
+    *exports.MISTAKES,
     *[
         Mistake(command=command, base=base, options="", says="", code=0)
         for command, bases in SOUND

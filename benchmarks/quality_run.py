@@ -1,0 +1,117 @@
+"""One training run of `benchmarks.quality`: a click model, an optimizer for each part, a schedule.
+
+A run is scored once, after its last step, on rows that it never saw. Nothing stops it early, and no
+score on the way chooses anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.quality_settings import Recipe
+from rayrec.layout import ShardingPlan
+
+if TYPE_CHECKING:
+    from rayrec.data import FeatureSchema
+    from rayrec.driver import Driver, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is trained where.
+
+    Attributes:
+        recipe: how the model is trained.
+        ranks: 0 is one rank in this process; more are Ray actors.
+        plan: a sharding kind, a plan, or "auto".
+        seed: of initial values and of the order of the rows.
+        options: further fields of `RunConfig`.
+    """
+
+    recipe: Recipe
+    ranks: int = 0
+    plan: str | ShardingPlan = "auto"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def schema_of(folder: Path, recipe: Recipe) -> FeatureSchema:
+    """The schema of a data set with the recipe's bounds of initial values and width of tables."""
+    from rayrec.data import FeatureSchema
+
+    schema = FeatureSchema.from_json((folder / "schema.json").read_text(), "the data's schema")
+    changes: dict[str, Any] = {}
+    if recipe.bound is not None:
+        changes = {"weight_init_min": -recipe.bound, "weight_init_max": recipe.bound}
+    if recipe.dim is not None:
+        changes["embedding_dim"] = recipe.dim
+    return replace(schema, tables=tuple(replace(table, **changes) for table in schema.tables))
+
+
+def run_config(trial: Trial, rows: int) -> RunConfig:
+    """The run's options: both learning rates fall over all steps by the recipe's schedule."""
+    from rayrec.driver import RunConfig
+    from rayrec.optim import schedule
+
+    recipe = trial.recipe
+    steps = recipe.epochs * -(-rows // recipe.batch)
+    stages = schedule(steps, warmup=recipe.warmup, decay=recipe.decay)
+    return RunConfig(
+        global_batch_size=recipe.batch,
+        epochs=recipe.epochs,
+        seed=trial.seed,
+        sparse_optimizer=recipe.tables,
+        dense_optimizer=recipe.dense,
+        sparse_schedule=stages,
+        dense_schedule=stages,
+        progress="off",
+        **trial.options,
+    )
+
+
+def driver_of(folder: Path, trial: Trial, train: str = "train", held_out: str = "eval") -> Driver:
+    """The driver of a trial on the data set in `folder`.
+
+    Args:
+        train, held_out: the parts of the data set to train on and to score.
+    """
+    from rayrec.driver import Driver, ScalingConfig
+    from rayrec.runs.inputs import open_data
+    from rayrec.runs.recipe import ModelRecipe
+
+    recipe, schema = trial.recipe, schema_of(folder, trial.recipe).to_json()
+    data = open_data(str(folder / train), schema)
+    model = ModelRecipe(
+        model=recipe.model,
+        schema=schema,
+        dense_layers=recipe.dense_layers,
+        over_layers=recipe.over_layers,
+    )
+    return Driver(
+        model,
+        data,
+        ScalingConfig(num_workers=trial.ranks),
+        run_config(trial, data.num_rows),
+        eval_data=open_data(str(folder / held_out), schema),
+        plan=trial.plan,
+    )
+
+
+def scores_of(
+    folder: Path, trial: Trial, train: str = "train", held_out: str = "eval"
+) -> dict[str, float]:
+    """Train and score.
+
+    Returns:
+        the scores on the held-out rows by name; "train_loss", the loss of the last steps; and
+        "seconds", which training took.
+    """
+    start = time.perf_counter()
+    result = driver_of(folder, trial, train, held_out).fit()
+    scores = {name: float(value) for name, value in result.metrics.items()}
+    loss = {} if result.train_loss is None else {"train_loss": float(result.train_loss)}
+    return scores | loss | {"seconds": time.perf_counter() - start}

@@ -1,0 +1,88 @@
+"""`TableReader`: rows of a saved table as float32, in order, from whatever rectangles hold them.
+
+It reads one record batch of a file at a time, so a table of any size passes through bounded memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from pyarrow import fs
+from torch import Tensor
+
+from rayrec.checkpoint.fits import check_files
+from rayrec.checkpoint.manifest import FileEntry, Manifest
+from rayrec.checkpoint.shardfile import check_footer, read_batch
+from rayrec.checkpoint.store import Source, Store
+from rayrec.shards.state import WEIGHT
+
+
+class TableReader:
+    """Reads rows of the tables of one checkpoint.
+
+    Args:
+        path: the checkpoint; local path or URI.
+        manifest: of the checkpoint.
+    Raises:
+        DamagedCheckpointError: a file is missing or truncated.
+    """
+
+    def __init__(
+        self, path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None
+    ) -> None:
+        self._store = Store(path, filesystem)
+        check_files(self._store, manifest, set(manifest.paths()))
+        self._files = manifest.files_by_table()
+        self._open: dict[str, _OpenFile] = {}
+
+    def read(self, table: str, rows: range) -> Tensor:
+        """Some rows of a table.
+
+        Args:
+            rows: in [0, num_embeddings); read in ascending parts, each batch is read once.
+        Returns:
+            (len(rows), embedding_dim) float32.
+        Raises:
+            CheckpointError: the storage refuses.
+            DamagedCheckpointError: the bytes are not those that were written.
+        """
+        files = self._files[table]
+        self._close_all_but(table)
+        out = torch.empty(len(rows), max(file.cols.stop for file in files))
+        for file in files:
+            first = max(rows.start, file.rows.start)
+            last = min(rows.stop, file.rows.stop)
+            if first >= last:
+                continue
+            if file.path not in self._open:
+                self._open[file.path] = _OpenFile(self._store, file)
+            opened = self._open[file.path]
+            while first < last:
+                batch, held = opened.batch_of(first)
+                stop = min(last, held.stop)
+                part = batch[first - held.start : stop - held.start]
+                place = slice(first - rows.start, stop - rows.start)
+                out[place, file.cols.start : file.cols.stop].copy_(part)
+                first = stop
+        return out
+
+    def _close_all_but(self, table: str) -> None:
+        kept = {file.path for file in self._files[table]}
+        self._open = {path: file for path, file in self._open.items() if path in kept}
+
+
+class _OpenFile:
+    """One shard file, and the record batch of it that was read last."""
+
+    def __init__(self, store: Store, entry: FileEntry) -> None:
+        self._source: Source = store.open(entry.path)
+        self._entry, self._where = entry, store.path
+        check_footer(self._source, entry, store.path)
+        self._number, self._weight = -1, torch.empty(0)
+
+    def batch_of(self, row: int) -> tuple[Tensor, range]:
+        """The weights of the record batch that holds a row of the table, and its rows."""
+        number = (row - self._entry.rows.start) // self._entry.batch_rows
+        if number != self._number:
+            data = read_batch(self._source, self._entry, number, verify=True, where=self._where)
+            self._number, self._weight = number, data[WEIGHT]
+        return self._weight, self._entry.batch_range(number)

@@ -1,0 +1,126 @@
+"""`rayrec export`: a checkpoint as an artifact that is served."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rayrec import arguments
+from rayrec.cli.base import PATH, Checked, Command, OneOf, count
+
+if TYPE_CHECKING:
+    from rayrec.serve import Manifest
+
+TYPES = ("fp32", "fp16", "int8", "int4")
+
+
+@click.command(
+    cls=Command,
+    examples="""
+rayrec export runs/clicks/step-00000020 served/clicks --data data/clicks
+rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_0=fp16
+""",
+)
+@click.argument("checkpoint", type=PATH, metavar="CHECKPOINT")
+@click.argument("out", type=PATH, metavar="OUT")
+@click.option(
+    "--dtype", type=OneOf(TYPES), default="int8", show_default=True, help="type of served rows"
+)
+@click.option(
+    "--table",
+    "tables",
+    type=Checked(arguments.named_choice(TYPES), "NAME=TYPE"),
+    multiple=True,
+    metavar="NAME=TYPE",
+    help="the type of one table in place of --dtype; may be repeated",
+)
+@click.option(
+    "--data",
+    type=PATH,
+    metavar="PATH",
+    help="rows to compare the scores on: Parquet or Arrow files, or a folder that `rayrec "
+    "make-data` wrote, whose eval/ is taken; by default random rows, which tell no AUC",
+)
+@click.option(
+    "--sample-rows", type=count(), default=8192, show_default=True, help="rows compared at most"
+)
+@click.option(
+    "--max-logit-error",
+    type=Checked(arguments.positive, "number"),
+    default=0.5,
+    show_default=True,
+    metavar="X",
+    help="largest distance of a logit from the trained model's that is accepted",
+)
+@click.option(
+    "--max-auc-change",
+    type=Checked(arguments.positive, "number"),
+    default=0.003,
+    show_default=True,
+    metavar="X",
+    help="largest change of the AUC, and of the normalized entropy",
+)
+def command(
+    checkpoint: str,
+    out: str,
+    dtype: str,
+    tables: tuple[tuple[str, str], ...],
+    data: str | None,
+    sample_rows: int,
+    max_logit_error: float,
+    max_auc_change: float,
+) -> None:
+    """Export a checkpoint to a folder that a predictor loads.
+
+    The tables are packed; their scores are compared with those of the trained model, and an
+    artifact that is too far from it is refused.
+    """
+    from rayrec.checkpoint import read_manifest
+    from rayrec.checks import absolute_path
+    from rayrec.errors import ConfigError
+    from rayrec.recipe import ModelRecipe
+    from rayrec.runs.inputs import made_part, open_data
+    from rayrec.serve import ParityBounds, export
+
+    named = [name for name, _ in tables]
+    twice = next((name for name in named if named.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--table names {twice!r} twice; give it one type.")
+    path = absolute_path("CHECKPOINT", checkpoint)
+    rows = None
+    if data is not None:
+        recipe = ModelRecipe.from_extras(read_manifest(path).extras, path)
+        rows = open_data(made_part(data, "eval"), recipe.schema, f"the schema of {path}")
+    manifest = export(
+        path,
+        out,
+        types={**dict(tables), "*": dtype},
+        data=rows,
+        bounds=ParityBounds(logit=max_logit_error, auc=max_auc_change, ne=max_auc_change),
+        sample_rows=sample_rows,
+    )
+    print(summary(out, manifest))
+
+
+def summary(out: str, manifest: Manifest) -> str:
+    """What was exported and how far it is from the model, in lines for people."""
+    packed = [table.packed for table in manifest.tables]
+    stored = sum(table.num_bytes for table in packed)
+    plain = sum(4 * table.rows * table.width for table in packed)
+    told = manifest.parity
+    lines = [
+        f"{out}: step {manifest.step}, {len(packed)} tables, {stored / 1e6:.1f} MB of rows, "
+        f"{plain / max(1, stored):.1f}x smaller than float32"
+    ]
+    parity = (
+        f"parity on {told['rows']} of {told['rows_of']}: logits off by at most "
+        f"{told['max_logit_error']:.2g}, {told['mean_logit_error']:.2g} on average"
+    )
+    if "auc_difference" in told:
+        parity += f"; auc {told['auc']:.5f} ({told['auc_difference']:+.5f})"
+        parity += f", ne {told['ne']:.5f} ({told['ne_difference']:+.5f})"
+    lines.append(parity)
+    if manifest.no_program:
+        lines.append(f"no torch.export program: {manifest.no_program}")
+    return "\n".join(lines)

@@ -1,0 +1,25 @@
+"""Quantized tables: packed rows of FP32, FP16, INT8 or INT4, and collections that look them up."""
+
+from rayrec.quant.bags import mark_checked
+from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
+from rayrec.quant.packing import TableRange, pack_rows, unpack_rows
+from rayrec.quant.quantize import exchanged, quantize, reference_collections
+from rayrec.quant.tables import PackedTable, PackedTables, pack_tables
+from rayrec.quant.types import QuantType, types_of
+
+__all__ = [
+    "PackedTable",
+    "PackedTables",
+    "QuantEmbeddingBagCollection",
+    "QuantEmbeddingCollection",
+    "QuantType",
+    "TableRange",
+    "exchanged",
+    "mark_checked",
+    "pack_rows",
+    "pack_tables",
+    "quantize",
+    "reference_collections",
+    "types_of",
+    "unpack_rows",
+]

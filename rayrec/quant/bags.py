@@ -1,0 +1,151 @@
+"""`FeatureBags`: the bags of a batch in the order in which a lookup wants them, checked.
+
+# B rows of the batch, F features, N ids of all features
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.errors import ConfigError, InputError
+from rayrec.sparse import KeyedJaggedTensor, UnknownKeyError, check_ids, check_kjt
+
+_UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32}
+_CHECKED = "rayrec.quant: ids and offsets are right"
+
+
+def mark_checked(batch: KeyedJaggedTensor) -> None:
+    """Say of a batch that its offsets are sound and that all ids lie in the tables to be read.
+
+    Lookups then do not check it again. Whatever is made of the batch is checked.
+    """
+    batch.carried[_CHECKED] = True
+
+
+class FeatureBags(NamedTuple):
+    """Ids of F features, one after another.
+
+    Attributes:
+        ids: (N,) int32 or int64.
+        offsets: (F B + 1,).
+        weights: (N,) float32, or None.
+        rows: B.
+        features: F.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    rows: int
+    features: int
+
+    def counts(self) -> list[int]:
+        """Ids of each feature."""
+        if not self.rows:
+            return [0] * self.features
+        cuts: NDArray[Any] = self.offsets.numpy()[:: self.rows]
+        return np.diff(cuts).tolist()
+
+
+class BagReader:
+    """Takes the bags of some features from batches.
+
+    Args:
+        tables: name and rows of the table of each feature.
+        features: names, in the order of the lookup; a feature may occur for several tables.
+        is_weighted: whether ids have weights.
+    """
+
+    def __init__(
+        self, tables: Sequence[tuple[str, int]], features: Sequence[str], is_weighted: bool
+    ) -> None:
+        self._tables, self._is_weighted = tables, is_weighted
+        self.keys = self._features = list(features)
+        self._limits = np.array([rows for _, rows in tables], np.uint64)
+        self._is_plain = len(set(self._features)) == len(self._features)
+
+    def read(self, batch: KeyedJaggedTensor) -> FeatureBags:
+        """The bags in the order of the features; without a copy where the batch has that order.
+
+        Every id and offset is looked at, unless the batch went through `mark_checked`.
+
+        Args:
+            batch: of one number of bags for all keys, on the CPU.
+        Raises:
+            UnknownKeyError: the batch misses a feature.
+            InputError: an id lies outside its table, or weights are missing.
+            ShapeError: lengths, offsets, ids and weights do not fit each other.
+            ConfigError: the batch is on another device.
+        """
+        check = _CHECKED not in batch.carried
+        if not self._is_plain or batch.keys() != self._features:
+            if check:
+                check_kjt(batch)
+            index = batch.index_per_key()
+            for feature in self._features:
+                if feature not in index:
+                    raise UnknownKeyError(
+                        f"no key {feature!r} in this KeyedJaggedTensor; it has {batch.keys()}."
+                    )
+            batch = batch.permute([index[feature] for feature in self._features])
+        ids, offsets, weights = batch.values(), batch.offsets(), None
+        if not ids.is_cpu:
+            raise ConfigError(
+                f"the batch is on {ids.device}, and packed tables are looked up on the CPU; move "
+                "it with .to('cpu')."
+            )
+        if self._is_weighted:
+            weights = batch.weights()
+            # learned weights, which nothing here has a gradient for
+            weights = weights.detach().float()
+        if ids.dtype not in _UNSIGNED:
+            ids = ids if ids.is_floating_point() else ids.long()
+        rows = batch.stride()
+        if check and not self._is_sound(ids, offsets, weights, rows):
+            self._blame(batch)
+        return FeatureBags(ids, offsets, weights, rows, len(self._features))
+
+    def _is_sound(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, rows: int) -> bool:
+        """Whether every id lies in its table, and offsets lead from 0 to the number of ids."""
+        if ids.dtype not in _UNSIGNED or (weights is not None and weights.shape != ids.shape):
+            return False
+        values: NDArray[Any] = ids.numpy()
+        ends: NDArray[Any] = offsets.numpy()
+        if len(ends) != rows * len(self._limits) + 1 or ends[0] != 0 or ends[-1] != len(values):
+            return False
+        if not rows:
+            return True
+        if rows > 1 and np.count_nonzero(ends[1:] < ends[:-1]):
+            return False
+        cuts = ends[::rows]
+        try:
+            limits = self._limits.repeat(cuts[1:] - cuts[:-1])
+        # a negative number of ids
+        except ValueError:
+            return False
+        # seen as unsigned, a negative id is above every limit
+        return np.count_nonzero(values.view(_UNSIGNED[ids.dtype]) >= limits) == 0
+
+    def _blame(self, batch: KeyedJaggedTensor) -> None:
+        """Say what is wrong with a batch in the order of the features.
+
+        Raises:
+            InputError, ShapeError: always.
+        """
+        plain = batch
+        if not self._is_plain:
+            keys = list(dict.fromkeys(self._features))
+            plain = batch.permute([self._features.index(key) for key in keys])
+        check_kjt(plain)
+        for (table, limit), feature in zip(self._tables, self._features, strict=True):
+            check_ids(plain, {feature: limit}, f"the lookup of table {table!r}")
+        raise InputError(
+            f"the batch of keys {plain.keys()[:5]} has lengths, offsets and ids that do not fit "
+            "each other; build it from values and lengths alone."
+        )

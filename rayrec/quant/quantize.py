@@ -1,0 +1,80 @@
+"""`quantize`: a model in memory, with its collections exchanged for packed ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from torch import nn
+
+from rayrec.errors import ConfigError
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
+from rayrec.quant.types import QuantType, Types, types_of
+
+Reference = EmbeddingBagCollection | EmbeddingCollection
+Packed = QuantEmbeddingBagCollection | QuantEmbeddingCollection
+
+
+def reference_collections(model: nn.Module) -> dict[str, Reference]:
+    """The reference collections of a model, by their names in it; "" is the model itself."""
+    kinds = (EmbeddingBagCollection, EmbeddingCollection)
+    return {name: child for name, child in model.named_modules() if isinstance(child, kinds)}
+
+
+def exchanged(model: nn.Module, packed: Mapping[str, nn.Module]) -> nn.Module:
+    """A copy of a model with other modules in the places of its collections.
+
+    The tables of the collections are not copied.
+
+    Args:
+        packed: the modules by the names of the collections.
+    """
+    collections = reference_collections(model)
+    # deepcopy takes what the memo has for an object in place of a copy of it
+    memo = {id(collections[name]): module for name, module in packed.items()}
+    whole = copy.deepcopy(model, memo)
+    assert isinstance(whole, nn.Module)
+    return whole
+
+
+def quantize(model: nn.Module, types: Types = QuantType.INT8) -> nn.Module:
+    """Pack the tables of a model, or of one collection.
+
+    Args:
+        model: a reference collection, or a model that holds some; it stays as it is.
+        types: one type for all tables, or types by table name; the name "*" stands for the rest.
+    Returns:
+        a `QuantEmbeddingBagCollection` or `QuantEmbeddingCollection` for a collection; for a model
+        a copy, in evaluation mode, whose collections are such.
+    Raises:
+        ConfigError: the model has no reference collection, or a type or table is not known.
+        InputError: a row cannot be packed; names table and row.
+    """
+    collections = reference_collections(model)
+    if not collections:
+        raise ConfigError(
+            f"{type(model).__name__} holds no EmbeddingBagCollection and no EmbeddingCollection to "
+            "quantize. Save a checkpoint of a sharded model and export that, with rayrec export."
+        )
+    tables = {name: _tables(collection) for name, collection in collections.items()}
+    every = [table for names in tables.values() for table in names]
+    kinds = types_of(dict.fromkeys(every), types)
+    packed = {
+        name: pack_collection(collection, {table: kinds[table] for table in tables[name]})
+        for name, collection in collections.items()
+    }
+    return packed[""] if "" in packed else exchanged(model, packed).eval()
+
+
+def pack_collection(collection: Reference, types: Types) -> Packed:
+    """The packed form of one reference collection; see `quantize`."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return QuantEmbeddingBagCollection.from_float(collection, types)
+    return QuantEmbeddingCollection.from_float(collection, types)
+
+
+def _tables(collection: Reference) -> list[str]:
+    if isinstance(collection, EmbeddingBagCollection):
+        return [table.name for table in collection.embedding_bag_configs()]
+    return [table.name for table in collection.embedding_configs()]

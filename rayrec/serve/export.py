@@ -1,0 +1,256 @@
+"""`export`: a checkpoint to an artifact that is served.
+
+Tables are read from the rectangles of the checkpoint, whatever ranks and plan wrote them, twice:
+once to see that every row can be packed, before anything is written, and once to pack them. Only a
+chunk of a table is in memory at a time. The manifest is written last, after the artifact was
+opened as a server will do it and its scores compared with those of the trained model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.checkpoint import TableReader
+from rayrec.checks import whole_number
+from rayrec.data import FileDataset
+from rayrec.errors import ArtifactError, SaveError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.quant import QuantType, types_of, unpack_rows
+from rayrec.quant.types import Types
+from rayrec.serve.artifact import DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
+from rayrec.serve.manifest import MANIFEST, Manifest, StoredFile
+from rayrec.serve.packed_files import measured, write_packed
+from rayrec.serve.parity import ParityBounds, Sample, check_bounds, compared
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.program import GivenBags, export_program
+from rayrec.serve.sample import check_sample, random_sample, sample_of
+from rayrec.serve.sampled import KeptRows, ids_of, sampled
+from rayrec.serve.source import TrainedModel, configs_of, open_trained
+from rayrec.serve.table_file import TABLES
+from rayrec.spec.task import Task
+from rayrec.storage import one_line
+
+SAMPLE_ROWS = 8192
+_PARTIAL = f"{MANIFEST}.partial"
+
+
+def export(
+    checkpoint: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    types: Types = QuantType.INT8,
+    data: FileDataset | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    schema: FeatureSchema | None = None,
+    tasks: Sequence[Task] = (),
+    bounds: ParityBounds | None = None,
+    sample_rows: int = SAMPLE_ROWS,
+) -> Manifest:
+    """Write an artifact of a checkpoint, and measure how far its scores are from the model's.
+
+    Args:
+        checkpoint: path or URI.
+        out: local folder, new or empty, or what an export that was cut short has left.
+        types: of all tables, or by table name; "*" names the rest.
+        data: evaluation rows, of which a sample is scored by both; random rows when None, of which
+            no AUC is known.
+        model: builds the training module; None takes the recipe in the checkpoint.
+        schema: which columns are what; None takes that of the recipe.
+        tasks: of the run, for a model of the user's code; none means one binary task.
+        bounds: what is accepted.
+        sample_rows: rows that are scored by both.
+    Returns:
+        what the artifact says of itself, with what was measured in `parity`.
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or of another model.
+        ConfigError: a type, table, model or schema does not fit.
+        InputError: a row cannot be packed, or the data cannot be read.
+        ArtifactError: `out` is not empty, or scores are too far from the model's; names the tables.
+        SaveError: the file system refuses.
+    """
+    whole_number("sample_rows", sample_rows)
+    folder = local_folder("out", out)
+    _check_out(folder)
+    source = open_trained(os.fspath(checkpoint), model, schema, tasks)
+    kinds = types_of([table.name for table in source.tables()], types)
+    sample = _sample(source, data, sample_rows)
+    reader = TableReader(source.path, source.restored.manifest)
+    packed = measured(reader, source.tables(), kinds)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        _clear(folder)
+        (folder / TABLES).mkdir(parents=True)
+        wanted = ids_of(source.tables(), sample.batch.sparse_features)
+        stored, kept = write_packed(reader, folder, packed, wanted)
+        manifest = _described(source, folder, tuple(stored))
+        manifest = _with_parity(source, folder, manifest, sample, kept, bounds or ParityBounds())
+        _publish(folder, manifest)
+    except OSError as error:
+        _clear(folder, missing)
+        raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
+    except BaseException:
+        _clear(folder, missing)
+        raise
+    return manifest
+
+
+def _sample(source: TrainedModel, data: FileDataset | None, rows: int) -> Sample:
+    features = {f: 0 for table in source.tables() for f in table.feature_names}
+    if data is not None:
+        sample = sample_of(data, rows)
+    else:
+        columns = 0 if source.schema is None else len(source.schema.dense)
+        sample = random_sample(source.tables(), rows, columns, source.is_weighted)
+    check_sample(sample, features)
+    return sample
+
+
+def _described(source: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
+    """Write the dense part, the program and the schema; returns a manifest without parity."""
+    torch.save(source.restored.dense, folder / DENSE)
+    columns = 0 if source.schema is None else len(source.schema.dense)
+    trouble = _write_program(source, columns, folder / PROGRAM)
+    schema = None
+    if source.schema is not None:
+        (folder / SCHEMA).write_text(source.schema.to_json(), encoding="utf-8")
+        schema = _stored(folder, SCHEMA)
+    return Manifest(
+        step=source.restored.step,
+        source=source.path,
+        tables=tables,
+        collections=source.stored_collections(),
+        outputs=source.scorer({}).outputs,
+        dense=_stored(folder, DENSE),
+        program=None if trouble else _stored(folder, PROGRAM),
+        no_program=trouble,
+        schema=schema,
+        recipe=source.recipe,
+        parity={},
+    )
+
+
+def _write_program(source: TrainedModel, columns: int, path: Path) -> str:
+    """Write the dense part as a program; returns why it cannot be, or ""."""
+    givens: dict[str, GivenBags] = {}
+    for name, collection in source.collections.items():
+        if not isinstance(collection, EmbeddingBagCollection):
+            return "the model has sequences, whose lengths its dense part depends on"
+        givens[name] = GivenBags(collection)
+    return export_program(source.scorer(givens), givens, columns, path)
+
+
+def _with_parity(
+    source: TrainedModel,
+    folder: Path,
+    manifest: Manifest,
+    sample: Sample,
+    kept: Mapping[str, KeptRows],
+    bounds: ParityBounds,
+) -> Manifest:
+    """Score the sample by both models.
+
+    Raises:
+        ArtifactError: the scores are too far apart.
+    """
+    (folder / _PARTIAL).write_bytes(manifest.sealed().to_bytes())
+    artifact = open_artifact(folder, name=_PARTIAL)
+    build = None if source.recipe is not None else (lambda: source.module)
+    predictor = Predictor(artifact, build)
+    batch = sample.batch
+    exact = _scored(source, kept, sample)
+    got = predictor.outputs(batch.dense_features, batch.sparse_features)
+    told = compared(sample, manifest.outputs, exact, got)
+
+    def of_tables() -> dict[str, float]:
+        errors = {}
+        for number, table in enumerate(artifact.packed.tables):
+            rows = artifact.packed.rows_of(number)[kept[table.name].ids]
+            values = unpack_rows(rows, table.kind, table.width, table.power)
+            one = {**kept, table.name: KeptRows(kept[table.name].ids, values)}
+            moved = compared(sample, manifest.outputs, exact, _scored(source, one, sample))
+            errors[table.name] = float(moved["max_logit_error"])
+        return errors
+
+    parity = check_bounds(told, bounds, of_tables)
+    return replace(manifest, parity=parity).sealed()
+
+
+@torch.inference_mode()
+def _scored(
+    source: TrainedModel, kept: Mapping[str, KeptRows], sample: Sample
+) -> tuple[Tensor, ...]:
+    """The logits of the trained model, with these rows in its tables."""
+    places = {
+        name: sampled(one, {table.name: kept[table.name] for table in configs_of(one)})
+        for name, one in source.collections.items()
+    }
+    scored = source.scorer(places)(sample.batch.dense_features, sample.batch.sparse_features)
+    assert isinstance(scored, tuple)
+    return scored
+
+
+def _stored(folder: Path, name: str) -> StoredFile:
+    content = (folder / name).read_bytes()
+    return StoredFile(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _check_out(folder: Path) -> None:
+    """Check that an artifact may be written: the folder is new, empty, or an unfinished export.
+
+    Raises:
+        ArtifactError: it holds an artifact, or files that no artifact has.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"{folder} is a file; export to a new or empty folder.")
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if MANIFEST in names:
+        raise ArtifactError(
+            f"{folder} already holds a complete artifact or checkpoint; export to a new folder, or "
+            "delete it first."
+        )
+    foreign = sorted(names - {TABLES, DENSE, PROGRAM, SCHEMA, _PARTIAL})
+    if foreign:
+        raise ArtifactError(
+            f"{folder} holds {foreign[0]!r}, which is no part of an artifact; export to a new or "
+            "empty folder."
+        )
+
+
+def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
+    """Remove what an unfinished export has written, and the folders that it made."""
+    for name in (DENSE, PROGRAM, SCHEMA, _PARTIAL):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / TABLES, ignore_errors=True)
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _publish(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest so that it appears whole or not at all, when all else is on disk."""
+    for file in manifest.files():
+        _sync(folder / file.path)
+    (folder / _PARTIAL).write_bytes(manifest.to_bytes())
+    for path in (folder / _PARTIAL, folder / TABLES, folder):
+        _sync(path)
+    os.replace(folder / _PARTIAL, folder / MANIFEST)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

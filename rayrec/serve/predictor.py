@@ -1,0 +1,251 @@
+"""`Predictor`: scores rows by an artifact, in one process, without Ray and without a trainer.
+
+    predictor = Predictor.load("served/clicks")
+    predictor.predict([{"user": 7, "item": 12, "age": 0.3}])
+
+The tables are mapped read-only, so any number of predictors of a host share one copy. The calls may
+come from several threads.
+
+    # B rows, I dense columns, N candidates
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.checkpoint import dense_tensors, load_dense
+from rayrec.errors import ArtifactError, ConfigError, InputError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.quant import (
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    exchanged,
+    mark_checked,
+    reference_collections,
+)
+from rayrec.recipe import ModelRecipe
+from rayrec.serve.artifact import Artifact, open_artifact
+from rayrec.serve.manifest import Manifest
+from rayrec.serve.program import Program, load_program
+from rayrec.serve.requests import (
+    CandidateSplit,
+    Request,
+    Rows,
+    broadcast,
+    read_rows,
+    tensors_of,
+    user_columns,
+)
+from rayrec.serve.scorer import Scorer, probabilities
+from rayrec.sparse import KeyedJaggedTensor
+
+Scores = Tensor | dict[str, Tensor]
+Collections = Mapping[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]
+_MOST_SPLITS = 64
+
+
+class Predictor:
+    """Scores rows; make one with `Predictor.load`.
+
+    Args:
+        artifact: an opened one.
+        model: builds the training module, as at the export; None takes what the artifact has.
+    Raises:
+        ArtifactError: the artifact has neither a recipe nor a program, or not of this model.
+
+    Attributes:
+        manifest: what the artifact says of itself.
+        schema: which columns are what; None where the model was exported without.
+        collections: the packed tables, by the collections' names in the model.
+    """
+
+    def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
+        self.manifest: Manifest = artifact.manifest
+        self.schema: FeatureSchema | None = artifact.schema
+        self.collections: Collections = artifact.collections()
+        self._program: Program | None = None
+        self._scorer: Scorer | None = None
+        if model is None and self.manifest.recipe is not None:
+            where = str(artifact.folder)
+            model = ModelRecipe.from_extras({"recipe": self.manifest.recipe}, where)
+        if model is not None:
+            self._scorer = self._build(model, artifact)
+        elif self.manifest.program is not None:
+            self._program = load_program(artifact.folder / self.manifest.program.path)
+        else:
+            raise ArtifactError(
+                f"{artifact.folder} has no program ({self.manifest.no_program}) and no recipe; "
+                "load it with model=, the function that builds its module."
+            )
+        self._splits: dict[frozenset[str], CandidateSplit] = {}
+        self._ids_are_checked = self.schema is not None and _covers(self.schema, self.collections)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        fill: bool = True,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> Predictor:
+        """Open an artifact; the predictor is ready when this returns.
+
+        Args:
+            path: local folder that `rayrec export` wrote.
+            verify: compare the sha256 of every file with that of the manifest.
+            fill: have all pages of the tables in memory first, so that no request waits for them.
+            model: builds the training module of a model of the user's code; without it such a model
+                is served by its exported program.
+        Raises:
+            ConfigError: the path is no local one.
+            ArtifactError: there is no artifact of this version; or a file is missing or damaged.
+        """
+        return cls(open_artifact(path, verify=verify, fill=fill), model)
+
+    @property
+    def step(self) -> int:
+        """The training step of the weights."""
+        return self.manifest.step
+
+    def _build(self, model: Callable[[], nn.Module], artifact: Artifact) -> Scorer:
+        # initial values, which are overwritten, shall not move the caller's random numbers
+        with torch.random.fork_rng(devices=[]):
+            module = model()
+        found = set(reference_collections(module))
+        if found != set(self.collections):
+            raise ArtifactError(
+                f"the model has the collections {sorted(found)} and {artifact.folder} was exported "
+                f"with {sorted(self.collections)}. Give the model that was exported."
+            )
+        whole = exchanged(module, self.collections).eval()
+        load_dense(dense_tensors(trained(whole), whole), artifact.dense(), str(artifact.folder))
+        labels = 1 if self.schema is None else len(self.schema.labels)
+        return Scorer(whole, labels, self.manifest.outputs).eval()
+
+    def predict(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
+        """The probability of label 1 of every row.
+
+        Args:
+            rows: an Arrow record batch or table, or a list of dicts from column to value, by the
+                schema; other columns are ignored, and labels are not read. Or ids as a
+                KeyedJaggedTensor of B bags per key.
+            dense: (B, I) beside a KeyedJaggedTensor.
+        Returns:
+            (B,) float32. Of a model of several tasks a dict by their names: probabilities of a
+            binary task, (B, classes) of a multiclass one, values of a regression.
+        Raises:
+            InputError: a column is missing or of a wrong type, an id lies outside its table, a
+                number is not finite; names column, row and value.
+            ConfigError: rows of columns are given, and the artifact has no schema.
+        """
+        return self._finish(self._run(self._request(rows, dense)), as_logits=False)
+
+    def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
+        """As `predict`, with logits in place of probabilities."""
+        return self._finish(self._run(self._request(rows, dense)), as_logits=True)
+
+    def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
+        """The probability of label 1 of each candidate for one user.
+
+        The user's features are looked up once, where all tables are pooled.
+
+        Args:
+            user: the columns that are the same for all candidates, as one row.
+            candidates: N rows of all other columns of the schema.
+        Returns:
+            (N,) float32, as `predict`.
+        Raises:
+            InputError, ConfigError: as `predict`; or a column is on both sides.
+        """
+        schema = self._known_schema()
+        one: Rows = [user] if isinstance(user, Mapping) else user
+        if len(candidates) == 0:
+            return self.predict([])
+        columns = user_columns(one, candidates, schema)
+        if columns not in self._splits:
+            if len(self._splits) >= _MOST_SPLITS:
+                self._splits.clear()
+            self._splits[columns] = CandidateSplit(schema, columns)
+        split = self._splits[columns]
+        if split.is_whole and self._takes_strides():
+            request = split.request(one, candidates, self._ids_are_checked)
+        else:
+            request = self._request(broadcast(one, candidates, schema), None)
+        return self._finish(self._run(request), as_logits=False)
+
+    def _takes_strides(self) -> bool:
+        """Whether keys may have different numbers of bags until they reach the collections."""
+        bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
+        return bags and (self._scorer is None or self._scorer.is_own)
+
+    def _known_schema(self) -> FeatureSchema:
+        if self.schema is None:
+            raise ConfigError(
+                "the artifact has no schema, so rows of columns cannot be read; give a "
+                "KeyedJaggedTensor and dense, or export with schema=."
+            )
+        return self.schema
+
+    def _request(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None) -> Request:
+        if isinstance(rows, KeyedJaggedTensor):
+            columns = None if self.schema is None else len(self.schema.dense)
+            return tensors_of(rows, dense, columns)
+        if dense is not None:
+            raise InputError(
+                "dense belongs to a KeyedJaggedTensor; rows have columns of their own."
+            )
+        batch = read_rows(rows, self._known_schema())
+        if self._ids_are_checked:
+            mark_checked(batch.sparse_features)
+        return Request(batch.dense_features, batch.sparse_features)
+
+    def _run(self, request: Request) -> tuple[Tensor, ...]:
+        with torch.inference_mode():
+            if self._scorer is not None:
+                return self._scorer(request.dense, request.ids)
+            assert self._program is not None
+            pooled = [one(request.ids).values() for one in self.collections.values()]
+            if not len(request.dense):
+                # a program is for at least one row
+                ran = self._program(
+                    *(torch.zeros(1, part.shape[1]) for part in [request.dense, *pooled])
+                )
+                return tuple(output[:0] for output in ran)
+            return tuple(self._program(request.dense, *pooled))
+
+    def outputs(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+        """The logits of every output of the manifest, in order, of ids that are checked here."""
+        return self._run(Request(dense, ids))
+
+    def _finish(self, outputs: tuple[Tensor, ...], *, as_logits: bool) -> Scores:
+        kinds = self.manifest.outputs
+        pairs = zip(kinds, outputs, strict=True)
+        named = {name: o if as_logits else probabilities(kind, o) for (name, kind), o in pairs}
+        return named[""] if list(named) == [""] else named
+
+
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and dense parameters of a module without tables, as checkpoints hold them."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _covers(schema: FeatureSchema, collections: Collections) -> bool:
+    """Whether ids that the schema lets through lie in the tables of all collections."""
+    limits = schema.limits()
+    for collection in collections.values():
+        tables = (
+            collection.embedding_bag_configs()
+            if isinstance(collection, QuantEmbeddingBagCollection)
+            else collection.embedding_configs()
+        )
+        for table in tables:
+            for feature in table.feature_names:
+                if limits.get(feature, table.num_embeddings + 1) > table.num_embeddings:
+                    return False
+    return True

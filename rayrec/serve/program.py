@@ -1,0 +1,121 @@
+"""The dense part of a model as a `torch.export` program, which needs no code of the model's.
+
+The collections are left out: their pooled rows are inputs, so that the tables stay in their files.
+
+    # B rows of the batch, I dense columns, C columns of all features of a collection
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.errors import ArtifactError
+from rayrec.modules import EmbeddingBagCollection, get_embedding_names_by_table
+from rayrec.serve.scorer import Scorer
+from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+from rayrec.storage import one_line
+
+MAX_ROWS = 1 << 20
+Program = Callable[..., tuple[Tensor, ...]]
+
+
+class GivenBags(nn.Module):
+    """Stands for a pooled collection whose rows somebody else has looked up.
+
+    Args:
+        collection: that it stands for.
+    """
+
+    def __init__(self, collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        tables = collection.embedding_bag_configs()
+        names = get_embedding_names_by_table(tables)
+        self._names = [name for own in names for name in own]
+        self._widths = [table.embedding_dim for table in tables for _ in table.feature_names]
+        # in a list, since an exported module may not set its attributes
+        self.given: list[Tensor] = []
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The rows that were given."""
+        return KeyedTensor(self._names, self._widths, self.given[0])
+
+    @property
+    def width(self) -> int:
+        """C."""
+        return sum(self._widths)
+
+
+class _DensePart(nn.Module):
+    """(B, I), then (B, C) of every collection -> the outputs of the scorer."""
+
+    def __init__(self, scorer: Scorer, givens: list[GivenBags]) -> None:
+        super().__init__()
+        self.scorer, self._givens = scorer, givens
+
+    def forward(self, dense: Tensor, *pooled: Tensor) -> tuple[Tensor, ...]:
+        nothing = KeyedJaggedTensor([], torch.empty(0), lengths=torch.empty(0).int(), stride=0)
+        try:
+            for given, rows in zip(self._givens, pooled, strict=True):
+                given.given.append(rows)
+            outputs = self.scorer(dense, nothing)
+        finally:
+            for given in self._givens:
+                given.given.clear()
+        assert isinstance(outputs, tuple)
+        return outputs
+
+
+def export_program(
+    scorer: Scorer, givens: Mapping[str, GivenBags], dense_columns: int, path: Path
+) -> str:
+    """Export the dense part of a model and save it.
+
+    Args:
+        scorer: of the model, with `givens` in the places of its collections.
+        dense_columns: I.
+    Returns:
+        "" when the program was written, else why the model does not export, in one line.
+    """
+    part = _DensePart(scorer, list(givens.values())).eval()
+    rows = 4
+    widths = [given.width for given in givens.values()]
+    inputs = (torch.randn(rows, dense_columns), *(torch.randn(rows, width) for width in widths))
+    try:
+        with torch.no_grad():
+            # once outside, so that what layers keep for later calls is made of real tensors
+            wanted = part(*inputs)
+            batch = torch.export.Dim("B", min=1, max=MAX_ROWS)
+            shapes = ({0: batch}, tuple({0: batch} for _ in widths))
+            program = torch.export.export(part, inputs, dynamic_shapes=shapes)
+            got = program.module()(*inputs)
+            if not all(torch.allclose(a, b, 1e-4, 1e-5) for a, b in zip(got, wanted, strict=True)):
+                return "the exported program gives other results than the model"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.export.save(program, path)
+    # whatever a model of the user's holds may refuse to be traced, and it is served all the same
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        return f"{type(error).__name__}: {one_line(error)}"[:300]
+    return ""
+
+
+def load_program(path: Path) -> Program:
+    """Load an exported dense part.
+
+    Raises:
+        ArtifactError: this torch cannot load it.
+    """
+    try:
+        return cast("Program", torch.export.load(path).module())
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+        raise ArtifactError(
+            f"{path} cannot be loaded by torch {torch.__version__}: {one_line(error)}. Export the "
+            "checkpoint with this torch."
+        ) from error

@@ -1,0 +1,261 @@
+"""What a caller asks a score for, as the tensors that a model takes.
+
+Rows come as Arrow record batches, as plain Python rows (dicts from column to value), or as the
+tensors themselves. Columns are read, hashed and checked by the schema, as in training; labels are
+not read. A user with many candidates is two such tables: one row, and n rows.
+
+    # B rows, I dense columns, N candidates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rayrec.data import Batch, to_batch
+from rayrec.errors import ConfigError, InputError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.quant import mark_checked
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage import one_line
+
+Rows: TypeAlias = "pa.RecordBatch | pa.Table | Sequence[Mapping[str, Any]]"
+
+
+class Request(NamedTuple):
+    """Tensors of B rows: dense (B, I), ids of B bags per key."""
+
+    dense: Tensor
+    ids: KeyedJaggedTensor
+
+
+def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch | pa.Table:
+    """Rows as Arrow has them; plain ones become a record batch of the columns that they have.
+
+    Raises:
+        InputError: the rows are of another kind, or a column of them has no one type.
+    """
+    if isinstance(rows, (pa.RecordBatch, pa.Table)):
+        return rows
+    if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Sequence):
+        raise InputError(
+            f"{source} is of {type(rows).__name__}; give an Arrow record batch or table, or a list "
+            "of dicts from column to value."
+        )
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f"row {number} of {source} is of {type(row).__name__}; a row is a dict from column "
+                "to value."
+            )
+    names = [name for name in schema.columns() if any(name in row for row in rows)]
+    return pa.RecordBatch.from_arrays([_column(name, rows, source) for name in names], names=names)
+
+
+def _column(name: str, rows: Sequence[Mapping[str, Any]], source: str) -> pa.Array:
+    for number, row in enumerate(rows):
+        if name not in row:
+            raise InputError(
+                f"row {number} of {source} has no {name!r}, which other rows have; write None "
+                "where it is not known."
+            )
+    try:
+        return pa.array([row[name] for row in rows])
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InputError(
+            f"column {name!r} of {source} holds values of several types: {one_line(error)}. Give "
+            "all rows the same."
+        ) from error
+
+
+def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") -> Batch:
+    """Rows as a batch, whose labels are zeros.
+
+    Raises:
+        InputError: names column, row and value of the first bad entry.
+    """
+    if isinstance(rows, Sequence) and not rows:
+        return nothing(schema)
+    return to_batch(arrow_rows(rows, schema, source), schema, source, with_labels=False)
+
+
+def nothing(schema: FeatureSchema) -> Batch:
+    """A batch of no rows."""
+    empty = torch.empty(0, dtype=torch.int64)
+    ids = KeyedJaggedTensor(
+        list(schema.feature_names()),
+        empty,
+        torch.empty(0) if schema.is_weighted else None,
+        lengths=empty.int(),
+        stride=0,
+    )
+    labels = torch.empty((0, len(schema.labels)) if len(schema.labels) > 1 else 0)
+    return Batch(
+        dense_features=torch.empty(0, len(schema.dense)),
+        sparse_features=ids,
+        labels=labels,
+        global_rows=0,
+    )
+
+
+def tensors_of(ids: KeyedJaggedTensor, dense: Tensor | None, columns: int | None) -> Request:
+    """Check the dense tensor that a caller gives beside ids.
+
+    Args:
+        columns: I; None where it is not known.
+    Raises:
+        InputError: it has another shape or type, or holds NaN or infinity.
+    """
+    rows = ids.stride()
+    if dense is None:
+        dense = torch.empty(rows, 0)
+    wanted = dense.shape[1] if columns is None and dense.dim() == 2 else columns
+    if dense.shape != (rows, wanted) or not dense.is_floating_point():
+        raise InputError(
+            f"dense is {tuple(dense.shape)} {dense.dtype}; these ids have {rows} rows and the "
+            f"model {wanted} dense columns: give ({rows}, {wanted}) float32."
+        )
+    if not np.isfinite(dense.numpy(force=True)).all():
+        row, column = (int(place) for place in (~dense.isfinite()).nonzero()[0])
+        raise InputError(
+            f"dense column {column} holds {float(dense[row, column])} in row {row}. Clean the data."
+        )
+    return Request(dense.float(), ids)
+
+
+class CandidateSplit:
+    """The schema in two parts: what one row of the user says, and what each candidate says.
+
+    Args:
+        columns: those of the user; all others of the schema are the candidates'.
+    """
+
+    def __init__(self, schema: FeatureSchema, columns: frozenset[str]) -> None:
+        self._schema = schema
+        self.user = _part(schema, columns, True)
+        self.candidate = _part(schema, columns, False)
+        self._user_dense = [i for i, c in enumerate(schema.dense) if c.column in columns]
+        self._own_dense = [i for i, c in enumerate(schema.dense) if c.column not in columns]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether both parts have features, so that each can be read by itself."""
+        return self.user is not None and self.candidate is not None
+
+    def request(self, user: Rows, candidates: Rows, checked: bool) -> Request:
+        """One row of the user and N candidates, as N rows whose user features are looked up once.
+
+        Raises:
+            InputError: names column, row and value of the first bad entry.
+        """
+        assert self.user is not None and self.candidate is not None
+        one = read_rows(user, self.user, "the user")
+        many = read_rows(candidates, self.candidate, "the candidates")
+        if one.rows != 1:
+            raise InputError(f"the user has {one.rows} rows; give the one row of one user.")
+        rows = many.rows
+        dense = torch.empty(rows, len(self._schema.dense))
+        dense[:, self._user_dense] = one.dense_features
+        dense[:, self._own_dense] = many.dense_features
+        ids = _joined(one.sparse_features, many.sparse_features, rows)
+        if checked:
+            mark_checked(ids)
+        return Request(dense, ids)
+
+
+def _part(schema: FeatureSchema, columns: frozenset[str], inside: bool) -> FeatureSchema | None:
+    """The schema of the features whose columns are among `columns`, or of the others."""
+    features = tuple(f for f in schema.features if (f.column in columns) == inside)
+    if not features:
+        return None
+    names = {feature.name for feature in features}
+    tables = []
+    for table in schema.tables:
+        own = [name for name in table.feature_names if name in names]
+        if own:
+            tables.append(replace(table, feature_names=own))
+    dense = tuple(c for c in schema.dense if (c.column in columns) == inside)
+    return replace(schema, features=features, tables=tuple(tables), dense=dense, weight=None)
+
+
+def _joined(one: KeyedJaggedTensor, many: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
+    """Keys with one bag, and keys with `rows` bags, whose rows all share the first ones."""
+    keys = [*one.keys(), *many.keys()]
+    weights = None
+    if one.weights_or_none() is not None or many.weights_or_none() is not None:
+        weights = torch.cat([_weights(one), _weights(many)])
+    inverse = np.zeros((len(keys), rows), np.int64)
+    inverse[len(one.keys()) :] = np.arange(rows)
+    return KeyedJaggedTensor(
+        keys,
+        torch.cat([one.values(), many.values()]),
+        weights,
+        lengths=torch.cat([one.lengths(), many.lengths()]),
+        stride_per_key_per_rank=[[1]] * len(one.keys()) + [[rows]] * len(many.keys()),
+        inverse_indices=(keys, torch.from_numpy(inverse)),
+    )
+
+
+def _weights(ids: KeyedJaggedTensor) -> Tensor:
+    weights = ids.weights_or_none()
+    return torch.ones(ids.values().numel()) if weights is None else weights
+
+
+def broadcast(user: Rows, candidates: Rows, schema: FeatureSchema) -> pa.RecordBatch:
+    """The candidates' rows, each with the columns of the user beside its own.
+
+    Raises:
+        InputError: there is not one row of the user.
+    """
+    one = _one_batch(arrow_rows(user, schema, "the user"))
+    many = _one_batch(arrow_rows(candidates, schema, "the candidates"))
+    if one.num_rows != 1:
+        raise InputError(f"the user has {one.num_rows} rows; give the one row of one user.")
+    again = pa.array(np.zeros(many.num_rows, np.int64))
+    arrays = [*(column.take(again) for column in one.columns), *many.columns]
+    return pa.RecordBatch.from_arrays(arrays, names=[*one.schema.names, *many.schema.names])
+
+
+def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    batches = rows.combine_chunks().to_batches()
+    if batches:
+        return batches[0]
+    return pa.RecordBatch.from_pylist([], schema=rows.schema)
+
+
+def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozenset[str]:
+    """The schema's columns that the user's row has.
+
+    Raises:
+        InputError: a column is on both sides.
+        ConfigError: an id column and its weights are on different sides.
+    """
+    wanted = set(schema.columns()) - {*schema.labels, schema.weight}
+    sides = [wanted & set(_names(side)) for side in (user, candidates)]
+    both = sides[0] & sides[1]
+    if both:
+        raise InputError(
+            f"column {sorted(both)[0]!r} is in the user's row and in the candidates; leave it out "
+            "of one of them."
+        )
+    for feature in schema.features:
+        if feature.weights and (feature.column in sides[0]) != (feature.weights in sides[0]):
+            raise ConfigError(
+                f"feature {feature.name!r} has its ids in column {feature.column!r} and weights in "
+                f"{feature.weights!r}; give both with the user or both with the candidates."
+            )
+    return frozenset(sides[0])
+
+
+def _names(rows: Rows) -> list[str]:
+    if isinstance(rows, (pa.RecordBatch, pa.Table)):
+        return list(rows.schema.names)
+    return list(rows[0]) if len(rows) and isinstance(rows[0], Mapping) else []

@@ -1,0 +1,101 @@
+"""Collections over some rows of large tables: the float32 reference of a packed artifact.
+
+A sample of evaluation rows reads few rows of each table. They are kept with their ids, and looked
+up by them, so that the trained model can be run where its tables would not fit.
+
+    # n rows that are kept of a table, D its width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+    pool_bags,
+)
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+
+class KeptRows(NamedTuple):
+    """Some rows of a table: ids (n,) int64, ascending; values (n, D) float32."""
+
+    ids: Tensor
+    values: Tensor
+
+
+def ids_of(tables: Iterable[BaseEmbeddingConfig], batch: KeyedJaggedTensor) -> dict[str, Tensor]:
+    """The ids that a batch looks up in each table, each once, ascending."""
+    return {
+        table.name: torch.cat([batch[f].values() for f in table.feature_names]).long().unique()
+        for table in tables
+    }
+
+
+class SampledBags(nn.Module):
+    """Looks up as the reference collection does, in kept rows.
+
+    Args:
+        kept: the rows of every table; those that a batch looks up must be among them.
+    """
+
+    def __init__(self, collection: EmbeddingBagCollection, kept: Mapping[str, KeptRows]) -> None:
+        super().__init__()
+        self._tables, self._kept = collection.embedding_bag_configs(), kept
+        self._is_weighted = collection.is_weighted()
+        names = get_embedding_names_by_table(self._tables)
+        self._names = [name for own in names for name in own]
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """As `EmbeddingBagCollection.forward`."""
+        pooled, widths = [], []
+        for table in self._tables:
+            kept = self._kept[table.name]
+            for feature in table.feature_names:
+                bags = features[feature]
+                places = torch.searchsorted(kept.ids, bags.values().long())
+                own = JaggedTensor(places, lengths=bags.lengths())
+                per_id = bags.weights() if self._is_weighted else None
+                pooled.append(pool_bags(kept.values, own, table.pooling, per_id))
+                widths.append(table.embedding_dim)
+        return KeyedTensor(self._names, widths, torch.cat(pooled, dim=1))
+
+
+class SampledSequences(nn.Module):
+    """As `SampledBags`, for sequences."""
+
+    def __init__(self, collection: EmbeddingCollection, kept: Mapping[str, KeptRows]) -> None:
+        super().__init__()
+        self._tables, self._kept = collection.embedding_configs(), kept
+        self._names = collection.embedding_names_by_table()
+        self._need_indices = collection.need_indices()
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """As `EmbeddingCollection.forward`."""
+        outputs = {}
+        for table, names in zip(self._tables, self._names, strict=True):
+            kept = self._kept[table.name]
+            for feature, name in zip(table.feature_names, names, strict=True):
+                bags = features[feature]
+                places = torch.searchsorted(kept.ids, bags.values().long())
+                rows = functional.embedding(places, kept.values)
+                ids = bags.values() if self._need_indices else None
+                outputs[name] = JaggedTensor(rows, ids, lengths=bags.lengths())
+        return outputs
+
+
+def sampled(
+    collection: EmbeddingBagCollection | EmbeddingCollection, kept: Mapping[str, KeptRows]
+) -> nn.Module:
+    """The collection over kept rows."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return SampledBags(collection, kept)
+    return SampledSequences(collection, kept)

@@ -1,0 +1,99 @@
+"""`Scorer`: what a trained module says of rows that have no labels yet.
+
+A training module gives a loss and the logits that it came from. Of the click models of rayrec the
+part that makes the logits is known and called alone. Any other module is called with labels of
+zero, and its loss is not used.
+
+    # B rows of the batch, I dense columns, K outputs of all tasks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.data import Batch
+from rayrec.errors import ConfigError
+from rayrec.models import DeepFMTrain, DLRMTrain, MultiTaskTrain, TwoTowerTrain
+from rayrec.sparse import KeyedJaggedTensor
+
+Outputs = tuple[tuple[str, str], ...]
+ONE_BINARY: Outputs = (("", "binary"),)
+
+
+class Scorer(nn.Module):
+    """Logits of a module: (B, I) and ids -> one tensor per output.
+
+    Args:
+        model: the training module; forward(batch) -> (loss, (loss, logits, labels)).
+        labels: label columns of the schema, which any other module than rayrec's own is given.
+        outputs: name and kind of each output of a module that is not rayrec's own.
+    Raises:
+        ConfigError: its logits depend on the other rows of the batch.
+    """
+
+    def __init__(self, model: nn.Module, labels: int = 1, outputs: Outputs = ONE_BINARY) -> None:
+        super().__init__()
+        if isinstance(model, TwoTowerTrain):
+            raise ConfigError(
+                "the logits of TwoTowerTrain depend on the other rows of a batch. Export a module "
+                "of yours whose logits are the products of the two towers."
+            )
+        self.model, self._labels = model, labels
+        self.outputs = outputs
+        if isinstance(model, MultiTaskTrain):
+            self.outputs = tuple((task.name, task.kind) for task in model.tasks)
+
+        # whether ids reach the collections as they are given, which rayrec's own models see to
+        self._is_click = isinstance(model, (DLRMTrain, DeepFMTrain))
+        self.is_own = self._is_click or isinstance(model, MultiTaskTrain)
+
+    def forward(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+        """One (B,), or (B, classes), per output.
+
+        Raises:
+            ConfigError: the module does not give what a training module gives.
+        """
+        if self._is_click:
+            model: Any = self.model.model
+            return (model(dense, ids).squeeze(-1),)
+        if isinstance(self.model, MultiTaskTrain):
+            sizes = [task.outputs for task in self.model.tasks]
+            parts = self.model.model(dense, ids).split(sizes, dim=1)
+            tasks = zip(self.model.tasks, parts, strict=True)
+            return tuple(p if task.classes is not None else p.squeeze(1) for task, p in tasks)
+        return self._by_training(dense, ids)
+
+    def _by_training(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+        rows = dense.shape[0]
+        labels = torch.zeros((rows, self._labels) if self._labels > 1 else rows)
+        batch = Batch(
+            dense_features=dense, sparse_features=ids, labels=labels, global_rows=max(1, rows)
+        )
+        given: Any = self.model(batch)
+        try:
+            _, (_, logits, _) = given
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{type(self.model).__name__} gives {type(given).__name__}; a model to export "
+                "gives (loss, (loss, logits, labels)), as in training."
+            ) from None
+        if isinstance(logits, Tensor):
+            logits = {self.outputs[0][0]: logits}
+        names = [name for name, _ in self.outputs]
+        if not isinstance(logits, Mapping) or set(names) != set(logits):
+            raise ConfigError(
+                f"{type(self.model).__name__} gives logits of {list(logits)} and the tasks are "
+                f"{names}; give tasks=, those of the run."
+            )
+        return tuple(logits[name] for name in names)
+
+
+def probabilities(kind: str, logits: Tensor) -> Tensor:
+    """What an output predicts: a probability, probabilities of classes, or the value itself."""
+    if kind == "binary":
+        return logits.sigmoid()
+    return logits.softmax(1) if kind == "multiclass" else logits

@@ -1,0 +1,172 @@
+"""The trained model of a checkpoint, without its tables, as an export needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.checkpoint import (
+    RestoredCheckpoint,
+    check_tables,
+    dense_tensors,
+    load_dense,
+    restore_checkpoint,
+)
+from rayrec.errors import ConfigError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+from rayrec.quant import exchanged, reference_collections
+from rayrec.recipe import ModelRecipe
+from rayrec.serve.manifest import BAGS, SEQUENCES, StoredCollection
+from rayrec.serve.scorer import ONE_BINARY, Scorer
+from rayrec.spec.task import Task
+
+Reference = EmbeddingBagCollection | EmbeddingCollection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainedModel:
+    """A training module whose dense part holds the weights of a checkpoint.
+
+    Attributes:
+        path: of the checkpoint.
+        restored: its manifest and dense part.
+        module: the training module; its tables are not read.
+        collections: of the module, by name.
+        schema: which columns are what, or None.
+        recipe: JSON data of the module's recipe; None for a module of the user's code.
+        tasks: of the run, where the module does not say them itself.
+    """
+
+    path: str
+    restored: RestoredCheckpoint
+    module: nn.Module
+    collections: dict[str, Reference]
+    schema: FeatureSchema | None
+    recipe: dict[str, Any] | None
+    tasks: Sequence[Task]
+
+    def tables(self) -> list[BaseEmbeddingConfig]:
+        """All tables, in the order of the collections."""
+        return [table for one in self.collections.values() for table in configs_of(one)]
+
+    def stored_collections(self) -> tuple[StoredCollection, ...]:
+        """The collections as an artifact describes them."""
+        return tuple(_stored(name, one) for name, one in self.collections.items())
+
+    def scorer(self, places: Mapping[str, nn.Module]) -> Scorer:
+        """What gives the logits of a copy of the module with other modules for its collections."""
+        labels = 1 if self.schema is None else len(self.schema.labels)
+        outputs = tuple((task.name, task.kind) for task in self.tasks)
+        # one task has no name in what a module gives
+        outputs = outputs if len(outputs) > 1 else tuple(("", kind) for _, kind in outputs)
+        return Scorer(exchanged(self.module, places), labels, outputs or ONE_BINARY).eval()
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether ids of any collection have weights."""
+        bags = (c for c in self.collections.values() if isinstance(c, EmbeddingBagCollection))
+        return any(one.is_weighted() for one in bags)
+
+
+def configs_of(collection: Reference) -> list[BaseEmbeddingConfig]:
+    """The tables of a collection."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return list(collection.embedding_bag_configs())
+    return list(collection.embedding_configs())
+
+
+def open_trained(
+    checkpoint: str,
+    model: Callable[[], nn.Module] | None = None,
+    schema: FeatureSchema | None = None,
+    tasks: Sequence[Task] = (),
+) -> TrainedModel:
+    """Build the model of a checkpoint and load its dense part.
+
+    Args:
+        model: builds the training module, tables on any device; None takes the recipe that the
+            checkpoint has of rayrec's own click models.
+        schema: None takes that of the recipe.
+        tasks: of the run, for a module of the user's code; none means one binary task.
+    Raises:
+        CheckpointError: there is no checkpoint, or it is of another model, or damaged.
+        ConfigError: the checkpoint has no recipe, the model no collection, or the schema does not
+            fit the model.
+    """
+    restored = restore_checkpoint(checkpoint, [])
+    recipe: dict[str, Any] | None = None
+    if model is None:
+        own = ModelRecipe.from_extras(restored.extras, checkpoint)
+        model, recipe = own, own.to_extras()["recipe"]
+        schema = schema or FeatureSchema.from_json(own.schema, f"the schema of {checkpoint}")
+    with torch.random.fork_rng(devices=[]):
+        module = model().eval()
+    collections = reference_collections(module)
+    if not collections:
+        raise ConfigError(
+            f"{type(module).__name__} holds no EmbeddingBagCollection and no EmbeddingCollection; "
+            "model= builds the module that was trained, before it is sharded."
+        )
+    trained = TrainedModel(
+        path=checkpoint,
+        restored=restored,
+        module=module,
+        collections=collections,
+        schema=schema,
+        recipe=recipe,
+        tasks=tasks,
+    )
+    check_tables(restored.manifest, trained.tables(), {}, checkpoint)
+    if schema is not None:
+        _check_schema(schema, trained.tables())
+    prefixes = tuple(f"{name}." if name else "" for name in collections)
+    dense = [
+        (name, p)
+        for name, p in module.named_parameters()
+        if p.requires_grad and not name.startswith(prefixes)
+    ]
+    load_dense(dense_tensors(dense, module), restored.dense, checkpoint)
+    return trained
+
+
+def _check_schema(schema: FeatureSchema, tables: list[BaseEmbeddingConfig]) -> None:
+    """Check that every id which the schema lets through has a row.
+
+    Raises:
+        ConfigError: names the feature and the table.
+    """
+    limits = schema.limits()
+    for table in tables:
+        for feature in table.feature_names:
+            if feature not in limits:
+                raise ConfigError(
+                    f"the schema has no feature {feature!r}, which table {table.name!r} is looked "
+                    f"up by; it has {sorted(limits)}."
+                )
+            if limits[feature] > table.num_embeddings:
+                raise ConfigError(
+                    f"the schema lets ids of feature {feature!r} up to {limits[feature] - 1} "
+                    f"through, and table {table.name!r} has {table.num_embeddings} rows. Give the "
+                    "schema that the model was trained with."
+                )
+
+
+def _stored(name: str, collection: Reference) -> StoredCollection:
+    is_bags = isinstance(collection, EmbeddingBagCollection)
+    tables = tuple(
+        (table.name, tuple(table.feature_names), table.pooling.value)  # type: ignore[attr-defined]
+        for table in configs_of(collection)
+    )
+    return StoredCollection(
+        name=name,
+        kind=BAGS if is_bags else SEQUENCES,
+        is_weighted=isinstance(collection, EmbeddingBagCollection) and collection.is_weighted(),
+        need_indices=isinstance(collection, EmbeddingCollection) and collection.need_indices(),
+        tables=tables,
+    )
