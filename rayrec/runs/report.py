@@ -77,6 +77,9 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
     print(f"{how} step {result.steps}, {told.done}")
     for line in told.lines:
         print(line)
+    if result.failures:
+        times = f"{result.failures} failure" + ("s" if result.failures > 1 else "")
+        print(f"recovered from {times}, which cost {result.seconds_lost:.1f} s")
     if result.ended_early:
         print(f"ended early: {result.ended_early}")
     if result.best_score is not None:
@@ -94,6 +97,9 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
         "train_loss": result.train_loss,
         "checkpoint": result.checkpoint,
         "stopped": result.stopped,
+        "failures": result.failures,
+        "recoveries": result.recoveries,
+        "seconds_lost": result.seconds_lost,
         "startup_s": seconds_by_part(timing),
         "seed": reporting.seed,
     }

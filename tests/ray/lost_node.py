@@ -79,7 +79,7 @@ def main(folder: Path) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from tests.ray.test_recovery import digests
+    from tests.ray import worlds
 
     clicks = write_clicks(
         folder, rows_train=6007, rows_eval=500, num_features=6, num_dense=3, dim=8, cap=200, seed=3
@@ -101,7 +101,7 @@ def main(folder: Path) -> None:
         result = shaken.result(150)
         print(result.failures, result.recoveries, f"{result.seconds_lost:.1f} s")
         assert result.failures == 1
-        same = digests(calm.checkpoint) == digests(result.checkpoint)
+        same = worlds.digests(calm.checkpoint) == worlds.digests(result.checkpoint)
         print("same tables" if same else "OTHER TABLES")
         moment = Moment(12)
         alone = pool.submit(train, clicks, folder / "alone", moment, 1)

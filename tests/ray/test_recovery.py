@@ -6,7 +6,6 @@ state of all tables, and the dense layers, as the last checkpoint holds them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -38,15 +37,6 @@ BATCH = 256
 Act = Callable[[int, int, int], None]
 
 
-def digests(checkpoint: str) -> dict[str, str]:
-    """A digest of every file of a checkpoint but for its manifest, which tells of times."""
-    told = {}
-    for path in sorted(Path(checkpoint).rglob("*")):
-        if path.is_file() and path.name != "manifest.json":
-            told[str(path.relative_to(checkpoint))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return told
-
-
 def run(
     clicks: SyntheticPaths, folder: Path, act: Act | None = None, ranks: int = 2, **options: Any
 ) -> tuple[Result, dict[str, str]]:
@@ -69,7 +59,7 @@ def run(
         chosen["model"] = acting(clicks, scratch, act)
     result = worlds.driver(clicks, ranks, **{**chosen, **options}).fit()
     assert result.checkpoint is not None
-    return result, digests(result.checkpoint)
+    return result, worlds.digests(result.checkpoint)
 
 
 def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]:
@@ -322,7 +312,7 @@ def test_a_rank_that_freezes_before_its_task_is_found_by_its_silence(
     started = time.monotonic()
     result = driver.fit()
     assert time.monotonic() - started < 100, "the set-up alone may take 120 s"
-    assert digests(result.checkpoint or "") == undisturbed
+    assert worlds.digests(result.checkpoint or "") == undisturbed
     assert result.failures == 1 and not Path(f"/proc/{frozen[0]}").exists()
 
 

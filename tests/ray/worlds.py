@@ -4,6 +4,7 @@ rank.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -123,3 +124,12 @@ def wait_for_pid(folder: Path, rank: int, timeout_s: float = 60.0) -> int:
             return int(path.read_text())
         time.sleep(0.05)
     raise TimeoutError(f"rank {rank} did not reach step 3 in {timeout_s} s")
+
+
+def digests(checkpoint: str) -> dict[str, str]:
+    """A digest of every file of a checkpoint but for its manifest, which tells of times."""
+    told = {}
+    for path in sorted(Path(checkpoint).rglob("*")):
+        if path.is_file() and path.name != "manifest.json":
+            told[str(path.relative_to(checkpoint))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return told
