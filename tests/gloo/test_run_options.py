@@ -80,14 +80,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+ALL = pytest.param((1, 2, 4), marks=pytest.mark.slow, id="all")
+
+
+@pytest.mark.parametrize("worlds", [pytest.param((1, 2), id="two"), ALL])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_resuming_changes_nothing_and_ranks_agree(
-    ranks: RankPool, data: Path, tmp_path: Path, name: str
+    ranks: RankPool, data: Path, tmp_path: Path, name: str, worlds: tuple[int, ...]
 ) -> None:
-    results = {w: ranks.run(w, halves, name, data, tmp_path)[0] for w in (1, 2, 4)}
+    results = {w: ranks.run(w, halves, name, data, tmp_path)[0] for w in worlds}
     plain = {"bfloat16": 2e-2}
     one, scores = results[1]
-    for world_size in (2, 4):
+    for world_size in worlds[1:]:
         other, others = results[world_size]
         assert other.keys() == one.keys()
         for key, wanted in one.items():
@@ -120,7 +124,7 @@ def grouped(rank: int, world_size: int, sync_every: int, folder: Path, out: Path
     return manifest.plan["world_size"]
 
 
-@pytest.mark.parametrize("sync_every", [1, 2, 3])
+@pytest.mark.parametrize("sync_every", [1, 3, pytest.param(2, marks=pytest.mark.slow)])
 def test_groups_of_ranks_are_saved_once_and_resume(
     ranks: RankPool, data: Path, tmp_path: Path, sync_every: int
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_rows_are_those_of_the_pipeline_for_any_number_of_ranks(clicks: Synt
     assert [rows_of(b) for b in data.loader(0, 1, 512, seed=6, epoch=2)] != whole
 
 
+@pytest.mark.slow
 def test_the_rows_keep_their_order_and_their_values(clicks: SyntheticPaths, tmp_path: Path) -> None:
     schema = schema_of(clicks)
     pq.write_table(shifted(pq.read_table(clicks.train)), tmp_path / "part.parquet")
@@ -94,6 +95,7 @@ def test_the_rows_keep_their_order_and_their_values(clicks: SyntheticPaths, tmp_
     assert got.origin is not None and data.files[got.origin.file[-1]].path.startswith("block 6 of")
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_made_again_is_the_same_data(clicks: SyntheticPaths) -> None:
     schema = schema_of(clicks)
     first = RayDataset(pipeline(clicks), schema)

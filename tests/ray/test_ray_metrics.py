@@ -109,6 +109,7 @@ def test_prometheus_sees_every_number_of_a_run(clicks: SyntheticPaths, tmp_path:
     assert samples == {key: pytest.approx(value) for key, value in expected.items()}
 
 
+@pytest.mark.slow
 def test_a_failure_is_seen(clicks: SyntheticPaths, tmp_path: Path):
     def on_step(rank: int, step: int) -> None:
         if step == 5:
@@ -121,6 +122,7 @@ def test_a_failure_is_seen(clicks: SyntheticPaths, tmp_path: Path):
     assert samples["rayrec_running", ""] == 0 and samples["rayrec_step", ""] <= 5
 
 
+@pytest.mark.slow
 def test_a_run_that_stands_still_is_seen_all_the_while():
     """Ray forgets a gauge after two report intervals of the cluster's 2 s."""
     metrics = RayMetrics("still")

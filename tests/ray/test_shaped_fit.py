@@ -88,6 +88,10 @@ def test_a_run_is_shaped_and_watched(clicks: SyntheticPaths, tmp_path: Path) -> 
     assert set(kept) == {result.best_step, STEPS}
     events = read_events(str(tmp_path / "run"))
     assert [e.step for e in events.of("evaluation")] == [4, 8, STEPS]
+
+
+@pytest.mark.slow
+def test_a_loop_of_the_users_own_is_driven(clicks: SyntheticPaths) -> None:
     own = worlds.driver(clicks, 2, steps=STEPS)
     ended = Driver(
         own._planning._model,
@@ -101,6 +105,7 @@ def test_a_run_is_shaped_and_watched(clicks: SyntheticPaths, tmp_path: Path) -> 
     assert ended.train_loss is not None and ended.reports[-1].auc is not None
 
 
+@pytest.mark.slow
 def test_a_callback_of_one_rank_ends_the_run_of_all(clicks: SyntheticPaths, tmp_path: Path) -> None:
     run = worlds.driver(
         clicks, 2, rank_callbacks=[Breaks()], storage_path=str(tmp_path), steps=100_000

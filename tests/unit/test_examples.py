@@ -46,12 +46,14 @@ def test_a_big_model_is_planned_without_hardware(tmp_path: Path):
     assert "Plan: 6 tables on 16 ranks (2 hosts x 8 cuda)" in text
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_learns(tmp_path: Path):
     text = printed("own_loop.py", tmp_path)
     assert number(text, "at the first and") < 0.8 * number(text, "steps, loss")
     assert 0.75 < number(text, "auc") < 0.85
 
 
+@pytest.mark.slow
 def test_two_towers_find_the_items_of_a_users_topic(tmp_path: Path):
     text = printed("retrieval.py", tmp_path)
     # 50 of the 1,000 items are right, so ten places can hold a fifth of them

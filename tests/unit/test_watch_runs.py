@@ -95,6 +95,7 @@ def test_the_log_has_what_the_result_has(clicks: SyntheticPaths, tmp_path: Path)
     assert events.events[-1].values == {"outcome": "done"} and events.events[-1].step == STEPS
 
 
+@pytest.mark.slow
 def test_lives_of_a_real_run_are_joined_and_drawn(clicks: SyntheticPaths, tmp_path: Path):
     def failing() -> Any:
         schema = clicks.schema.read_text()
@@ -176,6 +177,7 @@ def test_tensorboard_has_the_curves_of_a_real_run(clicks: SyntheticPaths, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_curves_of_a_real_run(
     clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -192,6 +194,7 @@ def test_mlflow_has_the_curves_of_a_real_run(
     assert run.info.status == "FINISHED" and run.data.params["global_batch_size"] == "128"
 
 
+@pytest.mark.slow
 def test_wandb_is_told_of_a_real_run(
     clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
