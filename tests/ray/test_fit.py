@@ -175,7 +175,7 @@ def test_a_second_run_does_not_mix_with_the_first(clicks: SyntheticPaths, traine
 def test_only_the_newest_checkpoints_are_kept(clicks: SyntheticPaths, tmp_path: Path) -> None:
     keep = CheckpointConfig(every_n_steps=3, num_to_keep=2)
     worlds.driver(clicks, 2, storage_path=str(tmp_path), checkpoint=keep).fit()
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == [
         "step-00000009",
         "step-00000012",
     ]
