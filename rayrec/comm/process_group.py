@@ -85,6 +85,9 @@ def init_process_group(
         # opens the connections, so that they are known below
         dist.barrier(group)
     except (dist.DistError, RuntimeError) as error:
+        # a group that failed in the barrier would stand in the way of the next generation
+        if dist.is_initialized():
+            destroy_process_group()
         raise CommError(
             f"rank {rank} of {world_size} could not join the {backend} process group: "
             f"{_first_line(error)}"

@@ -189,7 +189,7 @@ class Driver:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
-                hooks.start(run_info(run, plan, predicted, topology, start, steps))
+                info = run_info(run, plan, predicted, topology, start, steps)
                 spec = train_spec(
                     run,
                     self._model,
@@ -200,7 +200,7 @@ class Driver:
                     start=start,
                     profile=run.profile,
                 )
-                return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted)
+                return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted, info)
 
             files = [*local_files(data), *local_files(self._eval_data)]
             ran = self._control(display, prepare, log, folder, {"data": files}, hooks, lives)
@@ -296,13 +296,22 @@ class Driver:
         # A stop that was asked for belongs to the run of that time.
         self._stop.clear()
 
+        def told(prepared: Prepared) -> Prepared:
+            # nothing is written before every host is known to share the folder
+            if prepared.info is not None:
+                calls.start(prepared.info)
+            return prepared
+
+        def here(topology: Topology) -> Prepared:
+            return told(prepare(topology))
+
         def look(group: RankGroup) -> Prepared:
             prepared = prepare(discover(group, scaling, run.setup_timeout_s))
             if folder is not None:
                 group.see_folder(folder.path, folder.token, run.setup_timeout_s)
             for what, paths in (files or {}).items():
                 group.see_files(paths, what, run.setup_timeout_s)
-            return prepared
+            return told(prepared)
 
         def on_event(event: Event) -> None:
             display.event(event)
@@ -319,9 +328,7 @@ class Driver:
 
         try:
             if scaling.num_workers == 0:
-                return run_here(
-                    scaling, prepare, on_event, self._stop.is_set, run.timeout_s, on_step
-                )
+                return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 scaling,
                 look if lives is None else lives.with_each(look),

@@ -8,6 +8,7 @@ from typing import Any
 from rayrec.driver.recovery import Recovery
 from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
+from rayrec.train.callbacks import RunInfo
 from rayrec.train.seat import RankTask
 
 
@@ -19,11 +20,13 @@ class Prepared:
         task: for every rank; None ends the run before anything is done.
         plan: where the tables of the task lie; None where it has none.
         predicted: seconds of a step by rank, as the plan's prices tell; empty where nobody asks.
+        info: what callbacks are told when it begins; None where there are none to tell.
     """
 
     task: RankTask | None
     plan: ShardingPlan | None = None
     predicted: tuple[RankEstimate, ...] = ()
+    info: RunInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

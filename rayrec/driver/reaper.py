@@ -14,10 +14,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 MARK = "RAYREC_PRIVATE_CLUSTER"
 PATIENCE_S = 4.0
+LIMIT_S = 40.0
+QUIET_LOOKS = 10  # half seconds without a process of the cluster
 
 
 def members(mark: str) -> list[int]:
@@ -37,14 +40,17 @@ def members(mark: str) -> list[int]:
 def main(mark: str) -> None:
     """Wait for the driver's end, then see to it that nothing of its cluster is left."""
     sys.stdin.buffer.read()
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := members(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for process in left:
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    time.sleep(PATIENCE_S)
+    deadline = time.monotonic() + LIMIT_S
+    quiet = 0
+    # On a busy machine a raylet takes longer to end, and starts agents anew until it does.
+    while quiet < QUIET_LOOKS and time.monotonic() < deadline:
+        left = members(mark)
+        quiet = 0 if left else quiet + 1
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def nursery() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory between ranks needs Linux")
+@pytest.mark.timeout(900)
 def test_survivors_of_a_killed_rank_raise_soon_and_leave_nothing() -> None:
     before = shared_memory()
     code = "from tests.gloo.test_endurance import nursery; nursery()"

@@ -4,8 +4,6 @@ them ends.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.mistakes.__main__ import try_all
@@ -23,8 +21,13 @@ EVERY = 110  # a default run tries one in so many
         pytest.param(MISTAKES, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
-def test_a_mistake_ends_in_one_line_and_leaves_nothing(mistakes, tmp_path: Path):
-    endings = try_all(mistakes, tmp_path, processes=1, cold=False, failed_only=True)
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(
+    mistakes, tmp_path_factory: pytest.TempPathFactory
+):
+    # a short name: the path of a Unix socket has room for 107 bytes
+    endings = try_all(
+        mistakes, tmp_path_factory.mktemp("m"), processes=1, cold=False, failed_only=True
+    )
     wrong = [outcome(mistake, ending) for mistake, ending in endings if faults(mistake, ending)]
     assert len(endings) == len(mistakes) and not wrong, "\n".join(wrong)
 
