@@ -17,13 +17,11 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rayrec.driver import reaper
-from rayrec.driver.reaper import MARK
 from rayrec.errors import ConfigError
 from rayrec.storage import one_line
 
@@ -78,16 +76,13 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
 @contextmanager
 def _reaper() -> Iterator[None]:
     """Have what this process starts in the block ended, however this process ends; see `reaper`."""
-    mark = uuid.uuid4().hex
-    os.environ[MARK] = mark
-    command = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())]
     # The process reads its stdin, which closes however this process ends. A session of its own
     # keeps Ctrl-C from it.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        os.environ.pop(MARK, None)
         assert process.stdin is not None
         process.stdin.close()
         process.wait()

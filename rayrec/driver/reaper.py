@@ -3,57 +3,65 @@
 Ray's own processes notice the end of a driver within seconds, but two agents of each node then try
 for a minute to tell the head, which is gone, about it. This script waits for the end of its
 standard input, which comes when the driver ends in whatever way, gives Ray some seconds, and kills
-what is left of the cluster: processes that were born with the cluster's mark and below a raylet. It
-needs the standard library only, and imports nothing of rayrec, so that it starts in a moment and
-takes little memory.
+what is left of the cluster.
+
+Processes of the cluster are known by the files into which Ray has them print. The folder of these
+files has the driver's process id in its name. Their environment does not tell them, since Ray
+writes titles over it, and their parents do not, since the raylet ends at once with the driver.
+
+The script needs the standard library only, and imports nothing of rayrec, so that it starts in a
+moment and takes little memory.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import stat
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-MARK = "RAYREC_PRIVATE_CLUSTER"
 PATIENCE_S = 4.0
-LIMIT_S = 40.0
-QUIET_LOOKS = 10  # half seconds without a process of the cluster
+LIMIT_S = 30.0  # a process that hangs in the kernel does not hold up the driver's end for ever
 
 
-def members(mark: str) -> list[int]:
-    """Process ids of the cluster's agents and workers, without other programs of the driver."""
-    processes = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # it ended, or belongs to another user
-            continue
-        below_a_raylet = any(variable.startswith(b"RAY_RAYLET_PID=") for variable in environment)
-        if below_a_raylet and f"{MARK}={mark}".encode() in environment:
-            processes.append(int(entry.name))
-    return processes
+def members(driver: int) -> set[int]:
+    """Process ids of the cluster that a driver has started, without the driver itself."""
+    prints_to = re.compile(rf"/session_[^/]*_{driver}/logs/[^/]*\.(out|err)").search
+    processes = {int(entry.name) for entry in Path("/proc").glob("[0-9]*")}
+    return {p for p in processes - {driver} if any(map(prints_to, _written_files(p)))}
 
 
-def main(mark: str) -> None:
+def _written_files(process: int) -> Iterator[str]:
+    """Files that a process has open for writing; who only reads a log is not of the cluster."""
+    folder = Path(f"/proc/{process}/fd")
+    try:
+        links = list(folder.iterdir())
+    except OSError:  # the process ended, or belongs to another user
+        return
+    for link in links:
+        with suppress(OSError):  # it was closed
+            if link.lstat().st_mode & stat.S_IWUSR:
+                yield os.readlink(link)
+
+
+def main(driver: int) -> None:
     """Wait for the driver's end, then see to it that nothing of its cluster is left."""
     sys.stdin.buffer.read()
-    time.sleep(PATIENCE_S)
-    deadline = time.monotonic() + LIMIT_S
-    quiet = 0
-    # On a busy machine a raylet takes longer to end, and starts agents anew until it does.
-    while quiet < QUIET_LOOKS and time.monotonic() < deadline:
-        left = members(mark)
-        quiet = 0 if left else quiet + 1
-        for process in left:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.5)
+    ended = time.monotonic()
+    while (left := members(driver)) and time.monotonic() < ended + LIMIT_S:
+        if time.monotonic() > ended + PATIENCE_S:
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
     # a Ctrl-C is for the driver
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    main(sys.argv[1])
+    main(int(sys.argv[1]))
