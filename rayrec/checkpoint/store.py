@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.errors import CheckpointError, DamagedCheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError, SaveError
 from rayrec.storage import resolve
 
 OBJECT_STORES = ("s3", "gcs", "abfs")  # no directories, no rename, an object appears whole
@@ -30,12 +30,14 @@ _PARTIAL = f"{MANIFEST}.partial"
 class ChecksumSink:
     """A file object that counts and checksums what passes to an Arrow stream, without a copy."""
 
-    def __init__(self, stream: pa.NativeFile) -> None:
-        self._stream = stream
+    def __init__(self, stream: pa.NativeFile, given_up: Callable[[], bool]) -> None:
+        self._stream, self._given_up = stream, given_up
         self.num_bytes, self.crc32, self.closed = 0, 0, False
 
     def write(self, data: bytes | pa.Buffer) -> int:
         """Write all of `data`."""
+        if self._given_up():
+            raise SaveError("the save was given up, since this rank leaves its world.")
         view = memoryview(data)
         self._stream.write(data)
         self.num_bytes += view.nbytes
@@ -84,9 +86,16 @@ class Store:
 
     Args:
         filesystem: used instead of the one that `path` names.
+        given_up: asked before each write; once it says yes, writing raises SaveError.
     """
 
-    def __init__(self, path: str, filesystem: fs.FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        filesystem: fs.FileSystem | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._given_up = given_up
         self.filesystem, self.root = resolve(path, filesystem)
         self.path = os.fspath(path)
         self._local = isinstance(self.filesystem, fs.LocalFileSystem)
@@ -137,7 +146,7 @@ class Store:
         target = self._file(path)
         self._make_directory(os.path.dirname(target))
         with self.filesystem.open_output_stream(target, compression=None) as stream:
-            yield ChecksumSink(stream)
+            yield ChecksumSink(stream, self._given_up)
         self._sync(target, os.path.dirname(target))
 
     def publish(self, manifest: bytes) -> None:
