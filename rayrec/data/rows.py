@@ -7,6 +7,7 @@ the same for each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from rayrec.data.column_types import binary_columns, missing
@@ -19,7 +20,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 
 
-class RowDataset:
+class RowDataset(ABC):
     """Rows in chunks, in an order that does not depend on the number of ranks.
 
     Attributes:
@@ -36,17 +37,17 @@ class RowDataset:
     num_streams: int
     shuffle_rows: int
 
+    @abstractmethod
     def open(self, file: DataFile) -> FileReader:
         """Open one of `files`; InputError when it cannot be read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for one of `files` that cannot be read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """A short hash of all that the order of samples depends on."""
-        raise NotImplementedError
 
     @property
     def filters_rows(self) -> bool:
