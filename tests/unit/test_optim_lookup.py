@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayrec.distributed.kernels import torch_lookup
+from rayrec.distributed.kernels import touched_rows
 from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import (
@@ -260,7 +260,7 @@ def test_learned_weights_get_the_gradient_that_fbgemm_gives(
     work = random_work(seed, optimizer, weighted=True, odd=False)
     ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
     work.fill(ours, fused)
-    monkeypatch.setitem(torch_lookup._BLOCK_ELEMENTS, "cpu", 64)
+    monkeypatch.setitem(touched_rows._BLOCK_ELEMENTS, "cpu", 64)
     for num_bags in (5, 0, 9):
         routed, grad = work.batch(num_bags), work.grad(num_bags)
         found = []
@@ -281,7 +281,7 @@ def test_blocks_of_touched_rows_change_nothing(name: str, monkeypatch: pytest.Mo
         routed, grad = work.batch(8), work.grad(8)
         whole(routed).backward(grad)
         with monkeypatch.context() as patch:
-            patch.setitem(torch_lookup._BLOCK_ELEMENTS, "cpu", 16)
+            patch.setitem(touched_rows._BLOCK_ELEMENTS, "cpu", 16)
             blocks(routed).backward(grad)
     for a, b in zip(whole.shard_states(), blocks.shard_states(), strict=True):
         torch.testing.assert_close(a.weight, b.weight, rtol=1e-6, atol=1e-7)
