@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import Feature
 
 
 def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
