@@ -80,18 +80,9 @@ SEEDS = {"ratings": 11, "logs": 12}
 
 def make_sound(data: Path) -> None:
     """Write all sound files below a folder."""
-    from tests.clicks import write_clicks  # imports torch: only where files are written
+    from tests.clicks import LEARNABLE, write_clicks  # imports torch: only where files are written
 
-    write_clicks(
-        data / "clicks",
-        rows_train=3000,
-        rows_eval=1000,
-        num_features=6,
-        num_dense=3,
-        dim=8,
-        cap=200,
-        seed=3,
-    )
+    write_clicks(data / "clicks", rows_train=3000, rows_eval=1000, **LEARNABLE)
     write_films(data / "ml")
     write_criteo(data / "criteo.tsv", rows=300)
     _run("convert_movielens", f"{data}/ml {data}/films --dim 8")
