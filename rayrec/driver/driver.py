@@ -19,7 +19,7 @@ from rayrec.driver.cluster import connected
 from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
-from rayrec.driver.local import run_here
+from rayrec.driver.local import LOCAL_HOST, run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
@@ -116,7 +116,7 @@ class Driver:
             PlanError: the tables do not fit the ranks.
         """
 
-        def prepare(topology: Topology) -> Prepared:
+        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
         plan = self._control(Display("off"), prepare, RunLog(None)).prepared.plan
@@ -185,11 +185,11 @@ class Driver:
                 check_folder(run.profile.path)
             lives = Lives(run.run_path, start, display.line)
 
-            def prepare(topology: Topology) -> Prepared:
+            def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
-                info = run_info(run, plan, predicted, topology, start, steps)
+                info = run_info(run, plan, predicted, hosts, start, steps)
                 spec = train_spec(
                     run,
                     self._model,
@@ -252,7 +252,7 @@ class Driver:
             files["checkpoint"] = manifest_file(checkpoint)
         display = Display(self._run.progress)
 
-        def prepare(topology: Topology) -> Prepared:
+        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             from rayrec.train.tasks import EvaluateTask
 
             plan = self._planning.plan(topology)
@@ -276,7 +276,7 @@ class Driver:
     def _control(
         self,
         display: Display,
-        prepare: Callable[[Topology], Prepared],
+        prepare: Callable[[Topology, Sequence[str]], Prepared],
         log: RunLog,
         folder: RunFolder | None = None,
         files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
@@ -286,6 +286,7 @@ class Driver:
         """Do on the ranks what `prepare` says.
 
         Args:
+            prepare: (topology, host of each rank) -> what the ranks shall do.
             folder: the run's folder, which every rank must share.
             files: by what they are, local files that every host must see.
             hooks: the callbacks that hear of the run.
@@ -303,10 +304,11 @@ class Driver:
             return prepared
 
         def here(topology: Topology) -> Prepared:
-            return told(prepare(topology))
+            return told(prepare(topology, [LOCAL_HOST]))
 
         def look(group: RankGroup) -> Prepared:
-            prepared = prepare(discover(group, scaling, run.setup_timeout_s))
+            topology = discover(group, scaling, run.setup_timeout_s)
+            prepared = prepare(topology, [address.host for address in group.addresses])
             if folder is not None:
                 group.see_folder(folder.path, folder.token, run.setup_timeout_s)
             for what, paths in (files or {}).items():
