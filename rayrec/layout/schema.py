@@ -54,8 +54,17 @@ class FeatureSchema:
         _unique([c.column for c in self.dense], "dense column")
         _unique([f.name for f in self.features], "feature")
         _unique([t.name for t in self.tables], "table")
+        self._check_tables()
+        self._check_features()
+        for column in self.dense:
+            if column.column in self.labels:
+                raise ConfigError(
+                    f"dense column {column.column!r} is the label: it would leak into the model."
+                )
+            self._no_leak("the dense part", column.column)
+
+    def _check_tables(self) -> None:
         by_name = {f.name: f for f in self.features}
-        used: set[str] = set()
         for table in self.tables:
             if not table.name:
                 raise ConfigError(
@@ -81,9 +90,11 @@ class FeatureSchema:
                         f"has num_embeddings={table.num_embeddings}. Lower hash_buckets or raise "
                         "num_embeddings."
                     )
-            used.update(table.feature_names)
+
+    def _check_features(self) -> None:
+        looked_up = {name for table in self.tables for name in table.feature_names}
         for feature in self.features:
-            if feature.name not in used:
+            if feature.name not in looked_up:
                 raise ConfigError(
                     f"feature {feature.name!r} is in no table; add it to a table's 'features' or "
                     "remove it."
@@ -97,12 +108,6 @@ class FeatureSchema:
                 )
             self._no_leak(f"feature {feature.name!r}", feature.column)
             self._no_leak(f"feature {feature.name!r}", feature.weights)
-        for column in self.dense:
-            if column.column in self.labels:
-                raise ConfigError(
-                    f"dense column {column.column!r} is the label: it would leak into the model."
-                )
-            self._no_leak("the dense part", column.column)
 
     def _no_leak(self, reader: str, column: str | None) -> None:
         """Refuse what reads a label or the weight, of which no row to be scored is known."""

@@ -179,9 +179,12 @@ def test_combined_state_keeps_each_part_its_own() -> None:
 
 
 def test_a_rank_without_shards_has_an_optimizer_that_does_nothing() -> None:
-    optimizer = CombinedOptimizer(
-        [("dense", keyed_adam(dense_model())), ("tables", FusedOptimizer([]))]
-    )
+    """Neither its tables, of which it has none, nor dense parameters without a gradient change."""
+    model = dense_model()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = CombinedOptimizer([("dense", keyed_adam(model)), ("tables", FusedOptimizer([]))])
     optimizer.step()
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
+    assert not optimizer.state_dict()["state"]
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
