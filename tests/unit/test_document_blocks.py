@@ -22,6 +22,7 @@ SLOW = {
     "walkthrough",
     "cli",
     "own-loop",
+    "pipelining",
     "serving",
     "shaping-a-run",
     "slow-run",
