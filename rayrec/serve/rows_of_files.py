@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rayrec.data import Batch, FileDataset
 from rayrec.data.columns import read_columns
 from rayrec.data.convert import Part, assemble
 from rayrec.data.listing import Chunk
+from rayrec.data.readers import FileReader
 from rayrec.data.scored import PART_ROWS, ScoredFolder
 from rayrec.data.scored_files import PartWriter, scored_rows
 from rayrec.data.selected import ROW
@@ -87,20 +89,23 @@ def _pieces(data: FileDataset, unit: Unit, folder: ScoredFolder) -> Iterator[Pie
     columns = list(dict.fromkeys([*data.columns, *folder.columns.names]))
     if data.filters_rows:
         columns.append(ROW)  # the rows that are taken say their numbers
-    for chunk in unit:
-        first = chunk.first_row
-        for rows in _read(data, chunk, columns):
-            numbers = rows.column(ROW) if data.filters_rows else None
-            where = partial(_where, chunk.file.path, first, numbers)
-            read = read_columns(rows, data.schema, where, with_labels=False)
-            first += rows.num_rows
-            yield Part(read, 0, read.rows), rows.select(folder.columns.names)
+    for file, chunks in groupby(unit, key=lambda chunk: chunk.file):
+        reader = data.open(file)
+        for chunk in chunks:
+            first = chunk.first_row
+            for rows in _read(data, reader, chunk, columns):
+                numbers = rows.column(ROW) if data.filters_rows else None
+                where = partial(_where, file.path, first, numbers)
+                read = read_columns(rows, data.schema, where, with_labels=False)
+                first += rows.num_rows
+                yield Part(read, 0, read.rows), rows.select(folder.columns.names)
 
 
-def _read(data: FileDataset, chunk: Chunk, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read(
+    data: FileDataset, reader: FileReader, chunk: Chunk, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
     try:
-        pieces = data.open(chunk.file).pieces(chunk.index, columns)
-        yield from (piece for piece in pieces if piece.num_rows)
+        yield from (piece for piece in reader.pieces(chunk.index, columns) if piece.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise data.broken(chunk.file.path, error) from error
 

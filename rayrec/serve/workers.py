@@ -61,6 +61,9 @@ class Workers(Generic[U, R]):
 
     def __enter__(self) -> Workers[U, R]:
         context = multiprocessing.get_context("spawn")
+        # Ctrl-C reaches all processes of a terminal. The starter decides what it means, so the
+        # workers inherit that it is blocked, from their first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             for number in range(self._count):
                 own, theirs = context.Pipe()
@@ -74,6 +77,8 @@ class Workers(Generic[U, R]):
         except BaseException:
             self.__exit__()
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -98,8 +103,10 @@ class Workers(Generic[U, R]):
             busy[worker.connection] = worker
             _give(worker, unit)
         while busy:
+            answered = wait(list(busy), LOOK_S)
+            # before the answers: a signal to all processes has ended the workers, too
             look()
-            for ready in wait(list(busy), LOOK_S):
+            for ready in answered:
                 assert isinstance(ready, Connection)
                 worker = busy[ready]
                 result: R = _result(worker)
@@ -147,8 +154,6 @@ def _result(worker: _Worker) -> Any:
 
 def _work(connection: Connection, job: Job[U, R]) -> None:
     """Work units off until the starter is gone."""
-    # Ctrl-C reaches all processes of a terminal; the starter decides, and ends its workers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, ConnectionError):
         unit = connection.recv()
         do = _tried(job.start)
