@@ -52,6 +52,7 @@ def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
     assert (tmp_path / "profile" / "rank1.trace.json.gz").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root may leave the low priority that Ray's default gives"
 )
