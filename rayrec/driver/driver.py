@@ -11,7 +11,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
@@ -33,15 +34,23 @@ from rayrec.report.profile_page import check_folder
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
 from rayrec.train.progress import Event
+from rayrec.train.seat import RankTask
 from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rayrec.data import FileDataset
+    from rayrec.data.scored import Predicted
     from rayrec.driver.lives import Lives
     from rayrec.planner import ParameterConstraints
+    from rayrec.quant.types import Types
+    from rayrec.serve import Manifest, ParityBounds
     from rayrec.train.own_loop import TrainLoop
     from rayrec.train.tasks import Scorer
+
+# by what they are, local files that every host must see, with their sizes
+Files = Mapping[str, Sequence[tuple[str, int]]]
 
 
 class Driver:
@@ -129,8 +138,7 @@ class Driver:
         It takes some ten seconds.
 
         Returns:
-            the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan
-            --topology`.
+            the topology; other drivers and `rayrec plan --topology` take its `to_json()`.
         Raises:
             ConfigError: the ranks do not fit the cluster.
             TrainingFailed: a rank failed.
@@ -164,15 +172,15 @@ class Driver:
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
-        data, run = self._data, self._run
+        data, held_out, run = self._data, self._eval_data, self._run
         check_values(data)
-        check_values(self._eval_data)
+        check_values(held_out)
         check_recovery(run, self._scaling)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
-        check_shape(run, self._eval_data, self._scorer, self._loop)
+        check_shape(run, held_out, self._scorer, self._loop)
         with (
             held(run.run_path, display.line) as folder,
             called(with_event_log(run.callbacks, run.run_path), display) as hooks,
@@ -191,18 +199,11 @@ class Driver:
                 display.line(plan.report())
                 info = run_info(run, plan, predicted, hosts, start, steps)
                 spec = train_spec(
-                    run,
-                    self._model,
-                    plan,
-                    data=data,
-                    eval_data=self._eval_data,
-                    steps=steps,
-                    start=start,
-                    profile=run.profile,
+                    run, self._model, plan, data=data, eval_data=held_out, steps=steps, start=start
                 )
                 return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted, info)
 
-            files = [*local_files(data), *local_files(self._eval_data)]
+            files = [*local_files(data), *local_files(held_out)]
             ran = self._control(display, prepare, log, folder, {"data": files}, hooks, lives)
             result = result_of(ran, display)
             if result.hindsight is not None:
@@ -235,8 +236,9 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import check_values, local_files, manifest_file, train_spec
+        from rayrec.driver.specs import check_values, local_files, manifest_file
         from rayrec.driver.start import check_scored
+        from rayrec.train.tasks import EvaluateTask
 
         scored = data if data is not None else self._eval_data
         if scored is None:
@@ -250,22 +252,57 @@ class Driver:
             checkpoint = absolute_path("checkpoint", checkpoint)
             check_scored(checkpoint, self._planning.tables())
             files["checkpoint"] = manifest_file(checkpoint)
-        display = Display(self._run.progress)
+        task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
+        return cast("Mapping[str, float]", self._score(scored, task, files))
 
-        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
-            from rayrec.train.tasks import EvaluateTask
+    def predict(
+        self, checkpoint: str, out: str, data: Dataset | None = None, columns: Sequence[str] = ()
+    ) -> Predicted:
+        """Write the scores of rows by a checkpoint, of any number of ranks and any plan.
 
-            plan = self._planning.plan(topology)
-            spec = train_spec(self._run, self._model, plan, eval_data=scored)
-            task = EvaluateTask(spec=spec, checkpoint=checkpoint, predictions=wanted)
-            return Prepared(task, plan)
+        Args:
+            checkpoint: its directory.
+            out: local folder of rank 0, new or empty, which appears when it is complete. Its
+                files, part-00000.parquet and so on, are in the order of the rows; they have a
+                column of scores for each task ("score" where there is one), and `columns`.
+            data: files whose labels are not read; by default the driver's eval_data. A data set
+                made with `with_labels=False` needs no labels.
+            columns: of the data, to be copied beside the scores.
+        Raises:
+            RayrecError, RunInterrupted: as `evaluate`; nothing is left of the files.
+        """
+        from rayrec.driver.serving import checked_prediction
+        from rayrec.driver.start import check_scored
+        from rayrec.train.tasks import PredictTask
 
-        ran = self._control(display, prepare, RunLog(None), None, files)
-        metrics: Mapping[str, float] | None = ran.results[0]
-        # A rank that was stopped amid the data has no scores of all rows.
-        if metrics is None:
-            raise RunInterrupted(ran.signal_number or signal.SIGTERM)
-        return metrics
+        wanted = checked_prediction(self._run, checkpoint, out, data or self._eval_data, columns)
+        check_scored(wanted.checkpoint, self._planning.tables())
+        task = partial(PredictTask, checkpoint=wanted.checkpoint, folder=wanted.folder)
+        return cast("Predicted", self._score(wanted.data, task, wanted.files))
+
+    def export(
+        self,
+        checkpoint: str,
+        out: str,
+        types: Types = "int8",
+        data: FileDataset | None = None,
+        bounds: ParityBounds | None = None,
+    ) -> Manifest:
+        """Pack a checkpoint into an artifact that `rayrec.serve.Predictor` loads; starts no ranks.
+
+        Args:
+            checkpoint: its directory, such as `Result.checkpoint`.
+            out: local folder, new or empty.
+            types, bounds: as `rayrec.serve.export` takes them.
+            data: rows that are scored by the model and by the artifact; by default the driver's
+                eval_data where they lie in files, and else random rows.
+        Raises:
+            RayrecError: as `rayrec.serve.export`.
+        """
+        from rayrec.driver.serving import export_checkpoint
+
+        known = (data, self._eval_data, self._data)
+        return export_checkpoint(self._run, self._model, checkpoint, out, types, known, bounds)
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
@@ -273,13 +310,28 @@ class Driver:
         if self._controller is not None:
             self._controller.request_stop()
 
+    def _score(self, data: Dataset, task: Callable[..., RankTask], files: Files) -> Any:
+        """What rank 0 returns of a task that reads `data` and changes no model."""
+        from rayrec.driver.specs import train_spec
+
+        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
+            plan = self._planning.plan(topology)
+            spec = train_spec(self._run, self._model, plan, eval_data=data)
+            return Prepared(task(spec=spec), plan)
+
+        ran = self._control(Display(self._run.progress), prepare, RunLog(None), None, files)
+        # A rank that was stopped amid the data has no result of all rows.
+        if ran.results[0] is None:
+            raise RunInterrupted(ran.signal_number or signal.SIGTERM)
+        return ran.results[0]
+
     def _control(
         self,
         display: Display,
         prepare: Callable[[Topology, Sequence[str]], Prepared],
         log: RunLog,
         folder: RunFolder | None = None,
-        files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
+        files: Files | None = None,
         hooks: Hooks | None = None,
         lives: Lives | None = None,
     ) -> Ran:
@@ -288,7 +340,7 @@ class Driver:
         Args:
             prepare: (topology, host of each rank) -> what the ranks shall do.
             folder: the run's folder, which every rank must share.
-            files: by what they are, local files that every host must see.
+            files: that every host must see.
             hooks: the callbacks that hear of the run.
             lives: says how the run goes on after a failure; without it, the first one ends it.
         """

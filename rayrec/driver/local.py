@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.signals import hold_signals
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology
+from rayrec.machine.signals import hold_signals
 from rayrec.storage import one_line
 from rayrec.train.progress import Event, Milestone, ProgressLog
 from rayrec.train.seat import RankContext, Seat

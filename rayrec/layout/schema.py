@@ -152,18 +152,22 @@ class FeatureSchema:
         """Names of the sparse features, in the order of the batch's keys."""
         return tuple(f.name for f in self.features)
 
-    def columns(self) -> tuple[str, ...]:
-        """The columns to read, each once: labels, dense, features, weights of ids and of rows."""
+    def columns(self, with_labels: bool = True) -> tuple[str, ...]:
+        """The columns to read, each once: labels, dense, features, weights of ids and of rows.
+
+        Args:
+            with_labels: whether labels and weights of rows are read.
+        """
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
         return tuple(
             dict.fromkeys(
                 [
-                    *self.labels,
+                    *(self.labels if with_labels else ()),
                     *(c.column for c in self.dense),
                     *(f.column for f in self.features),
                     *weights,
-                    *([] if self.weight is None else [self.weight]),
+                    *([self.weight] if with_labels and self.weight is not None else []),
                 ]
             )
         )

@@ -73,6 +73,9 @@ LINES = {
     "scores": "evaluate {data}/runs/clicks/step-00000004 --data {data}/clicks --local",
     "predictions": "predict {data}/runs/clicks/step-00000004 --data {data}/clicks --local "
     "--out {own}/scores.parquet",
+    "folder": "predict {data}/runs/clicks/step-00000004 --data {data}/clicks --local "
+    "--out {own}/scores",
+    "artifact": "predict {data}/served --data {data}/clicks --workers 1 --out {own}/scores",
 }
 
 SEEDS = {"ratings": 11, "logs": 12}
@@ -91,6 +94,7 @@ def make_sound(data: Path) -> None:
         f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks --checkpoint-every 2",
         data,
     )
+    _run("rayrec", f"export {data}/runs/clicks/step-00000004 {data}/served --data {data}/clicks")
     _run("train_two_tower", f"{LINES['towers']} --checkpoint-dir {data}/runs/towers", data)
     _write_plan(data)
 
