@@ -8,7 +8,6 @@ keeps one cluster for all. A Ray that is up is joined.
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,22 +17,18 @@ from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import RunConfig, ScalingConfig
-from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
-from rayrec.driver.local import LOCAL_HOST, run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
-from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.prepared import Prepared
+from rayrec.driver.ranks import Files, Ranks
 from rayrec.driver.result import Result, called, checked_predictions, result_of
-from rayrec.driver.run_folder import RunFolder, held
+from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
-from rayrec.driver.topology import discover, read_topology
+from rayrec.driver.topology import read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.report.profile_page import check_folder
-from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
-from rayrec.train.progress import Event
 from rayrec.train.seat import RankTask
 from rayrec.watch.event_log import with_event_log
 
@@ -42,15 +37,11 @@ if TYPE_CHECKING:
 
     from rayrec.data import FileDataset
     from rayrec.data.scored import Predicted
-    from rayrec.driver.lives import Lives
     from rayrec.planner import ParameterConstraints
     from rayrec.quant.types import Types
     from rayrec.serve import Manifest, ParityBounds
     from rayrec.train.own_loop import TrainLoop
     from rayrec.train.tasks import Scorer
-
-# by what they are, local files that every host must see, with their sizes
-Files = Mapping[str, Sequence[tuple[str, int]]]
 
 
 class Driver:
@@ -108,8 +99,7 @@ class Driver:
         measured = read_topology(topology) if isinstance(topology, str) else topology
         self._planning = Planning(model, run, plan, constraints, tables, measured)
         self._scorer, self._loop = scorer, train_loop
-        self._stop = threading.Event()
-        self._controller: Controller | None = None
+        self._ranks = Ranks(scaling, run)
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
@@ -128,7 +118,7 @@ class Driver:
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
-        plan = self._control(Display("off"), prepare, RunLog(None)).prepared.plan
+        plan = self._ranks.do(Display("off"), prepare, RunLog(None)).prepared.plan
         assert plan is not None
         return plan
 
@@ -204,7 +194,7 @@ class Driver:
                 return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted, info)
 
             files = [*local_files(data), *local_files(held_out)]
-            ran = self._control(display, prepare, log, folder, {"data": files}, hooks, lives)
+            ran = self._ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
             result = result_of(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())
@@ -306,9 +296,7 @@ class Driver:
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
-        self._stop.set()
-        if self._controller is not None:
-            self._controller.request_stop()
+        self._ranks.request_stop()
 
     def _score(self, data: Dataset, task: Callable[..., RankTask], files: Files) -> Any:
         """What rank 0 returns of a task that reads `data` and changes no model."""
@@ -319,84 +307,8 @@ class Driver:
             spec = train_spec(self._run, self._model, plan, eval_data=data)
             return Prepared(task(spec=spec), plan)
 
-        ran = self._control(Display(self._run.progress), prepare, RunLog(None), None, files)
+        ran = self._ranks.do(Display(self._run.progress), prepare, RunLog(None), None, files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)
         return ran.results[0]
-
-    def _control(
-        self,
-        display: Display,
-        prepare: Callable[[Topology, Sequence[str]], Prepared],
-        log: RunLog,
-        folder: RunFolder | None = None,
-        files: Files | None = None,
-        hooks: Hooks | None = None,
-        lives: Lives | None = None,
-    ) -> Ran:
-        """Do on the ranks what `prepare` says.
-
-        Args:
-            prepare: (topology, host of each rank) -> what the ranks shall do.
-            folder: the run's folder, which every rank must share.
-            files: that every host must see.
-            hooks: the callbacks that hear of the run.
-            lives: says how the run goes on after a failure; without it, the first one ends it.
-        """
-        calls = hooks or Hooks((), "the driver")
-        run, scaling = self._run, self._scaling
-        # A stop that was asked for belongs to the run of that time.
-        self._stop.clear()
-
-        def told(prepared: Prepared) -> Prepared:
-            # nothing is written before every host is known to share the folder
-            if prepared.info is not None:
-                calls.start(prepared.info)
-            return prepared
-
-        def here(topology: Topology) -> Prepared:
-            return told(prepare(topology, [LOCAL_HOST]))
-
-        def look(group: RankGroup) -> Prepared:
-            topology = discover(group, scaling, run.setup_timeout_s)
-            prepared = prepare(topology, [address.host for address in group.addresses])
-            if folder is not None:
-                group.see_folder(folder.path, folder.token, run.setup_timeout_s)
-            for what, paths in (files or {}).items():
-                group.see_files(paths, what, run.setup_timeout_s)
-            return told(prepared)
-
-        def on_event(event: Event) -> None:
-            display.event(event)
-            if lives is not None:
-                lives.see(event)
-            calls.event(event)
-            if calls.error is not None:
-                self.request_stop()
-
-        def on_step(step: int) -> None:
-            calls.step(step)
-            if calls.error is not None:
-                self.request_stop()
-
-        try:
-            if scaling.num_workers == 0:
-                return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
-            self._controller = Controller(
-                scaling,
-                look if lives is None else lives.with_each(look),
-                on_event,
-                timeout_s=run.timeout_s,
-                heartbeat_timeout_s=run.heartbeat_timeout_s,
-                setup_timeout_s=run.setup_timeout_s,
-                stop_timeout_s=run.stop_timeout_s,
-                max_failures=run.failure.max_failures if lives is not None else 0,
-                log=log,
-                on_poll=folder.check if folder is not None else lambda: None,
-                on_step=on_step,
-            )
-            return self._controller.run()
-        finally:
-            self._controller = None
-            display.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rayrec.checks import absolute_path
 from rayrec.data import FileDataset, RowDataset
 from rayrec.data.scored import ScoredFolder, scored_folder
 from rayrec.driver.config import RunConfig
+from rayrec.driver.ranks import Files
 from rayrec.driver.specs import check_values, local_files, manifest_file
 from rayrec.errors import ConfigError
 from rayrec.recipe import ModelRecipe
@@ -37,7 +38,7 @@ class Prediction:
     checkpoint: str
     data: RowDataset
     folder: ScoredFolder
-    files: Mapping[str, Sequence[tuple[str, int]]]
+    files: Files
 
 
 def checked_prediction(
