@@ -13,7 +13,7 @@ from rayrec.chaos.job import Job
 from rayrec.chaos.schedule import DRIVER, NODE, schedule
 from rayrec.chaos.shaken import Bounds, ShakenRun
 from rayrec.driver.signals import hold_signals
-from rayrec.errors import ConfigError, RayrecError
+from rayrec.errors import ConfigError, RayrecError, RunInterrupted
 
 USER_MISTAKE = "code 2: "
 
@@ -84,8 +84,19 @@ def shake(job: Job, campaign: Campaign, say: Callable[[str], None]) -> Outcome:
         RayrecError: Ray does not start, or the job fails when nothing happens to it.
         RunInterrupted: Ctrl-C or SIGTERM ended it; all processes were ended.
     """
+    if campaign.nodes and job.ranks < 2:
+        raise ConfigError(
+            "--nodes needs a job of at least 2 ranks, so that a rank lies on each of two nodes; "
+            "give the job --ranks 2, or leave --nodes out."
+        )
     made = not job.folder.exists()
-    job.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--checkpoint-dir {job.folder} cannot be made: {error.strerror}. Name a folder that "
+            "can be written to."
+        ) from None
     try:
         with hold_signals() as signals, private_cluster(job, 1 + campaign.nodes) as cluster:
 
@@ -93,7 +104,11 @@ def shake(job: Job, campaign: Campaign, say: Callable[[str], None]) -> Outcome:
                 drawn = schedule(seed, campaign.every_s, campaign.kinds) if faults else iter(())
                 folder = job.folder / name
                 run = ShakenRun(job, cluster, folder, drawn, campaign.bounds, say, signals)
-                return run.run(seed)
+                try:
+                    return run.run(seed)
+                except (RunInterrupted, KeyboardInterrupt):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
 
             say(f"{' '.join(job.words)}: without faults")
             calm = one("calm", 0, False)
