@@ -41,7 +41,7 @@ HEALTH = (
     '{"health_check_initial_delay_ms":0,"health_check_period_ms":1000,'
     '"health_check_timeout_ms":2000,"health_check_failure_threshold":3}'
 )
-START_S = 90.0
+START_S = 240.0
 RANK = b"ray::RankActor"
 
 
@@ -153,8 +153,11 @@ class PrivateCluster:
         while b"Ray runtime started" not in log.read_bytes():
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
-                last = (log.read_text(errors="replace").split("\n") or [""])[-1]
-                raise RayrecError(f"Ray does not start on this machine: {last}")
+                said = log.read_text(errors="replace").split()
+                raise RayrecError(
+                    f"Ray does not start on this machine in {START_S:.0f} s: "
+                    f"{' '.join(said[-30:]) or 'it says nothing'}"
+                )
             time.sleep(0.1)
         return process
 

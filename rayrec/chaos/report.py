@@ -1,11 +1,13 @@
-"""The outcome of a campaign as a JSON file."""
+"""The outcome of a campaign as a JSON file, written and read."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from rayrec.chaos.account import Account, Blow, Run
 from rayrec.chaos.campaign import Outcome
 from rayrec.storage import probe_output, write_whole
 
@@ -35,4 +37,20 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as JSON data."""
     expected = outcome.calm.digests
     runs = [{**asdict(run), "verdict": run.verdict(expected)} for run in outcome.runs]
-    return {"good": outcome.is_good, "calm": asdict(outcome.calm), "runs": runs}
+    told = {"good": outcome.is_good, "kinds": outcome.kinds, "calm": asdict(outcome.calm)}
+    return {**told, "runs": runs}
+
+
+def read_out(path: str) -> Outcome:
+    """The outcome that `write_out` wrote."""
+    told = json.loads(Path(path).read_text())
+    runs = tuple(_run(run) for run in told["runs"])
+    return Outcome(calm=_run(told["calm"]), runs=runs, kinds=tuple(told["kinds"]))
+
+
+def _run(told: dict[str, Any]) -> Run:
+    values = {name: value for name, value in told.items() if name != "verdict"}
+    values["blows"] = tuple(Blow(**{**b, "pids": tuple(b["pids"])}) for b in told["blows"])
+    account = told["account"]
+    values["account"] = Account(**{**account, "waits": tuple(account["waits"])})
+    return Run(**values)

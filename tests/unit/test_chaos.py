@@ -11,7 +11,9 @@ import pytest
 
 from rayrec.arguments import duration
 from rayrec.chaos.account import Account, Blow, Run, account, table
+from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.job import read_job
+from rayrec.chaos.report import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
 from rayrec.chaos.shaken import NewestStep
 from rayrec.cli.main import main
@@ -157,6 +159,18 @@ def test_the_table_counts_every_rank_that_was_struck() -> None:
     assert lines[2] == "| 3 | 2 | 0 | 1 | 2 | 1 | 3.0 s | 3.0 s | 7 | 0 | same tables |"
     assert lines[3].endswith("| none | none | 0 | 0 | hung: no new step |")
     assert lines[4].startswith("| all | 2 | 0 | 1 |") and "1 of 2 the same tables" in lines[4]
+
+
+def test_an_outcome_is_written_and_read(tmp_path: Path) -> None:
+    blows = (Blow(at=1.5, kind="KILL", pids=(1, 2)),)
+    shaken = run(blows=blows, account=Account(failures=2, waits=(3.0, 4.5)), seconds=9.5)
+    outcome = Outcome(calm=run(seed=0), runs=(shaken,), kinds=("KILL",))
+    path = str(tmp_path / "out.json")
+    check_out(path)
+    assert not Path(path).exists()
+    write_out(path, outcome)
+    assert read_out(path) == outcome and outcome.is_good
+    assert json.loads(Path(path).read_text())["runs"][0]["verdict"] == "same tables"
 
 
 def test_only_later_steps_and_what_follows_them_are_progress(tmp_path: Path) -> None:
