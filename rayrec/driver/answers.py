@@ -115,21 +115,11 @@ class Heartbeat:
                     raise _silent(rank, len(self._actors), host, self._silent_s[rank])
 
 
-def process_of(actor: Any) -> tuple[str, int]:
-    """The node and the process of an actor, as Ray knows them; ("", 0) before it has a process."""
-    import ray._private.state as state
-
-    told = state.actors(actor._actor_id.hex())
-    node = told.get("Address", {}).get("NodeID", "")
-    # an id without a value is all ones
-    return (node, int(told.get("Pid") or 0)) if node.strip("f") else ("", 0)
-
-
 class Awakening:
-    """Looks whether new ranks answer, once Ray says that they have a process.
+    """Looks whether new ranks answer, once Ray says that their processes run.
 
-    How long a process takes to start depends on the machine. One that was started answers soon,
-    unless it was stopped: it has only to make the actor, which imports torch beside.
+    How long a process takes to start depends on the machine. One that runs answers at once, unless
+    it was stopped.
 
     Args:
         asked: by rank, the actor and what its first call gave.
@@ -148,9 +138,10 @@ class Awakening:
         """Ask Ray about the ranks that have not answered, about once a second.
 
         Raises:
-            TrainingFailed: a rank that has a process has been silent for too long.
+            TrainingFailed: a rank that runs has been silent for too long.
         """
         import ray
+        import ray._private.state as state
 
         now = time.monotonic()
         if now - self._looked_at < AWAKENING_TURN_S:
@@ -159,7 +150,7 @@ class Awakening:
         for rank, (actor, reference) in list(self._asked.items()):
             if ray.wait([reference], timeout=0)[0]:
                 del self._asked[rank]
-            elif process_of(actor)[0]:
+            elif state.actors(actor._actor_id.hex()).get("State") == "ALIVE":
                 self._silent_s[rank] += turn_s
                 if self._silent_s[rank] >= self._limit_s:
                     raise _silent(rank, self._world_size, "", self._silent_s[rank])

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
-from rayrec.driver.answers import Awakening, answers, process_of
+from rayrec.driver.answers import Awakening, answers
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
 from rayrec.train.seat import RankAddress
@@ -51,7 +51,7 @@ class Crew:
         """Give an actor to every rank that has none; the ranks that got one.
 
         Args:
-            heartbeat_s: one that has a process and says nothing for so long has failed.
+            heartbeat_s: one whose process runs and says nothing for so long has failed.
         Raises:
             TrainingFailed: an actor did not come up within `timeout_s` seconds, or fell silent.
         """
@@ -82,13 +82,11 @@ class Crew:
         if actor is None:
             return
         here = ray.get_runtime_context().get_node_id()
-        # a rank that never said where it lives may have a process all the same
-        node, pid = process_of(actor) if address is None else (address.node_id, address.pid)
         # Ray asks a worker to end before it kills it, and waits five seconds for a stopped one.
         # While Ray still counts the actor, the number of its process is of no other process.
-        if pid and node == here and _is_ray_worker(pid):
+        if address is not None and address.node_id == here and _is_ray_worker(address.pid):
             with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(address.pid, signal.SIGKILL)
         ray.kill(actor, no_restart=True)
         self._actors[rank] = self._addresses[rank] = None
 
