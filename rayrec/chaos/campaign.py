@@ -12,8 +12,8 @@ from rayrec.chaos.cluster import PrivateCluster, private_cluster
 from rayrec.chaos.job import Job
 from rayrec.chaos.schedule import DRIVER, NODE, schedule
 from rayrec.chaos.shaken import Bounds, ShakenRun
-from rayrec.driver.signals import hold_signals
 from rayrec.errors import ConfigError, RayrecError, RunInterrupted
+from rayrec.machine.signals import hold_signals
 
 USER_MISTAKE = "code 2: "
 

@@ -17,7 +17,7 @@ from rayrec.chaos.cluster import PrivateCluster
 from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
 from rayrec.chaos.schedule import DRIVER, NODE, Fault
-from rayrec.driver.signals import Signals
+from rayrec.machine.signals import Signals
 from rayrec.watch import read_events
 from rayrec.watch.event_file import NAME
 
