@@ -174,7 +174,7 @@ class Controller:
             check = self._stopping.signals.check
             wait_for_room(self._scaling, self._cluster, self._room, self._on_event, check)
         self._watch.at("starting the ranks' actors")
-        new = self._crew.fill(self._setup_timeout_s)
+        new = self._crew.fill(self._setup_timeout_s, self._heartbeat_s)
         if self._recovery.under_way:
             self._recovery.replaced(new)
         self._on_event(Milestone("actors"))

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
-from rayrec.driver.answers import answers
+from rayrec.driver.answers import Awakening, answers
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
 from rayrec.train.seat import RankAddress
@@ -47,18 +47,27 @@ class Crew:
         """Where the ranks live; of all ranks, once `fill` is done."""
         return tuple(address for address in self._addresses if address is not None)
 
-    def fill(self, timeout_s: float) -> tuple[int, ...]:
+    def fill(self, timeout_s: float, heartbeat_s: float = math.inf) -> tuple[int, ...]:
         """Give an actor to every rank that has none; the ranks that got one.
 
+        Args:
+            heartbeat_s: one whose process runs and says nothing for so long has failed.
         Raises:
-            TrainingFailed: an actor did not come up within `timeout_s` seconds.
+            TrainingFailed: an actor did not come up within `timeout_s` seconds, or fell silent.
         """
         for rank, actor in enumerate(self._actors):
             if actor is None:
                 self._actors[rank] = self._hire(self._bundles[rank])
         new = [rank for rank, address in enumerate(self._addresses) if address is None]
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
-        told = answers(asked, (), len(self._actors), "start", timeout_s, self._check)
+        pairs = {rank: (self._actors[rank], reference) for rank, reference in asked.items()}
+        awakening = Awakening(pairs, len(self._actors), heartbeat_s)
+
+        def check() -> None:
+            self._check()
+            awakening.check()
+
+        told = answers(asked, (), len(self._actors), "start", timeout_s, check)
         for rank, address in zip(new, told, strict=True):
             self._addresses[rank] = address
         if len(new) == len(self._actors) or not _are_neighbours(self.addresses):
