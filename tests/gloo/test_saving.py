@@ -122,6 +122,7 @@ def resumed(rank: int, world_size: int, folder: Path, run: Path, step: int) -> d
     return trained(replace(spec, run_path=None, resume_from=(path,)))[0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_an_increment_and_pruning_leaves_its_chain(
     ranks: RankPool, data: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_dropout_goes_on_with_the_same_numbers(data: Path, tmp_path: Path) -> No
     dropped(0, 1, data, tmp_path)
 
 
+@pytest.mark.slow
 def test_dropout_goes_on_with_the_numbers_of_each_rank(
     ranks: RankPool, data: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_two_replicas_count_what_either_touches(ranks: RankPool, every: int) -> 
             assert set(changed[shard]) <= wanted
 
 
+@pytest.mark.slow
 def test_an_average_of_more_than_two_replicas_touches_all_rows(ranks: RankPool) -> None:
     """A mean of three equal numbers may differ from them by its rounding."""
     for touched, _ in ranks.run(3, train, 1, 2):
