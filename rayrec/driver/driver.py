@@ -92,7 +92,10 @@ class Driver:
                 f"model is a {type(model).__name__}; pass a function that builds the module on "
                 "each rank."
             )
+        from rayrec.driver.shape import check_sizes
+
         check_plan_word(plan)
+        check_sizes(plan, run, scaling)
         check_same_features(data, eval_data)
         self._model, self._data, self._eval_data = model, data, eval_data
         self._scaling, self._run = scaling, run
@@ -160,7 +163,7 @@ class Driver:
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
         from rayrec.driver.lives import Lives, fit_task
-        from rayrec.driver.shape import check_recovery, check_shape, run_info
+        from rayrec.driver.shape import check_pauses, check_recovery, check_shape, run_info
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
@@ -168,6 +171,7 @@ class Driver:
         check_values(data)
         check_values(self._eval_data)
         check_recovery(run, self._scaling)
+        check_pauses(run, self._scaling)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
@@ -273,6 +277,31 @@ class Driver:
         if self._controller is not None:
             self._controller.request_stop()
 
+    def resize(self, num_workers: int) -> None:
+        """Have a running `fit` go on with another number of ranks.
+
+        A callback or any other thread may call it. The ranks finish their window and save, and the
+        run goes on from there. A smaller number takes effect at once; a larger one as soon as the
+        cluster, which is asked for it, has the room. The run keeps to this number until the next
+        call: it does not grow above it by itself.
+
+        Args:
+            num_workers: within those of `ScalingConfig`.
+        Raises:
+            ConfigError: the number is outside of them, the run has one number of ranks or no
+                storage path, or no `fit` runs.
+        """
+        from rayrec.driver.shape import check_resize
+
+        check_resize(num_workers, self._run, self._scaling)
+        controller = self._controller
+        if controller is None or not controller.resizes:
+            raise ConfigError(
+                f"Driver.resize({num_workers}): no fit is running; call it from a callback or "
+                "another thread while Driver.fit runs."
+            )
+        controller.resize(num_workers)
+
     def _control(
         self,
         display: Display,
@@ -327,7 +356,7 @@ class Driver:
                 self.request_stop()
 
         try:
-            if scaling.num_workers == 0:
+            if scaling.most == 0:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 scaling,
@@ -338,6 +367,7 @@ class Driver:
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
                 max_failures=run.failure.max_failures if lives is not None else 0,
+                resizes=lives is not None,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,

@@ -83,5 +83,5 @@ def score_checkpoint(scoring: Scoring) -> Scored:
     truth = truth_beside(scoring.data)
     driver = Driver(recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan)
     metrics = driver.evaluate(checkpoint, predictions=scoring.predictions, keys=scoring.keys)
-    ranks = max(1, scoring.scaling.num_workers)
+    ranks = max(1, scoring.scaling.most)
     return Scored(manifest.step, ranks, scores_beside_truth(metrics, truth))
