@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
@@ -9,7 +10,7 @@ from rayrec.checks import whole_number
 from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
-from rayrec.layout import KINDS, ShardingPlan, Topology
+from rayrec.layout import KINDS, ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
@@ -151,18 +152,18 @@ def run_info(
     run: RunConfig,
     plan: ShardingPlan,
     predicted: tuple[RankEstimate, ...],
-    topology: Topology,
+    hosts: Sequence[str],
     start: Start,
     steps: int,
 ) -> RunInfo:
-    """What callbacks are told when training begins."""
+    """What callbacks are told when training begins; `hosts` has the host of each rank."""
     return RunInfo(
         name=run.name,
         run_path=run.run_path,
         steps=steps,
         first_step=start.step,
-        world_size=topology.world_size,
-        hosts=tuple(f"host {number}" for number in topology.host_of),
+        world_size=len(hosts),
+        hosts=tuple(hosts),
         plan=plan,
         settings={f.name: plain(getattr(run, f.name)) for f in fields(run)},
         predicted=predicted,
