@@ -111,6 +111,8 @@ def add_training_options(
     add("--seed", type=arguments.seed, default=0, help=text)
     text = "seconds until a hanging collective counts as failed (default 300)"
     add("--timeout", type=arguments.seconds, default=300, help=text)
+    text = "seconds after which a rank that says nothing counts as lost (default 30)"
+    add("--heartbeat-timeout", type=arguments.seconds, default=30, metavar="SECONDS", help=text)
     add("--timing", action="store_true", help="print how long each part of the start-up took")
     text = "time some steps by part and trace as many; DIR gets the traces and a summary"
     add("--profile", type=arguments.path, metavar="DIR", help=text)

@@ -76,6 +76,7 @@ def run_of(
         init_from=args.init_from,
         init_optimizer_state=args.init_optimizer,
         timeout_s=args.timeout,
+        heartbeat_timeout_s=args.heartbeat_timeout,
         failure=FailureConfig(max_failures=args.max_failures),
         drop_last=drop_last,
         profile=_profile(args),

@@ -94,6 +94,26 @@ seconds = number(
 )
 
 
+def duration(text: str) -> float:
+    """Parse a duration such as "20s", "500ms", "2m" or "20", in seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or not above 0, or too long.
+    """
+    units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    number = text.strip().rstrip("mhs")
+    try:
+        value = float(number) * units[text.strip()[len(number) :] or "s"]
+    except (ValueError, KeyError):
+        value = math.nan
+    if not 0 < value <= MAX_SECONDS:
+        raise ArgumentTypeError(
+            f"{text!r} must be a duration above 0 and at most {MAX_SECONDS:.0f}s, such as 20s, "
+            "500ms or 2m"
+        )
+    return value
+
+
 def path(text: str) -> str:
     """Take a path or a URI.
 

@@ -31,6 +31,7 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "plan": "plan where every table lies, without a cluster",
     "calibrate": "measure the ranks of a cluster, for plans",
     "smoke": "see whether a cluster is fit to train",
+    "chaos": "run a job under faults, and compare its tables",
     "make-data": "write click data whose best possible scores are known",
     "dashboards": "write boards and alerts for the metrics of runs",
     "completion": "print the completion script of a shell",
@@ -71,8 +72,10 @@ class Group(click.Group):
         Raises:
             click.UsageError: there is no subcommand, or an unknown one.
         """
-        ahead = [word for word in args if word == DEBUG]
-        rest = [word for word in args if word != DEBUG]
+        # Behind "--" stands the command of another program, with options of its own.
+        end = args.index("--") if "--" in args else len(args)
+        ahead = [word for word in args[:end] if word == DEBUG]
+        rest = [*(word for word in args[:end] if word != DEBUG), *args[end:]]
         if not rest and not ctx.resilient_parsing:
             raise click.UsageError("the following arguments are required: COMMAND", ctx)
         try:

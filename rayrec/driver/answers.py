@@ -12,6 +12,7 @@ from rayrec.train.seat import RankAddress
 
 WAIT_TURN_S = 0.25
 LONGEST_TURN_S = 2.0
+AWAKENING_TURN_S = 1.0
 
 
 def answers(
@@ -110,15 +111,57 @@ class Heartbeat:
             else:
                 self._silent_s[rank] += turn_s
                 if self._silent_s[rank] >= self._limit_s:
-                    raise self._failure(rank)
+                    host = self._addresses[rank].host
+                    raise _silent(rank, len(self._actors), host, self._silent_s[rank])
 
-    def _failure(self, rank: int) -> TrainingFailed:
-        host = self._addresses[rank].host
-        cause = f"no answer for {self._silent_s[rank]:.0f} s (stopped or overloaded)"
-        who = f"rank {rank} of {len(self._actors)} on {host}"
-        failed = TrainingFailed(f"{who} failed: {cause}", rank, host, cause)
-        failed.kind = "silent"
-        return failed
+
+class Awakening:
+    """Looks whether new ranks answer, once Ray says that their processes run.
+
+    How long a process takes to start depends on the machine. One that runs answers at once, unless
+    it was stopped.
+
+    Args:
+        asked: by rank, the actor and what its first call gave.
+        world_size: ranks of the world.
+        limit_s: seconds of silence that count as a failure.
+    """
+
+    def __init__(
+        self, asked: Mapping[int, tuple[Any, Any]], world_size: int, limit_s: float
+    ) -> None:
+        self._asked, self._world_size, self._limit_s = dict(asked), world_size, limit_s
+        self._silent_s = dict.fromkeys(asked, 0.0)
+        self._looked_at = time.monotonic()
+
+    def check(self) -> None:
+        """Ask Ray about the ranks that have not answered, about once a second.
+
+        Raises:
+            TrainingFailed: a rank that runs has been silent for too long.
+        """
+        import ray
+        import ray._private.state as state
+
+        now = time.monotonic()
+        if now - self._looked_at < AWAKENING_TURN_S:
+            return
+        turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
+        for rank, (actor, reference) in list(self._asked.items()):
+            if ray.wait([reference], timeout=0)[0]:
+                del self._asked[rank]
+            elif state.actors(actor._actor_id.hex()).get("State") == "ALIVE":
+                self._silent_s[rank] += turn_s
+                if self._silent_s[rank] >= self._limit_s:
+                    raise _silent(rank, self._world_size, "", self._silent_s[rank])
+
+
+def _silent(rank: int, world_size: int, host: str, silent_s: float) -> TrainingFailed:
+    cause = f"no answer for {silent_s:.0f} s (stopped or overloaded)"
+    who = f"rank {rank} of {world_size} on {host or 'an unknown host'}"
+    failed = TrainingFailed(f"{who} failed: {cause}", rank, host, cause)
+    failed.kind = "silent"
+    return failed
 
 
 def death_line(error: BaseException) -> str:

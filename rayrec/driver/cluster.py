@@ -66,7 +66,7 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
             _check_reachable(address)
             _join(address if address == "auto" else _without_scheme(address))
         else:
-            stack.enter_context(_reaper())
+            stack.enter_context(reaped(reaper.files_of(os.getpid())))
             _start(num_cpus)
         # leaves a joined cluster, and ends a private one
         stack.callback(ray.shutdown)
@@ -74,9 +74,13 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _reaper() -> Iterator[None]:
-    """Have what this process starts in the block ended, however this process ends; see `reaper`."""
-    command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())]
+def reaped(files: str) -> Iterator[None]:
+    """Have what this process starts in the block ended, however this process ends; see `reaper`.
+
+    Args:
+        files: a pattern of the files that these processes write to, and no others.
+    """
+    command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), files]
     # The process reads its stdin, which closes however this process ends. A session of its own
     # keeps Ctrl-C from it.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

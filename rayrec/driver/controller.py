@@ -11,7 +11,7 @@ there, too, when its ranks have paused for a change of their number. Each state 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,14 +19,15 @@ from typing import Any
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.policies import Blame, Observation, answer, judge, to_replace
+from rayrec.driver.policies import Blame, answer, judge, to_replace
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew, crew_of
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.room import PlaceLost, Room, choose, room_for
+from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
-from rayrec.driver.sizing import Sizing, seats
+from rayrec.driver.seating import Seating
+from rayrec.driver.sizing import Sizing
 from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.driver.standing import SILENT_S, Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
@@ -93,7 +94,6 @@ class Controller:
         self._standing = Standing(self._watch, on_event, on_step)
         self._recovery = Recovery()
         self._resizes, self._sizing = resizes, Sizing.of(scaling)
-        self._short_since: float | None = None
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._heartbeat_s, self._max_failures = heartbeat_timeout_s, max_failures
@@ -102,8 +102,8 @@ class Controller:
         self._cut_at: float | None = None
         self._shown = 0
         self._cluster: Cluster | None = None
-        self._room: Room | None = None
         self._crew: Crew | None = None
+        self._seating: Seating | None = None
         self._group: RankGroup | None = None
         self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
@@ -181,63 +181,23 @@ class Controller:
         assert self._cluster is not None
         check = self._stopping.signals.check
         self._watch.at("waiting for room on the cluster", patient=True)
-        self._room = self._stack.enter_context(
-            room_for(self._scaling, self._cluster, self._on_event, check)
+        enter, scaling = self._stack.enter_context, self._scaling
+        room = enter(room_for(scaling, self._cluster, self._on_event, check))
+        self._crew = enter(crew_of(scaling, room.places(), check))
+        self._seating = Seating(
+            scaling, room, self._crew, self._sizing, self._recovery, self._watch
         )
-        places = self._room.places()
-        if len(places) < self._scaling.most:
-            self._on_event(
-                f"starts with {len(places)} of at most {self._scaling.most} ranks; the cluster is "
-                "asked for the rest"
-            )
-        self._crew = self._stack.enter_context(crew_of(self._scaling, places, check))
+        self._seating.say_how_many(self._on_event)
         self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
         return "on"
 
     def _fill(self) -> Turn:
         """Give a process to every rank that has none."""
-        assert self._crew is not None and self._room is not None
-        crew, room = self._crew, self._room
-        if self._scaling.is_elastic:
-            if not self._seat(crew, room):
-                return "stay"
-        elif self._recovery.under_way:
-            self._watch.at("waiting for room for the lost ranks", patient=True)
-            room.wait_for_all()
-        self._watch.at("starting the ranks' actors")
-        try:
-            new = crew.fill(self._setup_timeout_s, lambda: room.check_places(crew.places))
-        except PlaceLost:
-            for rank in crew.vacant:
-                crew.dismiss(rank)
+        assert self._seating is not None
+        if not self._seating.fill(self._setup_timeout_s, self._heartbeat_s):
             return "stay"
-        if self._recovery.under_way and not self._scaling.is_elastic:
-            self._recovery.replaced(new)
         self._on_event(Milestone("actors"))
         return "on"
-
-    def _seat(self, crew: Crew, room: Room) -> bool:
-        """Give every rank a place, of which there may be more or fewer; False to look again."""
-        there, ranks, now = room.places(), len(crew.places), time.monotonic()
-        self._short_since = self._short_since or now
-        waited_s, wanted = now - self._short_since, self._sizing.wanted
-        shrink_after_s = 0.0 if len(there) >= ranks else room.shrink_after_s(ranks)
-        seated = seats(ranks, wanted, self._scaling.least, len(there), waited_s, shrink_after_s)
-        if seated is None:
-            self._watch.at("waiting for room for the ranks", patient=True)
-            room.wait_on(len(there), ranks, waited_s)
-            return False
-        self._short_since = None
-        chosen = choose(there, crew.places, seated)
-        lost = set(crew.vacant)
-        gone = sorted(lost & set(crew.seat(chosen)))
-        # a rank whose place is another one now has not left the run
-        dropped = set(gone[: max(0, ranks - seated)])
-        if self._recovery.under_way:
-            self._recovery.dropped(dropped)
-            self._recovery.replaced(lost - dropped)
-        room.ask(wanted, chosen)
-        return True
 
     def _plan(self) -> Turn:
         assert self._group is not None
@@ -286,30 +246,16 @@ class Controller:
             return "end"
         if verdict.failure is not None:
             return self._failed(verdict.failure)
-        if self._resizes and self._scaling.is_elastic and self._sizing.paused_since is None:
-            self._look_for_change(ranks, now)
+        assert self._seating is not None
+        if self._resizes and not self._stopping.wanted and self._seating.wants_pause(ranks, now):
+            self._sizing.pause(now)
+            self._group.request_stop()
         return "stay"
 
     def _has_paused(self) -> bool:
         """Whether the ranks ended their task because they were asked to pause."""
         paused = self._sizing.paused_since is not None
         return paused and not self._stopping.wanted and self._results[0].stopped
-
-    def _look_for_change(self, ranks: Sequence[Observation], now: float) -> None:
-        """Have the ranks pause where the run is to go on with more or fewer of them."""
-        assert self._group is not None and self._room is not None and self._crew is not None
-        size, sizing = len(ranks), self._sizing
-        # An evaluation would be made again, and what is at its end needs no change.
-        polls = [rank.poll for rank in ranks]
-        if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
-            return
-        room = None
-        if sizing.looks(size, now):
-            self._room.ask(sizing.wanted, self._crew.places)
-            room = len(self._room.places())
-        if sizing.goal(size, room, now) != size and not self._stopping.wanted:
-            sizing.pause(now)
-            self._group.request_stop()
 
     def _tell(self, group: RankGroup) -> None:
         """Hand on what the ranks told since the last look."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
-from rayrec.driver.answers import answers
+from rayrec.driver.answers import Awakening, answers
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.room import Place
@@ -79,24 +79,33 @@ class Crew:
         self._places = [self._places[rank] for rank in stay] + new
         return tuple(gone)
 
-    def fill(self, timeout_s: float, look: Callable[[], None] = lambda: None) -> tuple[int, ...]:
+    def fill(
+        self,
+        timeout_s: float,
+        heartbeat_s: float = math.inf,
+        look: Callable[[], None] = lambda: None,
+    ) -> tuple[int, ...]:
         """Give an actor to every rank that has none; the ranks that got one.
 
         Args:
+            heartbeat_s: one whose process runs and says nothing for so long has failed.
             look: called as `check`.
         Raises:
-            TrainingFailed: an actor did not come up within `timeout_s` seconds.
+            TrainingFailed: an actor did not come up within `timeout_s` seconds, or fell silent.
         """
-
-        def check() -> None:
-            self._check()
-            look()
-
         for rank, actor in enumerate(self._actors):
             if actor is None:
                 self._actors[rank] = self._hire(self._places[rank])
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
+        pairs = {rank: (self._actors[rank], reference) for rank, reference in asked.items()}
+        awakening = Awakening(pairs, len(self._actors), heartbeat_s)
+
+        def check() -> None:
+            self._check()
+            look()
+            awakening.check()
+
         told = answers(asked, (), len(self._actors), "start", timeout_s, check)
         for rank, address in zip(new, told, strict=True):
             self._addresses[rank] = address

@@ -5,9 +5,9 @@ for a minute to tell the head, which is gone, about it. This script waits for th
 standard input, which comes when the driver ends in whatever way, gives Ray some seconds, and kills
 what is left of the cluster.
 
-Processes of the cluster are known by the files into which Ray has them print. The folder of these
-files has the driver's process id in its name. Their environment does not tell them, since Ray
-writes titles over it, and their parents do not, since the raylet ends at once with the driver.
+Processes of the cluster are known by the files into which Ray has them print, below a folder of the
+cluster's own. Their environment does not tell them, since Ray writes titles over it, and their
+parents do not, since the raylet ends at once with the driver.
 
 The script needs the standard library only, and imports nothing of rayrec, so that it starts in a
 moment and takes little memory.
@@ -29,9 +29,15 @@ PATIENCE_S = 4.0
 LIMIT_S = 30.0  # a process that hangs in the kernel does not hold up the driver's end for ever
 
 
-def members(driver: int) -> set[int]:
-    """Process ids of the cluster that a driver has started, without the driver itself."""
-    prints_to = re.compile(rf"/session_[^/]*_{driver}/logs/[^/]*\.(out|err)").search
+def files_of(driver: int) -> str:
+    """A pattern of the files into which the cluster prints that a driver has started."""
+    # Ray puts the id of the process that starts a cluster into the name of its folder.
+    return rf"/session_[^/]*_{driver}/logs/[^/]*\.(out|err)"
+
+
+def members(files: str, driver: int) -> set[int]:
+    """Process ids that have a file of a pattern open for writing, without the driver itself."""
+    prints_to = re.compile(files).search
     processes = {int(entry.name) for entry in Path("/proc").glob("[0-9]*")}
     return {p for p in processes - {driver} if any(map(prints_to, _written_files(p)))}
 
@@ -49,11 +55,15 @@ def _written_files(process: int) -> Iterator[str]:
                 yield os.readlink(link)
 
 
-def main(driver: int) -> None:
-    """Wait for the driver's end, then see to it that nothing of its cluster is left."""
+def main(driver: int, files: str) -> None:
+    """Wait for the driver's end, then see to it that nothing of its cluster is left.
+
+    Args:
+        files: a pattern of the files that tell the processes of the cluster.
+    """
     sys.stdin.buffer.read()
     ended = time.monotonic()
-    while (left := members(driver)) and time.monotonic() < ended + LIMIT_S:
+    while (left := members(files, driver)) and time.monotonic() < ended + LIMIT_S:
         if time.monotonic() > ended + PATIENCE_S:
             for process in left:
                 with suppress(ProcessLookupError):
@@ -64,4 +74,4 @@ def main(driver: int) -> None:
 if __name__ == "__main__":
     # a Ctrl-C is for the driver
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -11,6 +11,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -61,6 +62,8 @@ class Workers(Generic[U, R]):
 
     def __enter__(self) -> Workers[U, R]:
         context = multiprocessing.get_context("spawn")
+        # Starting the tracker, which a first worker would do, ends the blocking below.
+        resource_tracker.ensure_running()
         # Ctrl-C reaches all processes of a terminal. The starter decides what it means, so the
         # workers inherit that it is blocked, from their first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

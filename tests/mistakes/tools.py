@@ -1,5 +1,5 @@
-"""Mistakes at the rayrec command (plan, calibrate, make-data, none), at jobs.smoke, and in the
-environment.
+"""Mistakes at the rayrec command (plan, calibrate, make-data, chaos, none), at jobs.smoke, and in
+the environment.
 """
 
 from __future__ import annotations
@@ -120,6 +120,46 @@ MAKE_PATHS = [
     (f"make-data {{own}}/{LONG} --rows 10 --eval-rows 10", "too long"),
 ]
 
+CHAOS = [
+    ("", "required|COMMAND"),
+    ("--", "required|COMMAND"),
+    ("--nothing -- sh", "unrecognized arguments|--nothing"),
+    ("--every 0s -- sh", "--every|above 0"),
+    ("--every soon -- sh", "--every|such as 20s"),
+    ("--every=-3s -- sh", "--every|above 0"),
+    ("--every nan -- sh", "--every|above 0"),
+    ("--every 1e12s -- sh", "--every|at most"),
+    ("--every '' -- sh", "--every|duration"),
+    ("--signals HUP -- sh", "--signals|'HUP'|KILL, STOP"),
+    ("--signals 9 -- sh", "--signals|'9'"),
+    ("--signals '' -- sh", "--signals|KILL, STOP"),
+    ("--signals KILL,,STOP -- sh", "--signals|KILL, STOP"),
+    ("--signals KILL,SIGKILL -- sh", "--signals|twice"),
+    ("--runs 0 -- sh", "--runs|at least 1"),
+    ("--runs x -- sh", "--runs|whole number"),
+    ("--faults 0 -- sh", "--faults|at least 1"),
+    ("--seed=-1 -- sh", "--seed|between 0"),
+    ("--timeout never -- sh", "--timeout|duration"),
+    ("--driver=3 -- sh", "--driver|no argument"),
+    ("--out {data} -- sh --checkpoint-dir {own}/c", "--out|folder"),
+    ("--out /proc/nothing/o.json -- sh --checkpoint-dir {own}/c", "--out"),
+    ("-- no-such-command --checkpoint-dir {own}/c", "'no-such-command'|not found"),
+    ("-- '' --checkpoint-dir {own}/c", "''|not found"),
+    ("no-such-command --checkpoint-dir {own}/c", "'no-such-command'|not found"),
+    ("-- sh", "no --checkpoint-dir|add"),
+    ("-- sh --checkpoint-dir", "no --checkpoint-dir|add"),
+    ("-- sh --checkpoint-dir=", "no --checkpoint-dir|add"),
+    ("-- sh --checkpoint-dir s3://bucket/run", "s3://bucket/run|this machine"),
+    ("-- sh --checkpoint-dir {data}/clicks", "not an empty folder"),
+    ("-- sh --checkpoint-dir {data}/plan.json", "not an empty folder"),
+    ("-- sh --checkpoint-dir {data}/plan.json/c", "plan.json"),
+    ("-- sh --checkpoint-dir /proc/nothing", "/proc/nothing"),
+    ("-- sh --checkpoint-dir {own}/c --local", "--local|--ranks 1"),
+    ("-- sh --checkpoint-dir {own}/c --resume latest", "--resume latest|leave it out"),
+    ("-- sh --checkpoint-dir {own}/c --ranks many", "--ranks|'many'"),
+    ("--nodes -- sh --checkpoint-dir {own}/c --ranks 1", "--nodes|2 ranks"),
+]
+
 ALONE = [
     ("", "required|COMMAND"),
     ("nothing", "invalid choice|plan"),
@@ -137,6 +177,7 @@ FINE = [
     "calibrate --help",
     "make-data --help",
     "train --help",
+    "chaos --help",
     "completion bash",
 ]
 
@@ -209,6 +250,7 @@ MISTAKES = [
     *mistakes("rayrec make-data", "make-data", MAKE),
     *mistakes("rayrec make-data", "", MAKE_PATHS),
     *mistakes("rayrec make-data", "make-data", [("", "large")], code=1, file_bytes=5000),
+    *mistakes("rayrec chaos", "", [(f"chaos {line}", says) for line, says in CHAOS]),
     *mistakes("rayrec", "", ALONE),
     *mistakes("rayrec", "", [(line, "") for line in FINE], code=0),
     *mistakes("smoke", "", SMOKE),

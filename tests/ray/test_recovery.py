@@ -317,6 +317,39 @@ def test_a_rank_that_freezes_before_its_task_is_found_by_its_silence(
 
 
 @pytest.mark.slow
+def test_a_rank_that_freezes_as_its_actor_starts_is_found_by_its_silence(
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process runs, as Ray says, and never tells where it lives."""
+    import ray._private.state as state
+
+    from rayrec.driver.rank_start import Crew
+
+    frozen: list[int] = []
+    hire = Crew._hire
+
+    def hire_and_freeze(self: Crew, bundle_index: int) -> Any:
+        actor = hire(self, bundle_index)
+        while not frozen:
+            told = state.actors(actor._actor_id.hex())
+            if told.get("State") == "ALIVE":
+                frozen.append(told["Pid"])
+                os.kill(frozen[0], signal.SIGSTOP)
+            time.sleep(0.05)
+        return actor
+
+    monkeypatch.setattr(Crew, "_hire", hire_and_freeze)
+    started = time.monotonic()
+    result, told = run(clicks, tmp_path, heartbeat_timeout_s=6.0)
+    assert time.monotonic() - started < 100, "the set-up alone may take 120 s"
+    assert told == undisturbed and result.failures == 1
+    assert not Path(f"/proc/{frozen[0]}").exists()
+
+
+@pytest.mark.slow
 def test_the_first_cause_is_told_when_the_failures_are_used_up(
     clicks: SyntheticPaths, tmp_path: Path
 ) -> None:

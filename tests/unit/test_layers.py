@@ -56,6 +56,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "actors": 13,
     "watch": 13,
     "driver": 14,
+    "chaos": 15,
     "runs": 15,
     "cli": 16,
     "jobs": 16,

@@ -307,7 +307,7 @@ def test_the_errors_of_workers_are_those_of_one_process(
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
-def many(folder: Path, files: int = 40) -> Path:
+def many(folder: Path, files: int = 80) -> Path:
     """Rows whose scoring takes some seconds."""
     folder.mkdir()
     pq.write_table(rows(20_000), folder / "00.parquet", row_group_size=5000)
@@ -340,7 +340,16 @@ def test_what_is_ended_leaves_no_folder_that_looks_whole(
     (tmp_path / "out").mkdir()
     line = ["predict", str(served), "--data", str(data), "--out", str(tmp_path / "out" / "scores")]
     started = subprocess.Popen(
-        [sys.executable, "-m", "rayrec.cli.main", *line, "--workers", workers, "--batch-size", "4"],
+        [
+            sys.executable,
+            "-m",
+            "rayrec.cli.main",
+            *line,
+            "--workers",
+            workers,
+            "--batch-size",
+            "32",
+        ],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

@@ -1,0 +1,42 @@
+"""What runs of `rayrec chaos` came to, as a results file: python -m benchmarks.chaos OUT.json...
+
+The files are those of its option --out. The runs of several files are put into one table, each
+compared with the run without faults of its own file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks import report
+from rayrec.chaos.report import read_out
+
+
+def main() -> None:
+    """Read, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser.add_argument("outcomes", nargs="+", metavar="OUT.json")
+    args = parser.parse_args()
+    lines: list[str] = []
+    results: dict[str, Any] = {"runs": []}
+    struck: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for path in args.outcomes:
+        outcome = read_out(path)
+        lines += ["", *outcome.table()]
+        for run in outcome.runs:
+            struck.update(blow.kind for blow in run.blows for _ in blow.pids)
+            good = run.is_good(outcome.calm.digests)
+            ends["same tables" if good else "other tables" if run.end == "done" else run.end] += 1
+            results["runs"].append(asdict(run))
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(struck.items()))
+    said = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+    head = f"Faults that struck: {counts}. Runs: {said}."
+    report.show("chaos", {**results, "struck": struck, "ends": ends}, [head, *lines])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""All runs of `rayrec chaos`: one without faults, then one for every seed; what came of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayrec.chaos.account import Run, table
+from rayrec.chaos.cluster import PrivateCluster, private_cluster
+from rayrec.chaos.job import Job
+from rayrec.chaos.schedule import DRIVER, NODE, schedule
+from rayrec.chaos.shaken import Bounds, ShakenRun
+from rayrec.errors import ConfigError, RayrecError, RunInterrupted
+from rayrec.machine.signals import hold_signals
+
+USER_MISTAKE = "code 2: "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Campaign:
+    """What to do.
+
+    Attributes:
+        every_s: mean seconds between two faults.
+        signals: what ranks are struck with, see `schedule.SIGNALS`.
+        driver: the driver is killed as well, and started again.
+        nodes: the cluster has a second node, which is lost as well, and another takes its place.
+        seed: of the first run under faults; those after it have the next ones.
+        runs: how many there are under faults.
+        bounds: of each run.
+    """
+
+    every_s: float
+    signals: tuple[str, ...]
+    driver: bool
+    nodes: bool
+    seed: int
+    runs: int
+    bounds: Bounds
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The faults that can strike."""
+        return (*self.signals, *([DRIVER] * self.driver), *([NODE] * self.nodes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of a campaign.
+
+    Attributes:
+        calm: the run without faults.
+        runs: those under faults.
+        kinds: of the faults that could strike.
+    """
+
+    calm: Run
+    runs: tuple[Run, ...]
+    kinds: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every run ended as the one without faults did."""
+        return all(run.is_good(self.calm.digests) for run in self.runs)
+
+    def table(self) -> list[str]:
+        """The runs as Markdown."""
+        return table(self.runs, self.calm.digests, self.kinds)
+
+
+def shake(job: Job, campaign: Campaign, say: Callable[[str], None]) -> Outcome:
+    """Run a job without faults, and then under faults.
+
+    The folders of runs that end well are removed. That of another one stays below the job's folder,
+    with the job's output beside it.
+
+    Args:
+        say: gets a line for every run and every fault.
+    Raises:
+        ConfigError: the job ends with a user's mistake when nothing happens to it, or keeps no
+            checkpoint.
+        RayrecError: Ray does not start, or the job fails when nothing happens to it.
+        RunInterrupted: Ctrl-C or SIGTERM ended it; all processes were ended.
+    """
+    if campaign.nodes and job.ranks < 2:
+        raise ConfigError(
+            "--nodes needs a job of at least 2 ranks, so that a rank lies on each of two nodes; "
+            "give the job --ranks 2, or leave --nodes out."
+        )
+    made = not job.folder.exists()
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--checkpoint-dir {job.folder} cannot be made: {error.strerror}. Name a folder that "
+            "can be written to."
+        ) from None
+    try:
+        with hold_signals() as signals, private_cluster(job, 1 + campaign.nodes) as cluster:
+
+            def one(name: str, seed: int, faults: bool) -> Run:
+                drawn = schedule(seed, campaign.every_s, campaign.kinds) if faults else iter(())
+                folder = job.folder / name
+                run = ShakenRun(job, cluster, folder, drawn, campaign.bounds, say, signals)
+                try:
+                    return run.run(seed)
+                except (RunInterrupted, KeyboardInterrupt):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+
+            say(f"{' '.join(job.words)}: without faults")
+            calm = one("calm", 0, False)
+            _check_calm(calm)
+            _keep_or_remove(job.folder / "calm", cluster, True)
+            say(f"  done in {calm.seconds:.1f} s, {len(calm.digests) - 2} tables")
+            runs = []
+            for seed in range(campaign.seed, campaign.seed + campaign.runs):
+                say(f"seed {seed}")
+                run = one(f"seed-{seed}", seed, True)
+                good = run.is_good(calm.digests)
+                _keep_or_remove(job.folder / f"seed-{seed}", cluster, good)
+                say(f"  {run.verdict(calm.digests)}, in {run.seconds:.1f} s")
+                runs.append(run)
+        return Outcome(calm=calm, runs=tuple(runs), kinds=campaign.kinds)
+    finally:
+        if made and not any(job.folder.iterdir()):
+            job.folder.rmdir()
+
+
+def _check_calm(calm: Run) -> None:
+    """Refuse a job that does not even end well when nothing happens to it."""
+    if calm.end == "done":
+        return
+    told = calm.words.removeprefix(USER_MISTAKE).removeprefix("error: ")
+    if calm.words.startswith(USER_MISTAKE):
+        raise ConfigError(f"the job's own mistake: {told}")
+    raise RayrecError(f"the job {calm.end} without any fault: {calm.words}")
+
+
+def _keep_or_remove(folder: Path, cluster: PrivateCluster, good: bool) -> None:
+    output = cluster.folder / f"{folder.name}.log"
+    if good:
+        shutil.rmtree(folder, ignore_errors=True)
+        output.unlink(missing_ok=True)
+    elif output.exists():
+        shutil.copyfile(output, folder.parent / output.name)

@@ -1,0 +1,195 @@
+"""`PrivateCluster`: a Ray head of this command's own, and perhaps a second node.
+
+Home, temporary files and all that its processes print lie below one new folder, which is removed at
+the end. The files below it also tell which processes are the cluster's, so that no process of
+another cluster, or of anything else, is ever struck. `ray stop` is not used: it ends every Ray
+process of the user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from rayrec.chaos.job import Job
+from rayrec.driver import reaper
+from rayrec.driver.cluster import reaped
+from rayrec.errors import RayrecError
+
+PORTS = (
+    "--port",
+    "--dashboard-port",
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--ray-client-server-port",
+    "--metrics-export-port",
+    "--runtime-env-agent-port",
+    "--node-manager-port",
+    "--object-manager-port",
+)
+# a lost node is noticed in some seconds, not in Ray's fourteen
+HEALTH = (
+    '{"health_check_initial_delay_ms":0,"health_check_period_ms":1000,'
+    '"health_check_timeout_ms":2000,"health_check_failure_threshold":3}'
+)
+START_S = 240.0
+RANK = b"ray::RankActor"
+
+
+class PrivateCluster:
+    """A cluster on this machine; see `private_cluster`.
+
+    Args:
+        folder: new and empty; its name is short, since the paths of sockets are bounded.
+        cpus: CPUs of each node.
+        nodes: 1, or 2 for one that can be lost.
+    """
+
+    def __init__(self, folder: Path, cpus: float, nodes: int) -> None:
+        self.folder, self.nodes, self._cpus = folder, nodes, cpus
+        self._files = f"^{re.escape(str(folder))}/"
+        self._head: subprocess.Popen[bytes] | None = None
+        self._other: subprocess.Popen[bytes] | None = None
+        for name in ("home", "tmp"):
+            (folder / name).mkdir()
+        self.env = {
+            **os.environ,
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
+            "RAY_AUTH_MODE": "disabled",
+        }
+        # Ray's 15 lets every other process push a rank off its core.
+        self.env.setdefault("RAY_worker_niceness", "0")
+        self.env.pop("RAY_ADDRESS", None)
+
+    def start(self) -> None:
+        """Start all nodes, and wait until they are up.
+
+        Raises:
+            RayrecError: Ray does not start; with its last line.
+        """
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+            ports = {name: s.getsockname()[1] for name, s in zip(PORTS, sockets, strict=True)}
+        words = ["--head", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
+        words += [f"{name}={port}" for name, port in ports.items()]
+        if self.nodes > 1:
+            words.append(f"--system-config={HEALTH}")
+        self._head = self._start("head", words)
+        self.env["RAY_ADDRESS"] = f"127.0.0.1:{ports['--port']}"
+        self.fill()
+
+    def fill(self) -> None:
+        """Start the second node where it is wanted and there is none."""
+        if self.nodes > 1 and (self._other is None or self._other.poll() is not None):
+            self._other = self._start("node", [f"--address={self.env['RAY_ADDRESS']}"])
+
+    def ranks(self) -> list[int]:
+        """Processes of ranks that run, in the order of their start; frozen ones are left out."""
+        ranks = []
+        for pid in reaper.members(self._files, os.getpid()):
+            with suppress(OSError):
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                if title.startswith(RANK) and state not in "TtZX":
+                    ranks.append(pid)
+        return sorted(ranks)
+
+    def lose_node(self) -> int | None:
+        """Kill all processes of the second node at once; the id of its first one, None without."""
+        node = self._other
+        if node is None or node.poll() is not None:
+            return None
+        parents = _parents()
+        lost = {node.pid}
+        # children come after their parents: until no more is found, whatever their numbers are
+        while more := {pid for pid, parent in parents.items() if parent in lost} - lost:
+            lost |= more
+        for pid in lost:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        node.wait()
+        return node.pid
+
+    def end(self) -> None:
+        """End all that the cluster and its jobs have started."""
+        for process in (self._other, self._head):
+            if process is not None and process.poll() is None:
+                process.terminate()
+        for process in (self._other, self._head):
+            if process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(10.0)
+        for pid in reaper.members(self._files, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+        cpus = f"{self._cpus:g}"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
+        command += [f"--num-cpus={cpus}", f"--temp-dir={self.folder}/ray", "--disable-usage-stats"]
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as out:
+            # a session of its own keeps Ctrl-C from it
+            process = subprocess.Popen(
+                command,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_S
+        while b"Ray runtime started" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                said = log.read_text(errors="replace").split()
+                raise RayrecError(
+                    f"Ray does not start on this machine in {START_S:.0f} s: "
+                    f"{' '.join(said[-30:]) or 'it says nothing'}"
+                )
+            time.sleep(0.1)
+        return process
+
+
+@contextmanager
+def private_cluster(job: Job, nodes: int) -> Iterator[PrivateCluster]:
+    """A cluster with room for the ranks of a job, inside the block; nothing of it is left.
+
+    Args:
+        nodes: 1, or 2 of which each holds half of the ranks.
+    Raises:
+        RayrecError: Ray does not start.
+    """
+    cpus = max(1.0, -(-job.ranks // nodes) * job.cpus)
+    # the paths of Ray's sockets have room for 107 bytes
+    with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        with reaped(f"^{re.escape(str(folder))}/"):
+            cluster = PrivateCluster(folder, cpus, nodes)
+            try:
+                cluster.start()
+                yield cluster
+            finally:
+                cluster.end()
+
+
+def _parents() -> dict[int, int]:
+    """Process -> its parent, of this machine."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+    return parents

@@ -1,0 +1,56 @@
+"""The outcome of a campaign as a JSON file, written and read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rayrec.chaos.account import Account, Blow, Run
+from rayrec.chaos.campaign import Outcome
+from rayrec.storage import probe_output, write_whole
+
+WHAT = "the outcome (--out)"
+
+
+def check_out(path: str | None) -> None:
+    """See that the file can be written, before hours are spent.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    probe_output(WHAT, path)
+
+
+def write_out(path: str | None, outcome: Outcome) -> None:
+    """Write the file, whole or not at all; does nothing without a path.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path is not None:
+        write_whole(WHAT, path, json.dumps(as_json(outcome), indent=1) + "\n")
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as JSON data."""
+    expected = outcome.calm.digests
+    runs = [{**asdict(run), "verdict": run.verdict(expected)} for run in outcome.runs]
+    told = {"good": outcome.is_good, "kinds": outcome.kinds, "calm": asdict(outcome.calm)}
+    return {**told, "runs": runs}
+
+
+def read_out(path: str) -> Outcome:
+    """The outcome that `write_out` wrote."""
+    told = json.loads(Path(path).read_text())
+    runs = tuple(_run(run) for run in told["runs"])
+    return Outcome(calm=_run(told["calm"]), runs=runs, kinds=tuple(told["kinds"]))
+
+
+def _run(told: dict[str, Any]) -> Run:
+    values = {name: value for name, value in told.items() if name != "verdict"}
+    values["blows"] = tuple(Blow(**{**b, "pids": tuple(b["pids"])}) for b in told["blows"])
+    account = told["account"]
+    values["account"] = Account(**{**account, "waits": tuple(account["waits"])})
+    return Run(**values)

@@ -1,0 +1,81 @@
+"""The faults of a run, which follow from a seed: what strikes, when, and which rank.
+
+Every kind comes once before any comes again, so that a short run meets all of them. After that
+SIGKILL comes more often than the others, because it costs the least time. One fault in ten strikes
+two ranks at once. Gaps between faults are drawn from an exponential distribution, so that some
+faults strike while the run still recovers from the one before.
+"""
+
+from __future__ import annotations
+
+import random
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+DRIVER, NODE = "driver", "node"
+SIGNALS = ("KILL", "STOP", "TERM", "ABRT", "SEGV")
+WEIGHTS = {"KILL": 1.0, DRIVER: 0.03, NODE: 0.1}
+OTHER_WEIGHT = 0.2
+TWO_AT_ONCE = 0.1
+LONGEST_GAP = 4.0  # in mean gaps: no seed leaves a run in peace for very long
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One blow, as it was drawn.
+
+    Attributes:
+        after_s: seconds since the blow before it, or since the start of the run.
+        kind: a word of `SIGNALS`, "driver" or "node".
+        share: from 0 to below 1; says which of the ranks that there are is struck.
+        ranks: how many ranks are struck at once, where it is a signal.
+    """
+
+    after_s: float
+    kind: str
+    share: float
+    ranks: int = 1
+
+    def struck(self, candidates: Sequence[int]) -> tuple[int, ...]:
+        """The processes that it strikes, of those that could be."""
+        first = int(self.share * len(candidates))
+        around = (*candidates[first:], *candidates[:first])
+        return around[: self.ranks]
+
+
+def schedule(seed: int, every_s: float, kinds: Sequence[str]) -> Iterator[Fault]:
+    """The faults of one run, without an end.
+
+    Args:
+        seed: the same seed and options give the same faults.
+        every_s: mean seconds between two of them.
+        kinds: at least one.
+    """
+    draw = random.Random(seed)
+    first = draw.sample(list(kinds), len(kinds))
+    weights = [WEIGHTS.get(kind, OTHER_WEIGHT) for kind in kinds]
+    while True:
+        kind = first.pop() if first else draw.choices(kinds, weights)[0]
+        yield Fault(
+            after_s=min(draw.expovariate(1 / every_s), LONGEST_GAP * every_s),
+            kind=kind,
+            share=draw.random(),
+            ranks=2 if draw.random() < TWO_AT_ONCE else 1,
+        )
+
+
+def signal_words(text: str) -> tuple[str, ...]:
+    """Parse signals such as "KILL,STOP"; SIGKILL and kill mean KILL.
+
+    Raises:
+        argparse.ArgumentTypeError: one is not known, or is given twice.
+    """
+    words = tuple(word.strip().upper().removeprefix("SIG") for word in text.split(","))
+    for word in words:
+        if word not in SIGNALS:
+            known = ", ".join(SIGNALS)
+            raise ArgumentTypeError(f"{word or text!r} is no signal for ranks; choose from {known}")
+    if len(set(words)) < len(words):
+        raise ArgumentTypeError(f"{text!r} names a signal twice; name it once")
+    return words

@@ -1,0 +1,203 @@
+"""One run of the job under faults: started, struck, started again, and bounded in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from rayrec.chaos.account import Blow, Run, account
+from rayrec.chaos.cluster import PrivateCluster
+from rayrec.chaos.digests import digests
+from rayrec.chaos.job import Job
+from rayrec.chaos.schedule import DRIVER, NODE, Fault
+from rayrec.machine.signals import Signals
+from rayrec.watch import read_events
+from rayrec.watch.event_file import NAME
+
+POLL_S = 0.1
+Say = Callable[[str], None]
+
+
+class Bounds(NamedTuple):
+    """When a run is given up, and when it is left in peace.
+
+    Attributes:
+        hang_s: seconds without a step that is new after which a run counts as hung.
+        faults: so many strike at most; None strikes until the end.
+    """
+
+    hang_s: float
+    faults: int | None = None
+
+
+class ShakenRun:
+    """Carries one run through its faults.
+
+    Args:
+        cluster: the run joins it.
+        folder: of the run; it does not exist yet.
+        faults: what strikes; nothing where it is empty.
+        say: gets a line for every fault.
+        signals: what the user sends to this command.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: PrivateCluster,
+        folder: Path,
+        faults: Iterator[Fault],
+        bounds: Bounds,
+        say: Say,
+        signals: Signals,
+    ) -> None:
+        self._cluster, self._folder, self._bounds = cluster, folder, bounds
+        self._faults, self._say, self._signals = faults, say, signals
+        self._command = job.command(folder, waits=cluster.nodes > 1)
+        self.output = cluster.folder / f"{folder.name}.log"
+        self._blows: list[Blow] = []
+        self._steps = NewestStep(folder / NAME)
+
+    def run(self, seed: int) -> Run:
+        """Go through it.
+
+        Raises:
+            RunInterrupted: the user ended this command.
+            ConfigError: the run left no checkpoint.
+        """
+        started = time.monotonic()
+        process = self._start()
+        try:
+            fault, due = self._next(started)
+            moved = started
+            while (code := process.poll()) is None:
+                self._signals.check()
+                now = time.monotonic()
+                if self._steps.moved():
+                    moved = now
+                if now - moved > self._bounds.hang_s:
+                    words = f"no new step for {now - moved:.0f} s, after step {self._steps.newest}"
+                    return self._told(seed, started, "hung", words)
+                if fault is not None and now >= due:
+                    self._strike(fault, process, now - started)
+                    if fault.kind == DRIVER:
+                        process = self._start()
+                    fault, due = self._next(time.monotonic())
+                time.sleep(POLL_S)
+        finally:
+            _end(process)
+        if code:
+            return self._told(seed, started, "failed", f"code {code}: {self._last_line()}")
+        return self._told(seed, started, "done", "")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.output.open("ab") as out:
+            return subprocess.Popen(
+                self._command,
+                env=self._cluster.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _next(self, now: float) -> tuple[Fault | None, float]:
+        """The next fault, and when it is due on the steady clock."""
+        if self._bounds.faults is not None and len(self._blows) >= self._bounds.faults:
+            return None, 0.0
+        fault = next(self._faults, None)
+        return fault, now + (fault.after_s if fault is not None else 0.0)
+
+    def _strike(self, fault: Fault, process: subprocess.Popen[bytes], since_s: float) -> None:
+        """Strike, where there is something to be struck."""
+        at = time.time()
+        struck: tuple[int, ...] = ()
+        if fault.kind == DRIVER:
+            struck = (process.pid,)
+            _end(process)
+        elif fault.kind == NODE:
+            lost = self._cluster.lose_node()
+            struck = () if lost is None else (lost,)
+            self._cluster.fill()
+        else:
+            number = signal.Signals[f"SIG{fault.kind}"]
+            for pid in fault.struck(self._cluster.ranks()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                    struck += (pid,)
+        if struck:
+            self._blows.append(Blow(at=at, kind=fault.kind, pids=struck))
+            who = " and ".join(map(str, struck))
+            what = {DRIVER: "the driver", NODE: "a node"}.get(fault.kind, f"SIG{fault.kind}")
+            self._say(
+                f"  +{since_s:6.1f} s  {what}, process {who}, after step {self._steps.newest}"
+            )
+
+    def _told(self, seed: int, started: float, end: str, words: str) -> Run:
+        seconds = time.monotonic() - started
+        there = (self._folder / NAME).exists()
+        events = read_events(self._folder).events if there else ()
+        return Run(
+            seed=seed,
+            end=end,  # type: ignore[arg-type]
+            words=words,
+            seconds=seconds,
+            blows=tuple(self._blows),
+            account=account(events, self._blows),
+            digests=digests(str(self._folder)) if end == "done" else {},
+        )
+
+    def _last_line(self) -> str:
+        lines = self.output.read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+
+
+class NewestStep:
+    """Follows the newest step that a run's file of events tells of, while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read, self._rest = path, 0, b""
+        self.newest = 0
+        self._told = 0
+
+    def moved(self) -> bool:
+        """Whether there is something new: a later step, or a score or checkpoint of the last."""
+        try:
+            if self._path.stat().st_size == self._read:
+                return False
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:
+            return False
+        self._read += len(content)
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        before = self.newest, self._told
+        for line in lines:
+            # A killed driver leaves its last line cut; the next one begins a line of its own.
+            with suppress(ValueError):
+                self._take(json.loads(line))
+        return (self.newest, self._told) != before
+
+    def _take(self, event: dict[str, object]) -> None:
+        step = event.get("step")
+        if not isinstance(step, int):
+            return
+        if event.get("event") == "window":
+            self.newest = max(self.newest, step)
+        elif event.get("event") in ("evaluation", "checkpoint", "end") and step >= self.newest:
+            self._told += 1
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a job and whatever it started in its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

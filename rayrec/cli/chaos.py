@@ -1,0 +1,104 @@
+"""`rayrec chaos`: the user's own job under faults, and whether it ends with the same tables."""
+
+from __future__ import annotations
+
+import click
+
+from rayrec import arguments
+from rayrec.chaos.schedule import SIGNALS, signal_words
+from rayrec.cli.base import CONTEXT, PATH, Checked, Command, count
+
+DURATION = Checked(arguments.duration, "duration")
+
+
+@click.command(
+    cls=Command,
+    context_settings={**CONTEXT, "allow_interspersed_args": False},
+    examples="""
+rayrec chaos -- python -m jobs.train_dlrm --ranks 2 --checkpoint-dir /tmp/chaos
+rayrec chaos --every 10s --driver --runs 5 --faults 20 -- python -m jobs.train_dlrm \\
+    --train DIR --schema FILE --checkpoint-dir /tmp/chaos --checkpoint-every 50
+rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp/chaos
+""",
+)
+@click.option(
+    "--every",
+    type=DURATION,
+    default=20.0,
+    metavar="TIME",
+    help="mean time between two faults, such as 20s, 500ms or 2m (20s)",
+)
+@click.option(
+    "--signals",
+    type=Checked(signal_words, "signals"),
+    default=("KILL", "STOP"),
+    metavar="SIGNAL,...",
+    help=f"what ranks are struck with, of {', '.join(SIGNALS)} (KILL,STOP)",
+)
+@click.option("--driver", is_flag=True, help="kill the driver as well, and start it again")
+@click.option("--nodes", is_flag=True, help="lose a node as well; another one takes its place")
+@click.option(
+    "--seed",
+    type=Checked(arguments.seed, "seed"),
+    default=0,
+    metavar="S",
+    help="of the first run's faults; the runs after it have the next ones (0)",
+)
+@click.option("--runs", type=count(), default=1, metavar="N", help="runs under faults (1)")
+@click.option(
+    "--faults", type=count(), metavar="N", help="faults of a run at most; by default until its end"
+)
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default=300.0,
+    metavar="TIME",
+    help="a run that finishes no new step for so long hangs, and is ended (300s)",
+)
+@click.option("--out", type=PATH, metavar="FILE", help="JSON file for the faults and the runs")
+@click.argument("job", nargs=-1, required=True, metavar="COMMAND...")
+def command(
+    every: float,
+    signals: tuple[str, ...],
+    driver: bool,
+    nodes: bool,
+    seed: int,
+    runs: int,
+    faults: int | None,
+    timeout: float,
+    out: str | None,
+    job: tuple[str, ...],
+) -> None:
+    """Run a training job under faults, and say whether it ends with the tables of a calm run.
+
+    COMMAND is the job as you start it, behind "--". It needs --checkpoint-dir: each run gets a
+    folder below it. Where they are missing, --max-failures -1 and --resume auto are added.
+
+    The job runs once without faults, and then under faults that follow from the seed, in a Ray
+    cluster of its own on this machine. Ranks are killed or frozen at random moments, from the start
+    to the end. The command prints the faults, the recoveries, the time from a fault to the next
+    finished step, and the steps that were done again. It ends with 1 where a run failed, hung, or
+    ended with other tables.
+    """
+    from rayrec.chaos.campaign import Campaign, shake
+    from rayrec.chaos.job import read_job
+    from rayrec.chaos.report import check_out, write_out
+    from rayrec.chaos.shaken import Bounds
+    from rayrec.runs.scaling import default_ranks
+
+    read = read_job(job, default_ranks())
+    check_out(out)
+    campaign = Campaign(
+        every_s=every,
+        signals=signals,
+        driver=driver,
+        nodes=nodes,
+        seed=seed,
+        runs=runs,
+        bounds=Bounds(hang_s=timeout, faults=faults),
+    )
+    outcome = shake(read, campaign, lambda line: print(line, flush=True))
+    print("\n".join(["", *outcome.table()]))
+    write_out(out, outcome)
+    if not outcome.is_good:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,112 @@
+"""`rayrec chaos` with real signals: a job is killed, frozen and started again, and ends the same.
+
+The command runs in a process of its own and starts a cluster of its own, as a user would have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rayrec.data.synthetic import SyntheticPaths
+from tests.leftovers import processes_with
+from tests.ray.heads import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def command(
+    clicks: SyntheticPaths, folder: Path, *options: str, steps: int = 400, more: str = ""
+) -> list[str]:
+    job = f"{sys.executable} -m jobs.train_dlrm --train {clicks.train} --schema {clicks.schema}"
+    job += f" --steps {steps} --global-batch 256 --ranks 2 --heartbeat-timeout 5 --plan row_wise"
+    job += f" --checkpoint-dir {folder} --checkpoint-every 20 --keep 2 {more}"
+    return [sys.executable, "-m", "rayrec.cli.main", "chaos", *options, "--", *job.split()]
+
+
+def environment(mark: str) -> dict[str, str]:
+    name, _, value = mark.partition("=")
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", name: value}
+
+
+def expect_nothing_left(mark: str, tmp: Path) -> None:
+    deadline = time.monotonic() + 30
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left and not list(tmp.glob("rc-*"))
+
+
+def test_a_kill_a_freeze_and_a_driver_kill_end_with_the_same_tables(
+    clicks: SyntheticPaths, tmp_path: Path, mark: str
+) -> None:
+    out = tmp_path / "out.json"
+    short = Path("/tmp") / f"c{os.getpid()}"  # the path of a Unix socket has room for 107 bytes
+    short.mkdir()
+    words = command(
+        clicks,
+        tmp_path / "runs",
+        *("--every", "6s", "--driver", "--faults", "3", "--seed", "5", "--out", str(out)),
+        steps=2000,
+    )
+    env = {**environment(mark), "TMPDIR": str(short)}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(out.read_text())
+    (run,) = told["runs"]
+    assert sorted(blow["kind"] for blow in run["blows"]) == ["KILL", "STOP", "driver"]
+    assert run["verdict"] == "same tables" and len(run["digests"]) > 3
+    assert run["digests"] == told["calm"]["digests"] and run["digests"]["the last step"] == "2000"
+    assert run["account"]["waits"] and "same tables" in done.stdout.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
+    expect_nothing_left(mark, short)
+    short.rmdir()
+
+
+def test_a_job_that_hangs_or_fails_is_told_and_leaves_nothing(
+    clicks: SyntheticPaths, tmp_path: Path, mark: str
+) -> None:
+    """The bound on a hang is shorter than the start of a job, so that the calm run hangs."""
+    for options, more, code, says in (
+        (("--timeout", "1s"), "", 1, "the job hung without any fault: no new step for"),
+        ((), "--sparse-lr x", 2, "the job's own mistake: argument --sparse-lr: 'x' must be"),
+    ):
+        words = command(clicks, tmp_path / "runs", *options, more=more)
+        env = environment(mark)
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+        assert done.returncode == code and says in done.stderr, done.stdout + done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    expect_nothing_left(mark, Path("/nowhere"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_no_process(
+    clicks: SyntheticPaths, tmp_path: Path, mark: str, number: signal.Signals
+) -> None:
+    words = command(clicks, tmp_path / "runs", steps=1_000_000)
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=environment(mark),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "without faults" in process.stdout.readline()
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "runs").glob("calm/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(number)
+        assert process.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    expect_nothing_left(mark, Path("/nowhere"))

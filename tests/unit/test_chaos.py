@@ -1,0 +1,206 @@
+"""`rayrec chaos`: the schedule of faults, the job's command line, the account, and the verdict."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from rayrec.arguments import duration
+from rayrec.chaos.account import Account, Blow, Run, account, table
+from rayrec.chaos.campaign import Outcome
+from rayrec.chaos.job import read_job
+from rayrec.chaos.report import check_out, read_out, write_out
+from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
+from rayrec.chaos.shaken import NewestStep
+from rayrec.cli.main import main
+from rayrec.errors import ConfigError
+from rayrec.watch.events import RunEvent
+
+KINDS = ("KILL", "STOP", "driver", "node")
+EXPECTED = {"t": "aa", "u": "bb"}
+
+
+def first(seed: int, count: int) -> list[Fault]:
+    return list(islice(schedule(seed, 10.0, KINDS), count))
+
+
+@pytest.mark.seeds(range(10))
+def test_the_faults_follow_from_the_seed(seed: int) -> None:
+    drawn = first(seed, 2000)
+    assert drawn == first(seed, 2000) and drawn[:50] != first(seed + 1, 50)
+    assert {fault.kind for fault in drawn[: len(KINDS)]} == set(KINDS), "each kind comes early"
+    assert all(0 <= fault.after_s <= LONGEST_GAP * 10.0 for fault in drawn)
+    assert 8.0 < sum(fault.after_s for fault in drawn) / len(drawn) < 12.0
+    counts = {kind: sum(fault.kind == kind for fault in drawn) for kind in KINDS}
+    assert counts["KILL"] > counts["STOP"] > counts["driver"] > 0
+
+
+@pytest.mark.seeds(range(10))
+def test_a_fault_strikes_only_what_there_is(seed: int) -> None:
+    seen = set()
+    for fault in first(seed, 300):
+        assert fault.struck([]) == ()
+        assert fault.struck([7]) == (7,)
+        struck = fault.struck([3, 5, 8])
+        assert len(struck) == len(set(struck)) == fault.ranks and set(struck) <= {3, 5, 8}
+        seen |= set(struck)
+    assert seen == {3, 5, 8}
+
+
+def test_signals_and_durations_are_read() -> None:
+    assert signal_words("kill, SIGSTOP") == ("KILL", "STOP")
+    assert [duration(text) for text in ("20s", "500ms", "2m", "1.5", "1h")] == [
+        20.0,
+        0.5,
+        120.0,
+        1.5,
+        3600.0,
+    ]
+    for text in ("KILL,KILL", "HUP", "", "KILL,"):
+        with pytest.raises(ArgumentTypeError):
+            signal_words(text)
+    for text in ("", "s", "0s", "-3s", "nan", "inf", "20 parsecs", "1e300h", "2ss", "5sm"):
+        with pytest.raises(ArgumentTypeError, match="must be a duration"):
+            duration(text)
+
+
+@pytest.mark.parametrize("form", [["--checkpoint-dir", "{}"], ["--checkpoint-dir={}"]])
+def test_a_run_gets_a_folder_of_its_own_and_what_recovery_needs(
+    form: list[str], tmp_path: Path
+) -> None:
+    given = [word.format(tmp_path / "c") for word in form]
+    job = read_job(["sh", *given, "--ranks=3", "--max-failures", "5"], 2)
+    assert (job.folder, job.ranks, job.cpus) == (tmp_path / "c", 3, 1.0)
+    own = [word.format("/x/calm") for word in form]
+    assert job.command(Path("/x/calm")) == [
+        *("sh", *own, "--ranks=3", "--max-failures", "5", "--resume", "auto")
+    ]
+    waits = job.command(Path("/x/calm"), waits=True)
+    assert waits[-2:] == ["--placement-timeout", "120"]
+    alone = read_job(["sh", *given, "--resume", "auto"], 2)
+    assert alone.ranks == 2 and alone.command(Path("/y"))[-2:] == ["--max-failures", "-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("no-such-command --checkpoint-dir {}", "'no-such-command' is not found"),
+        ("sh", "no --checkpoint-dir"),
+        ("sh --checkpoint-dir", "no --checkpoint-dir"),
+        ("sh --checkpoint-dir s3://bucket/run", "no folder of this machine"),
+        ("sh --checkpoint-dir {}/full", "not an empty folder"),
+        ("sh --checkpoint-dir {}/full/file", "not an empty folder"),
+        ("sh --checkpoint-dir {} --local", "--local"),
+        ("sh --checkpoint-dir {} --resume latest", "--resume latest"),
+        ("sh --checkpoint-dir {} --ranks many", "--ranks is 'many'"),
+    ],
+)
+def test_a_job_that_cannot_be_shaken_is_refused(words: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    own = tmp_path / "new" if "{}/" not in words else tmp_path
+    with pytest.raises(ConfigError, match=says):
+        read_job(words.format(own).split(), 2)
+
+
+def events(*told: tuple[str, float, int]) -> list[RunEvent]:
+    return [RunEvent(kind, at, step, 0, {}) for kind, at, step in told]
+
+
+def test_a_fault_lasts_until_the_next_finished_step() -> None:
+    story = events(
+        ("start", 10.0, 0),
+        ("window", 12.0, 1),
+        ("window", 13.0, 30),
+        ("failure", 15.0, 34),
+        ("recovery", 17.0, 20),
+        ("window", 18.0, 21),
+        ("window", 19.0, 50),
+        ("start", 30.0, 40),
+        ("window", 33.0, 41),
+        ("window", 40.0, 60),
+    )
+    # the second strikes while the run recovers from the first, the last after everything
+    blows = [Blow(at=at, kind="KILL", pids=(1,)) for at in (14.0, 16.5, 25.0, 50.0)]
+    told = account(story, blows)
+    assert told == Account(failures=1, recoveries=2, waits=(4.0, 8.0), repeated=14 + 10)
+
+
+def test_a_window_of_the_life_that_was_struck_ends_no_fault() -> None:
+    story = events(("start", 1.0, 0), ("window", 2.0, 1), ("window", 5.0, 9))
+    assert account(story, [Blow(at=4.0, kind="KILL", pids=(1,))]).waits == ()
+
+
+def run(**changes: object) -> Run:
+    return Run(**{"seed": 3, "end": "done", "digests": EXPECTED, **changes})  # type: ignore[arg-type]
+
+
+def test_only_a_run_that_ends_with_the_same_tables_is_good() -> None:
+    assert run().is_good(EXPECTED) and run().verdict(EXPECTED) == "same tables"
+    for bad, says in (
+        (run(digests={"t": "aa", "u": "xx"}), "OTHER TABLES: u"),
+        (run(digests={"t": "aa"}), "OTHER TABLES: u"),
+        (run(digests={**EXPECTED, "v": "cc"}), "OTHER TABLES: v"),
+        (run(end="hung", words="no new step", digests={}), "hung: no new step"),
+        (run(end="failed", words="code 1: lost", digests=EXPECTED), "failed: code 1: lost"),
+    ):
+        assert not bad.is_good(EXPECTED) and bad.verdict(EXPECTED) == says
+
+
+def test_the_table_counts_every_rank_that_was_struck() -> None:
+    blows = (Blow(at=1.0, kind="KILL", pids=(1, 2)), Blow(at=2.0, kind="driver", pids=(3,)))
+    shaken = run(blows=blows, account=Account(failures=2, recoveries=1, waits=(3.0,), repeated=7))
+    bad = run(seed=4, end="hung", words="no new step", digests={})
+    lines = table([shaken, bad], EXPECTED, ("KILL", "STOP", "driver"))
+    assert lines[2] == "| 3 | 2 | 0 | 1 | 2 | 1 | 3.0 s | 3.0 s | 7 | 0 | same tables |"
+    assert lines[3].endswith("| none | none | 0 | 0 | hung: no new step |")
+    assert lines[4].startswith("| all | 2 | 0 | 1 |") and "1 of 2 the same tables" in lines[4]
+
+
+def test_an_outcome_is_written_and_read(tmp_path: Path) -> None:
+    blows = (Blow(at=1.5, kind="KILL", pids=(1, 2)),)
+    shaken = run(blows=blows, account=Account(failures=2, waits=(3.0, 4.5)), seconds=9.5)
+    outcome = Outcome(calm=run(seed=0), runs=(shaken,), kinds=("KILL",))
+    path = str(tmp_path / "out.json")
+    check_out(path)
+    assert not Path(path).exists()
+    write_out(path, outcome)
+    assert read_out(path) == outcome and outcome.is_good
+    assert json.loads(Path(path).read_text())["runs"][0]["verdict"] == "same tables"
+
+
+def test_only_later_steps_and_what_follows_them_are_progress(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    steps = NewestStep(path)
+    assert not steps.moved()
+
+    def write(event: str, step: int, end: str = "\n") -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"event": event, "step": step}) + end)
+
+    write("start", 0)
+    write("window", 5, end="")
+    assert not steps.moved(), "the line is not whole yet"
+    with path.open("a") as file:
+        file.write("\n")
+    assert steps.moved() and steps.newest == 5
+    write("failure", 7)
+    write("recovery", 2)
+    write("window", 4)
+    write("checkpoint", 4)
+    assert not steps.moved(), "steps that are done again are none"
+    write("checkpoint", 5)
+    assert steps.moved()
+    with path.open("a") as file:
+        file.write('{"event": "win\n')
+    assert not steps.moved()
+
+
+def test_debug_behind_the_dashes_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "--", "no-such-command", "--debug"]) == 2
+    error = capsys.readouterr().err
+    assert "'no-such-command' is not found" in error.splitlines()[-1]
