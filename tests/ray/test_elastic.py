@@ -24,8 +24,8 @@ from rayrec.train.config import CheckpointConfig
 from rayrec.train.progress import Recovered, Resized
 from rayrec.watch import read_events
 from tests.ray import worlds
+from tests.ray.acting import acting, pids
 from tests.ray.heads import ROOT
-from tests.ray.test_recovery import acting, pids
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
 

@@ -1,6 +1,6 @@
 """How a run changes its number of ranks: the pure rules, and thousands of random schedules.
 
-The world of `test_recovery_policy` is played with places that come and go, and with people who ask
+The world of `recovery_world` is played with places that come and go, and with people who ask
 for other numbers of ranks.
 """
 
@@ -18,7 +18,7 @@ from rayrec.driver.room import Place, choose
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.states import TRANSITIONS, State, Turn
 from rayrec.train.progress import Began, Recovered, Resized
-from tests.unit.test_recovery_policy import ENDED, STEPS, TURN_S, Rank, World
+from tests.unit.recovery_world import ENDED, STEPS, TURN_S, Rank, World
 
 SHRINK_S = 4.0
 LIMIT_S = 30.0
