@@ -30,6 +30,8 @@ from rayrec.errors import ConfigError
 # how long a run waits at its start for one more place than it has
 SETTLE_S = 2.0
 LOOK_S = 1.0
+# places that are asked for beyond those that ranks hold: each is a question at every look
+MOST_ASKED = 128
 
 
 class Place(NamedTuple):
@@ -84,14 +86,15 @@ class Room:
 
         Args:
             ranks: between the smallest and the largest number of ranks.
-            taken: places that ranks hold, which are given back last.
+            taken: places that ranks hold, which are given back last. So many more are asked for
+                at a time as `MOST_ASKED` says.
         """
         from ray.util.placement_group import placement_group, remove_placement_group
 
         self._single.sort(key=lambda group: Place(group, 0) not in taken)
         held = sum(Place(group, 0) in taken for group in self._single)
         # where the base has lost a place, more ranks than these have one of their own
-        wanted = max(ranks - self._scaling.least, held)
+        wanted = min(max(ranks - self._scaling.least, held), held + MOST_ASKED)
         for group in self._single[wanted:]:
             remove_placement_group(group)
         del self._single[wanted:]

@@ -23,7 +23,7 @@ ENDED = (State.FINISHED, State.ERRORED)
 
 @dataclass
 class Rank:
-    """A rank of the played world; `quiet_until` has it answer nothing until then."""
+    """A rank of the played world; `stuck_until` has it hear nothing until then."""
 
     alive: bool = True
     frozen: bool = False
