@@ -31,6 +31,7 @@ COMMANDS = {
     "rayrec evaluate": "rayrec.cli.main",
     "rayrec predict": "rayrec.cli.main",
     "rayrec export": "rayrec.cli.main",
+    "rayrec serve": "rayrec.cli.main",
     "rayrec": "rayrec.cli.main",
 }
 
