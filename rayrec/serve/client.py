@@ -28,6 +28,8 @@ _RAISED: dict[str, type[RayrecError]] = {
     "RESOURCE_EXHAUSTED": OverloadedError,
     "DEADLINE_EXCEEDED": DeadlineError,
     "UNAVAILABLE": UnavailableError,
+    # a request that reached a replica at its end, and that it has not read
+    "CANCELLED": UnavailableError,
 }
 # a score changes nothing, so a request may be sent again to another replica
 _RETRY = {
@@ -35,7 +37,7 @@ _RETRY = {
     "initialBackoff": "0.05s",
     "maxBackoff": "1s",
     "backoffMultiplier": 3,
-    "retryableStatusCodes": ["UNAVAILABLE"],
+    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
 }
 _TOO_LARGE = "larger than max"  # what gRPC says of a message beyond the server's bound
 

@@ -24,7 +24,7 @@ class HeldPredictor(Predictor):
     BREAKS_AT = 666.0
 
     def read(self, rows, dense=None):
-        self.gate.wait(30)
+        self.gate.wait(200)
         request = super().read(rows, dense)
         if (request.dense[:, 1] == self.BREAKS_AT).any():
             raise RuntimeError("a defect")
@@ -51,7 +51,8 @@ class Running(NamedTuple):
         return f"127.0.0.1:{self.replica.grpc.port}"
 
     def client(self, **settings: Any) -> Client:
-        return Client(self.address, **settings)
+        # a busy machine is slow, and no test waits for this time to pass
+        return Client(self.address, **{"timeout_s": 200, **settings})
 
     def stop(self) -> Future[None]:
         """Begin to drain."""
@@ -61,7 +62,7 @@ class Running(NamedTuple):
         self, path: str, body: Any = None, kind: str = "application/json", method: str = ""
     ) -> tuple[int, Any, dict[str, str]]:
         """Status, parsed body and headers of an answer."""
-        link = http.client.HTTPConnection("127.0.0.1", self.replica.http.port, timeout=30)
+        link = http.client.HTTPConnection("127.0.0.1", self.replica.http.port, timeout=200)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             link.request(

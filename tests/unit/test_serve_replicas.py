@@ -115,7 +115,7 @@ class Load:
     def _ask(self) -> None:
         while not self._ended.is_set():
             # a new connection now and then, so that every replica has some
-            with Client(f"127.0.0.1:{self._server.port}", timeout_s=60) as client:
+            with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
                 for table, wanted in self._given * 5:
                     if self._ended.is_set():
                         return
@@ -159,7 +159,7 @@ def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
         with Load(one, Predictor.load(artifact)) as load:
             wait_for(lambda: load.right > 100)
             one.process.send_signal(signal.SIGTERM)
-            assert one.process.wait(60) == 0
+            assert one.process.wait(200) == 0
             wait_for(lambda: load.unavailable > 0)
         assert not load.wrong
         assert not processes_with(one.mark)
@@ -183,7 +183,7 @@ def test_a_port_that_is_taken_is_refused_also_by_another_server(artifact):
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=300,
             )
             assert done.returncode == 2 and done.stdout == ""
             assert f"cannot listen at 127.0.0.1:{port} (port): " in done.stderr
