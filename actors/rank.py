@@ -18,7 +18,8 @@ from typing import Any
 
 from rayrec.machine.memory import start_thread, tune_malloc
 from rayrec.machine.stacks import thread_stacks
-from rayrec.train.progress import ProgressLog, RankError, RankPoll, RankState
+from rayrec.train.progress import ProgressLog, RankPoll, RankState
+from rayrec.train.rank_error import RankError
 from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 
 

@@ -52,5 +52,6 @@ def put_far(model: DistributedModelParallel) -> None:
     """
     engine = model._engine
     engine.exchange = FarExchange(engine.exchange)  # type: ignore[assignment]
+    engine.runner.exchange = engine.exchange
     if engine._ahead is not None:
         engine._ahead._exchange = FarExchange(engine._ahead._exchange)  # type: ignore[assignment]

@@ -126,7 +126,7 @@ def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Mileston
     from rayrec.data.planted import SyntheticConfig
     from rayrec.data.synthetic import check_room
     from rayrec.driver.cluster import connected
-    from rayrec.driver.signals import hold_signals
+    from rayrec.machine.signals import hold_signals
 
     # checked before Ray starts: a run that cannot be costs nothing
     run_of(args, epochs=1, extras={})

@@ -6,9 +6,7 @@ torch, and `rayrec.Driver` alone brings in Ray.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
+from rayrec.lazy import lazy_names
 from rayrec.version import VERSION
 
 __version__ = VERSION
@@ -51,14 +49,7 @@ _EXPORTS = {
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rayrec' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

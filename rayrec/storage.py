@@ -1,4 +1,5 @@
-"""Where paths lead: file systems, files that must be writable, folders that several hosts share.
+"""Where paths lead: file systems, files that must be writable, folders that several hosts share,
+and the base of file objects that pyarrow writes to.
 
 Ranks on several hosts write one checkpoint, so they must see one folder. The driver leaves a token
 file in it, every rank looks for the token and proves that it can write, before training starts. The
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +24,47 @@ from rayrec.checks import is_uri
 from rayrec.errors import CheckpointError, ConfigError, SaveError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow import fs
+
+
+class Sink(ABC):
+    """A file object that pyarrow writes to; a subclass says where the bytes go.
+
+    Attributes:
+        num_bytes: written so far; `write` counts them.
+        closed: pyarrow is done; the file below is closed by who opened it.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes, self.closed = 0, False
+
+    @abstractmethod
+    def write(self, data: bytes | pa.Buffer) -> int:
+        """Write all of `data`, and return its bytes."""
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.num_bytes
+
+    def flush(self) -> None:  # noqa: B027  # pyarrow calls it
+        """Nothing is held back here."""
+
+    def readable(self) -> bool:
+        """Never."""
+        return False
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Never."""
+        return False
+
+    def close(self) -> None:
+        """Take note that nothing more comes."""
+        self.closed = True
 
 
 def resolve(path: str, filesystem: fs.FileSystem | None = None) -> tuple[fs.FileSystem, str]:

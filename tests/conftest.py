@@ -60,4 +60,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+                item.add_marker(
+                    pytest.mark.skip(reason="no CUDA device: run on a machine with a GPU")
+                )

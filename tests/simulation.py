@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 import torch
+from torch import Tensor
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
@@ -102,6 +103,28 @@ def run_sharded(
         [results[rank][0][step] for rank in range(world.world_size)] for step in range(len(batches))
     ]
     return outputs, [state for _, states in results for state in states], simulated.collectives
+
+
+def check_same(found: tuple, wanted: tuple) -> None:
+    """Two results of `run_sharded` are equal bit for bit: outputs, rows and optimizer state."""
+    for a, b in zip(_flat(found[0]), _flat(wanted[0]), strict=True):
+        assert torch.equal(a, b)
+    for (shard, weight, state), (want_shard, want, want_state) in zip(
+        sorted(found[1], key=place_of), sorted(wanted[1], key=place_of), strict=True
+    ):
+        assert (
+            shard == want_shard and torch.equal(weight, want) and state.keys() == want_state.keys()
+        )
+        assert all(torch.equal(state[name], want_state[name]) for name in state)
+
+
+def _flat(outputs: list[list[list[Tensor]]]) -> list[Tensor]:
+    return [o for step in outputs for rank in step for o in rank]
+
+
+def place_of(state: tuple) -> tuple[str, int, int, int]:
+    """Where the shard of a state lies, to sort by."""
+    return state[0].table, state[0].rank, state[0].rows.start, state[0].cols.start
 
 
 def check_equals_unsharded(world: World, meta: bool, options: EngineOptions | None = None) -> None:

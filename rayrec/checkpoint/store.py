@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.errors import CheckpointError, DamagedCheckpointError
-from rayrec.storage import resolve
+from rayrec.storage import Sink, resolve
 
 OBJECT_STORES = ("s3", "gcs", "abfs")  # no directories, no rename, an object appears whole
 DENSE = "dense.pt"
@@ -27,12 +27,12 @@ TABLES = "tables"
 _PARTIAL = f"{MANIFEST}.partial"
 
 
-class ChecksumSink:
+class ChecksumSink(Sink):
     """A file object that counts and checksums what passes to an Arrow stream, without a copy."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
-        self._stream = stream
-        self.num_bytes, self.crc32, self.closed = 0, 0, False
+        super().__init__()
+        self._stream, self.crc32 = stream, 0
 
     def write(self, data: bytes | pa.Buffer) -> int:
         """Write all of `data`."""
@@ -41,29 +41,6 @@ class ChecksumSink:
         self.num_bytes += view.nbytes
         self.crc32 = zlib.crc32(view, self.crc32)
         return view.nbytes
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self.num_bytes
-
-    def flush(self) -> None:
-        """Nothing is held back here."""
-
-    def readable(self) -> bool:
-        """Never."""
-        return False
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Never."""
-        return False
-
-    def close(self) -> None:
-        """The stream is closed by who opened it."""
-        self.closed = True
 
 
 class Source:

@@ -17,7 +17,7 @@ rayrec evaluate runs/clicks/step-00000020 --data data/clicks --local
 rayrec evaluate s3://bucket/run/step-00001000 --data s3://bucket/eval --ranks 4 --plan row_wise
 """,
 )
-@scoring_options
+@scoring_options()
 def command(**given: Any) -> None:
     """Score a checkpoint on any number of ranks and under any plan.
 

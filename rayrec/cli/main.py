@@ -24,7 +24,7 @@ COMPLETE = "_RAYREC_COMPLETE"  # the variable by which a shell asks for completi
 COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "train": "train a click model, as a run file says",
     "evaluate": "score a checkpoint",
-    "predict": "write a checkpoint's score of every row",
+    "predict": "write the score of every row, by an artifact or a checkpoint",
     "export": "make a served artifact of a checkpoint",
     "serve": "answer requests for an artifact's scores",
     "inspect": "look into data or a checkpoint",

@@ -28,7 +28,14 @@ from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.storage import probe_output, write_whole
 
 RANKS = count(1, MAX_RANKS)
-WIRE = OneOf(WIRE_PRECISIONS)
+
+
+def _wire_option(name: str, help: str) -> click.Option:
+    return click.Option(
+        [name], type=OneOf(WIRE_PRECISIONS), default="fp32", show_default=True, help=help
+    )
+
+
 OPTIONS = [
     click.Option(
         ["--schema"],
@@ -83,20 +90,8 @@ OPTIONS = [
     click.Option(
         ["--kinds"], metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}"
     ),
-    click.Option(
-        ["--qcomms-forward"],
-        type=WIRE,
-        default="fp32",
-        show_default=True,
-        help="what rows travel as between ranks",
-    ),
-    click.Option(
-        ["--qcomms-backward"],
-        type=WIRE,
-        default="fp32",
-        show_default=True,
-        help="what their gradients travel as",
-    ),
+    _wire_option("--qcomms-forward", "what rows travel as between ranks"),
+    _wire_option("--qcomms-backward", "what their gradients travel as"),
     click.Option(
         ["--share-tables/--no-share-tables"],
         default=True,

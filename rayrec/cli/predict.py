@@ -1,42 +1,182 @@
-"""`rayrec predict`: the score of every row, by a checkpoint."""
+"""`rayrec predict`: the score of every row, by an artifact or a checkpoint."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command
-from rayrec.cli.scored import score, scoring_options
+from rayrec.cli.base import PATH, Checked, Command, count
+from rayrec.cli.scored import score, scoring_of, scoring_options
+
+if TYPE_CHECKING:
+    from rayrec.data.scored import Predicted
+
+FILES = (".parquet", ".pq", ".parq")  # an --out that ends so is one file
+COLUMNS = Checked(arguments.names, "names")
+MOST_WORKERS = 16  # started unasked: each holds the libraries of its own, some 0.3 GB
+OF_RANKS = (
+    "ranks",
+    "local",
+    "gpu",
+    "cpus_per_rank",
+    "pin_cores",
+    "placement_timeout",
+    "plan",
+    "global_batch_size",
+    "timeout",
+    "result",
+)
 
 
 @click.command(
     cls=Command,
+    short_help="write the score of every row",
     examples="""
-rayrec predict runs/clicks/step-00000020 --data data/clicks --out scores.parquet --local
-rayrec predict runs/clicks/step-00000020 --data rows/ --out scores.parquet --keys user,item
+rayrec predict served/clicks --data rows/ --out scores --columns user,item --workers 4
+rayrec predict served/clicks --data rows/ --out scores --where "day >= '2026-11-01'"
+rayrec predict runs/clicks/step-00000020 --data rows/ --out scores --local
+rayrec predict runs/clicks/step-00000020 --data data/clicks --out scores.parquet --keys user
 """,
 )
-@scoring_options
+@scoring_options("ARTIFACT|CHECKPOINT")
 @click.option(
     "--out",
     type=PATH,
     required=True,
-    metavar="FILE",
-    help="Parquet file for the scores of all rows",
+    metavar="DIR",
+    help="new or empty folder for Parquet files; or of a checkpoint one FILE.parquet, which gets "
+    "labels, files and row numbers, too",
 )
 @click.option(
-    "--keys",
-    type=Checked(arguments.names, "names"),
+    "--columns",
+    type=COLUMNS,
     default=(),
     metavar="COLUMN,...",
-    help="columns of the data to copy into it",
+    help="columns of the data to copy beside the scores",
 )
-def command(out: str, keys: tuple[str, ...], **given: Any) -> None:
-    """Write one row per row of the data, in the order of the files.
+@click.option("--keys", type=COLUMNS, default=(), metavar="COLUMN,...", help="the same")
+@click.option(
+    "--workers",
+    type=count(),
+    metavar="N",
+    help="processes that score: of an artifact local ones (one per processor, at most "
+    f"{MOST_WORKERS}), of a checkpoint its ranks",
+)
+@click.option(
+    "--batch-size",
+    type=count(),
+    metavar="B",
+    help="rows scored at a time: by each worker of an artifact (4096), or over all ranks of a "
+    "checkpoint",
+)
+def command(
+    out: str,
+    columns: tuple[str, ...],
+    keys: tuple[str, ...],
+    workers: int | None,
+    batch_size: int | None,
+    **given: Any,
+) -> None:
+    """Write the score of every row, in the order of the rows.
 
-    Columns: score (the predicted probability of label 1), label, file, row (its number in the file)
-    and those of --keys.
+    A folder gets files named part-00000.parquet and so on, with a column of scores for each task
+    ("score" where there is one) and the columns of --columns. It appears when it is complete.
+    Labels are not read, so the data need none.
     """
-    score(given, out, keys)
+    from rayrec.errors import ConfigError
+    from rayrec.runs.predicting import is_artifact
+
+    if columns and keys:
+        raise ConfigError("--columns and --keys are the same; give one of them.")
+    if is_artifact(given["checkpoint"]):
+        predicted = _by_artifact(given, out, columns or keys, workers, batch_size)
+    else:
+        _take("--workers", "ranks", workers, given)
+        _take("--batch-size", "global_batch_size", batch_size, given)
+        if out.endswith(FILES):
+            score(given, out, columns or keys)
+            return
+        predicted = _by_checkpoint(given, out, columns or keys)
+    print(f"predictions: {predicted.path} ({predicted.rows} rows, {predicted.parts} files)")
+
+
+def _by_artifact(
+    given: dict[str, Any],
+    out: str,
+    columns: tuple[str, ...],
+    workers: int | None,
+    batch_size: int | None,
+) -> Predicted:
+    """Score by processes of this machine.
+
+    Raises:
+        ConfigError: an option is about ranks, or names a file.
+    """
+    from rayrec.errors import ConfigError
+    from rayrec.machine.cores import usable_processors
+    from rayrec.runs.predicting import predict_artifact
+
+    artifact = given["checkpoint"]
+    for name in OF_RANKS:
+        if _is_given(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} is for a checkpoint, and {artifact} is an artifact; leave it out."
+            )
+    if out.endswith(FILES):
+        raise ConfigError(
+            f"--out {out} is one file, and the scores by an artifact go to a folder; name one."
+        )
+    return predict_artifact(
+        artifact,
+        given["data"],
+        out,
+        schema=given["schema"],
+        where=given["where"],
+        columns=columns,
+        workers=workers or min(usable_processors(), MOST_WORKERS),
+        batch_size=batch_size,
+    )
+
+
+def _by_checkpoint(given: dict[str, Any], out: str, columns: tuple[str, ...]) -> Predicted:
+    """Score by ranks.
+
+    Raises:
+        ConfigError: --result is given, and no scores of the model are worked out.
+    """
+    from dataclasses import replace
+
+    from rayrec.errors import ConfigError
+    from rayrec.runs.scoring import predict_checkpoint
+
+    if given["result"] is not None:
+        raise ConfigError(
+            "--result is for the scores of the model, and a folder of predictions needs no labels; "
+            "leave it out, or use rayrec evaluate."
+        )
+    return predict_checkpoint(replace(scoring_of(given, columns), predictions=out))
+
+
+def _take(option: str, name: str, value: int | None, given: dict[str, Any]) -> None:
+    """Use an option in place of the one that says the same of ranks.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    from rayrec.errors import ConfigError
+
+    if value is None:
+        return
+    if _is_given(name):
+        raise ConfigError(
+            f"{option} and --{name.replace('_', '-')} are the same; give one of them."
+        )
+    given[name] = value
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE

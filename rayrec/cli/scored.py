@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayrec import arguments
 from rayrec.cli.base import PATH, Checked, F, count, rank_options
 
+if TYPE_CHECKING:
+    from rayrec.runs.scoring import Scoring
+
 OPTIONS = [
-    click.argument("checkpoint", type=PATH, metavar="CHECKPOINT"),
     click.option(
         "--data",
         type=PATH,
@@ -24,7 +27,7 @@ OPTIONS = [
         "--schema",
         type=PATH,
         metavar="FILE",
-        help="JSON file that says which columns are what; by default the checkpoint's",
+        help="JSON file that says which columns are what; by default the model's",
     ),
     click.option(
         "--where", metavar="CONDITION", help="which rows are taken, such as \"day >= '2026-11-01'\""
@@ -50,12 +53,45 @@ OPTIONS = [
 ]
 
 
-def scoring_options(function: F) -> F:
-    """Add the options that `score` reads."""
-    decorate: Callable[[F], F]
-    for decorate in reversed(OPTIONS):
-        function = decorate(function)
-    return function
+def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
+    """The options that `score` reads.
+
+    Args:
+        metavar: what stands for the model in the help.
+    """
+
+    def decorate(function: F) -> F:
+        option: Callable[[F], F]
+        for option in reversed(OPTIONS):
+            function = option(function)
+        return click.argument("checkpoint", type=PATH, metavar=metavar)(function)
+
+    return decorate
+
+
+def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> Scoring:
+    """What to score, by the options of `scoring_options`, without a place for predictions.
+
+    Raises:
+        ConfigError: options contradict each other.
+    """
+    from rayrec.checks import absolute_path
+    from rayrec.runs.inputs import made_part
+    from rayrec.runs.scaling import scaling_from
+    from rayrec.runs.scoring import Scoring
+
+    scaling = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
+    return Scoring(
+        checkpoint=absolute_path("CHECKPOINT", given["checkpoint"]),
+        data=made_part(given["data"], "eval"),
+        schema=given["schema"],
+        where=given["where"],
+        scaling=scaling_from(**{name: given[name] for name in scaling}),
+        plan=given["plan"],
+        global_batch_size=given["global_batch_size"],
+        timeout_s=given["timeout"],
+        keys=keys,
+    )
 
 
 def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = ()) -> None:
@@ -68,28 +104,15 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
     Raises:
         RayrecError, RunInterrupted: as `rayrec.runs.scoring.score_checkpoint`.
     """
-    from rayrec.checks import absolute_path, separate_files
-    from rayrec.runs.inputs import made_part, output_path
+    from rayrec.checks import separate_files
+    from rayrec.runs.inputs import output_path
     from rayrec.runs.report import scores_line, write_result
-    from rayrec.runs.scaling import scaling_from
-    from rayrec.runs.scoring import Scoring, score_checkpoint
+    from rayrec.runs.scoring import score_checkpoint
 
     inputs = {"--data": given["data"], "--schema": given["schema"], "--plan": given["plan"]}
     separate_files({"--result": given["result"], "--out": out}, inputs)
     result = output_path("--result", given["result"])
-    scaling = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
-    scoring = Scoring(
-        checkpoint=absolute_path("CHECKPOINT", given["checkpoint"]),
-        data=made_part(given["data"], "eval"),
-        schema=given["schema"],
-        where=given["where"],
-        scaling=scaling_from(**{name: given[name] for name in scaling}),
-        plan=given["plan"],
-        global_batch_size=given["global_batch_size"],
-        timeout_s=given["timeout"],
-        predictions=output_path("--out", out),
-        keys=keys,
-    )
+    scoring = replace(scoring_of(given, keys), predictions=output_path("--out", out))
     scored = score_checkpoint(scoring)
     print(f"{scoring.checkpoint} at step {scored.step}: {scores_line(scored.scores)}")
     if scoring.predictions is not None:

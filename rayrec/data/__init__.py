@@ -10,7 +10,8 @@ from rayrec.data.order import SampleOrder
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
-from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import DenseColumn, Feature
 
 __all__ = [
     "ArrowDataset",

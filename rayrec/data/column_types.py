@@ -10,21 +10,28 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import Feature
 
 
-def check_columns(arrow: pa.Schema, schema: FeatureSchema, source: str) -> None:
+def check_columns(
+    arrow: pa.Schema, schema: FeatureSchema, source: str, with_labels: bool = True
+) -> None:
     """Check that a file has the schema's columns, in types that their uses take.
 
+    Args:
+        with_labels: whether labels and weights of rows are among them.
     Raises:
         InputError: names the column, its type, `source` and the remedy.
     """
-    for name in schema.columns():
+    wanted = schema.columns(with_labels)
+    for name in wanted:
         if arrow.get_field_index(name) < 0:
             raise InputError(missing(name, arrow, source))
-    types = {name: arrow.field(name).type for name in schema.columns()}
-    problems = [number_problem(types[name], name, "label") for name in schema.labels]
-    if schema.weight is not None:
+    types = {name: arrow.field(name).type for name in wanted}
+    labels = schema.labels if with_labels else ()
+    problems = [number_problem(types[name], name, "label") for name in labels]
+    if with_labels and schema.weight is not None:
         problems.append(number_problem(types[schema.weight], schema.weight, "weight"))
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
     problems += [id_problem(types[f.column], f) for f in schema.features]

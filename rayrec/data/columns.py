@@ -30,7 +30,8 @@ from rayrec.data.numeric import (
 )
 from rayrec.data.origin import RowOrigin
 from rayrec.errors import InputError
-from rayrec.layout.schema import Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import Feature
 
 _INT64 = pa.int64()
 

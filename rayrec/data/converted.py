@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.errors import ConfigError
-from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
 PARTS = ("train", "eval", "schema.json", "truth.json")

@@ -44,6 +44,8 @@ class FileDataset(RowDataset):
         threads: decode columns on Arrow's threads, for hosts whose ranks leave cores idle.
         where: which rows are taken, such as "day >= '2026-11-01' and hour in (1, 2)"; docs/data.md
             has the language. None takes all.
+        with_labels: False reads neither labels nor weights of rows, and files need not have them:
+            rows to predict. Labels of batches are then zeros.
     Raises:
         InputError: nothing there, no rows, a broken file, a file whose columns do not fit, or a
             `where` about columns that there are not or that cannot be compared so.
@@ -64,9 +66,11 @@ class FileDataset(RowDataset):
         filesystem: pafs.FileSystem | None = None,
         threads: bool = False,
         where: str | None = None,
+        with_labels: bool = True,
     ) -> None:
         self.path, self.schema = str(path), schema
         self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
+        self.with_labels = with_labels
         predicate = None if where is None else parse_where(where)
         self.where = None if predicate is None else str(predicate)
         self.filesystem, self._root = resolve_path(self.path, filesystem)
@@ -149,7 +153,7 @@ class FileDataset(RowDataset):
         own = self._open(info.path)
         self._selection.check(own, told, info.path)
         reader = self._selection.reader(own, told)
-        check_columns(reader.schema, self.schema, f"file {info.path!r}")
+        check_columns(reader.schema, self.schema, f"file {info.path!r}", self.with_labels)
         try:
             rows = reader.count() if isinstance(reader, SelectedReader) else reader.chunk_rows
         except (pa.ArrowException, OSError) as error:

@@ -17,7 +17,8 @@ from rayrec.data.column_profile import ColumnProfile, profile_column
 from rayrec.data.column_types import missing, number_problem
 from rayrec.data.sampling import Sample, sample_rows
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import DenseColumn, Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig
 from rayrec.layout.units import aligned, fit, format_count
 

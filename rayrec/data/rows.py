@@ -7,7 +7,10 @@ the same for each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 from rayrec.data.column_types import binary_columns, missing
 from rayrec.data.listing import Chunk, DataFile
@@ -19,7 +22,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 
 
-class RowDataset:
+class RowDataset(ABC):
     """Rows in chunks, in an order that does not depend on the number of ranks.
 
     Attributes:
@@ -28,6 +31,8 @@ class RowDataset:
         files: what holds the chunks, in order.
         num_streams: S of `order`: so many ranks can read without reading the same rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
+        with_labels: whether labels and weights of rows are read; else labels are zeros, and rows
+            weigh 1.
     """
 
     path: str
@@ -35,23 +40,35 @@ class RowDataset:
     files: tuple[DataFile, ...]
     num_streams: int
     shuffle_rows: int
+    with_labels: bool = True
 
+    @abstractmethod
     def open(self, file: DataFile) -> FileReader:
         """Open one of `files`; InputError when it cannot be read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for one of `files` that cannot be read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """A short hash of all that the order of samples depends on."""
-        raise NotImplementedError
 
     @property
     def filters_rows(self) -> bool:
         """Whether chunks give some of their rows, which then say their numbers themselves."""
         return False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read, each once."""
+        return self.schema.columns(self.with_labels)
+
+    def without_labels(self) -> Self:
+        """The same rows, whose labels and weights are not read; for what is to be predicted."""
+        same = copy(self)
+        same.with_labels = False
+        return same
 
     @property
     def num_rows(self) -> int:

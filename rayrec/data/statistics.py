@@ -10,7 +10,7 @@ found by the rank that reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ def check_statistics(data: FileDataset, binary_labels: bool | Sequence[str] = Tr
             remedy.
     """
     looked_at, binary = 0, binary_columns(data.schema, binary_labels)
+    ignored = set(data.schema.columns()) - set(data.columns)
     for file in data.files:
         reader = data.open(file)
         metadata = reader.metadata
@@ -56,7 +57,7 @@ def check_statistics(data: FileDataset, binary_labels: bool | Sequence[str] = Tr
                 return
             # read as training would read it, which raises the error that names the row
             columns = _columns(metadata, group)
-            if rows and any(_is_bad(column, data.schema, binary) for column in columns):
+            if rows and any(_is_bad(c, data.schema, binary, ignored) for c in columns):
                 _convert(data, file, reader, group, first_row, binary)
             first_row += rows
 
@@ -70,17 +71,18 @@ def _convert(
     binary: Sequence[str],
 ) -> None:
     """Convert the rows of a row group that are taken, so that the first bad one raises."""
-    columns, source = list(data.schema.columns()), repr(file.path)
+    columns, source = list(data.columns), repr(file.path)
     if not data.filters_rows:
-        to_batch(reader.read(group, columns), data.schema, source, first_row, binary)
+        own = reader.read(group, columns)
+        to_batch(own, data.schema, source, first_row, binary, data.with_labels)
         return
     rows = reader.read(group, [*columns, ROW])
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     for batch in table.to_batches():
         numbers = batch.column(ROW)
         where = partial(_numbered, numbers, source)
-        part = Part(read_columns(batch, data.schema, where, binary), 0, batch.num_rows)
-        assemble([part], data.schema, batch.num_rows)
+        read = read_columns(batch, data.schema, where, binary, data.with_labels)
+        assemble([Part(read, 0, batch.num_rows)], data.schema, batch.num_rows)
 
 
 def _numbered(numbers: pa.Array, source: str, row: int) -> str:
@@ -93,12 +95,20 @@ def _columns(metadata: pq.FileMetaData, group: int) -> Iterator[Any]:
         yield columns.column(index)
 
 
-def _is_bad(column: Any, schema: FeatureSchema, binary: Sequence[str]) -> bool:
-    """Whether the statistics of one column of a row group tell of a value that training refuses."""
+def _is_bad(
+    column: Any, schema: FeatureSchema, binary: Sequence[str], ignored: Collection[str]
+) -> bool:
+    """Whether the statistics of one column of a row group tell of a value that training refuses.
+
+    Args:
+        ignored: columns of the schema that are not read.
+    """
     statistics = column.statistics
     if statistics is None:
         return False
     name = column.path_in_schema.split(".")[0]  # a list's values lie below the column's name
+    if name in ignored:
+        return False
     if name in schema.labels or name == schema.weight:
         if statistics.has_null_count and statistics.null_count > 0:
             return True

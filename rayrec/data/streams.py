@@ -101,7 +101,10 @@ class _Stream:
         if source.dataset.filters_rows:
             row_numbers = rows.column(ROW).to_numpy()
         where = partial(_where, source.chunks, ranges, places, row_numbers)
-        columns = read_columns(rows, source.dataset.schema, where, reading.binary_labels)
+        dataset = source.dataset
+        columns = read_columns(
+            rows, dataset.schema, where, reading.binary_labels, dataset.with_labels
+        )
         if reading.with_rows:
             kept = rows.select(list(reading.keep_columns)) if reading.keep_columns else None
             numbers = source.file_numbers
@@ -155,7 +158,7 @@ class _ChunkSource:
 
     def __init__(self, dataset: RowDataset, reading: Reading) -> None:
         self.dataset, self.chunks, self.reading = dataset, dataset.chunks(), reading
-        self.columns = list(dict.fromkeys([*dataset.schema.columns(), *reading.keep_columns]))
+        self.columns = list(dict.fromkeys([*dataset.columns, *reading.keep_columns]))
         if dataset.filters_rows:
             # chunks give a part of their rows, which say their numbers themselves
             self.columns.append(ROW)

@@ -94,6 +94,11 @@ class Deployed:
         return [state for lookup in self.lookups.values() for state in lookup.shard_states()]
 
     @property
+    def iteration(self) -> int:
+        """Updates so far, where an optimizer corrects its bias by it."""
+        return max((lookup.iteration for lookup in self.lookups.values()), default=0)
+
+    @property
     def shares_tables(self) -> bool:
         """Whether ranks read the rows of any collection in place."""
         return any(way.space_of(c) is not None for c, way in enumerate(self.way_of))

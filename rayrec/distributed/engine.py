@@ -1,8 +1,7 @@
 """The sharded embeddings of one model on one rank: the engine behind all of its collections.
 
-A step of a collection reads from top to bottom in `_run`: route the ids to the owners of their
-rows; then each way looks up and joins. The backward pass runs each way in reverse
-(`rayrec.distributed.ways`).
+It holds the plan at work and says when things happen: a step of a collection, the exchange of ids
+ahead of it, the change to another plan. What a step does is in `rayrec.distributed.step_runner`.
 
 All collections that are given one KJT share its exchange of ids, and the exchange of rows where
 they travel the same way. `prefetch` starts the exchange of ids of a KJT in a thread, over
@@ -14,29 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.deployed import Deployed, Program, deploy
+from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.distributed.kernels.group_lookup import GroupLookup
-from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey
 from rayrec.distributed.program.options import EngineOptions
-from rayrec.distributed.program.slots import by_collection
-from rayrec.distributed.reshard import Moving, move_tables
+from rayrec.distributed.reshard import redeploy
+from rayrec.distributed.step_runner import StepRunner
 from rayrec.distributed.steps.dedup import distinct_ids
-from rayrec.distributed.steps.peers import look_up_with_peers
 from rayrec.distributed.steps.ride import Outputs, Ride, Sharing
-from rayrec.distributed.steps.route import RoutedIds, route
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
-from rayrec.distributed.ways import Step, World
+from rayrec.distributed.ways import World
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import StepTimer, span
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.state import ShardState
-from rayrec.sparse import KeyedJaggedTensor, check_ids, start_check_ids
+from rayrec.sparse import KeyedJaggedTensor, check_ids
 
 
 class ShardedEmbeddings:
@@ -69,7 +64,7 @@ class ShardedEmbeddings:
         prefetch_exchange: Exchange | None = None,
         peers: Exchange | None = None,
     ) -> None:
-        self.exchange, self.peers, self.device = exchange, peers, device
+        self.exchange, self.device = exchange, device
         self.options = options or EngineOptions()
         world = World(
             specs=tuple(collections),
@@ -81,12 +76,19 @@ class ShardedEmbeddings:
             has_replicas=peers is not None,
         )
         self._deployed = deploy(world, plan)
-        # needs a gradient, so that a rank without rows runs the backward pass as well
-        self._anchor = torch.zeros(0, device=device, requires_grad=True)
+        self.runner = StepRunner(exchange, peers, device, self.options.check_ids)
         self._sharing = Sharing([spec.features for spec in world.specs])
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
         self._lr: float | None = None
-        self.timer: StepTimer | None = None
+
+    @property
+    def timer(self) -> StepTimer | None:
+        """Where the time of steps is counted."""
+        return self.runner.timer
+
+    @timer.setter
+    def timer(self, timer: StepTimer | None) -> None:
+        self.runner.timer = timer
 
     @property
     def deployed(self) -> Deployed:
@@ -144,22 +146,7 @@ class ShardedEmbeddings:
             # ids were routed for the old plan: every rank has done so, and routes again
             self._ahead.wait()
             self._ahead.forget()
-        # a rank may have had no shard until now
-        box = torch.tensor([self.iteration], device=self.device)
-        boxes = self.exchange.all_gather(box, [1] * self.exchange.world_size).wait()
-        iteration = max(int(box) for box in boxes)
-        old = self._deployed
-        new = deploy(old.world, plan, old)
-        moving = []
-        for table in (table for spec in self.collections for table in spec.tables):
-            optimizer = self.optimizers[table.name]
-            moving.append(Moving.between(table.name, old.plan, plan, optimizer))
-        states = old.shard_states(), new.shard_states()
-        sent = move_tables(moving, *states, self.exchange, self.device)
-        for lookup in new.lookups.values():
-            lookup.iteration = iteration
-            if self._lr is not None:
-                lookup.set_learning_rate(self._lr)
+        new, sent = redeploy(self._deployed, plan, self._lr)
         self._deployed = new
         self._sharing.clear()
         return sent
@@ -167,7 +154,7 @@ class ShardedEmbeddings:
     @property
     def iteration(self) -> int:
         """Updates so far, where an optimizer corrects its bias by it."""
-        return max((lookup.iteration for lookup in self.lookups.values()), default=0)
+        return self._deployed.iteration
 
     @iteration.setter
     def iteration(self, value: int) -> None:
@@ -239,7 +226,7 @@ class ShardedEmbeddings:
         if ride.started is not None and ride.started.expected:
             return True
         ride.started = self._ahead.start(
-            kjt, together, lambda exchange: self._route(program, kjt, exchange, False)
+            kjt, together, lambda exchange: self.runner.route(program, kjt, exchange)
         )
         return True
 
@@ -263,57 +250,10 @@ class ShardedEmbeddings:
     def _run(
         self, collections: frozenset[int], kjt: KeyedJaggedTensor, ride: Ride
     ) -> dict[int, Outputs]:
-        """Run one step of some collections: route the ids; then each way looks up and joins."""
-        program = self._deployed.program(collections)
-        weights = kjt.weights_or_none() if program.slots.weighted else None
-        if weights is not None and not (weights.requires_grad and torch.is_grad_enabled()):
-            weights = None  # they are only read, and have travelled with the ids
+        """Run one step of some collections, with the ids that were routed ahead if there are."""
         ahead = None
         if self._ahead is not None and ride.started is not None:
             with span(self.timer, "input"):
                 ahead = self._ahead.take(ride.started, collections, self.timer)
             ride.started = None  # a KJT that is kept must not keep what was routed
-        routed = ahead or self._route(program, kjt, self.exchange, weights is not None)
-        bags: dict[str, int] = {}
-        if kjt.variable_stride_per_key():
-            bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
-        step = Step(
-            routed=routed,
-            send=program.send_plan(kjt),
-            bags=bags,
-            weights=weights,
-            exchange=self.watched(self.exchange),
-            lookups=self._deployed.lookups,
-            look_up=self._look_up,
-            ahead=ahead is not None,
-            replicas=1 if self.peers is None else self.peers.world_size,
-            anchor=self._anchor,
-            timer=self.timer,
-        )
-        outputs: dict[int, Outputs] = {}
-        # Legs have the same order on all ranks, since each may enter collectives.
-        for leg in program.legs:
-            counts = program.slots.outputs(leg.collections, bool(bags))
-            outputs |= by_collection(leg.run(step), counts)
-        return outputs
-
-    def _route(
-        self, program: Program, kjt: KeyedJaggedTensor, exchange: Exchange, track: bool
-    ) -> RoutedIds:
-        with span(self.timer, "input", ahead=exchange is not self.exchange):
-            checked = None
-            if self.options.check_ids:
-                source = f"rank {self.exchange.rank}"
-                # On a GPU the ids are only read now; `route` judges them where it waits anyway.
-                checked = start_check_ids(kjt, program.slots.limits, source)
-            send, watched = program.send_plan(kjt), self.watched(exchange)
-            return route(kjt, program.slots, send, watched, program.unpack, track, checked)
-
-    def watched(self, exchange: Exchange) -> Exchange:
-        """Return the same exchange, whose waits are counted while there is a timer."""
-        return exchange if self.timer is None else self.timer.watch(exchange)
-
-    def _look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
-        if self.peers is None or not torch.is_grad_enabled():
-            return self.lookups[key](ids)
-        return look_up_with_peers(self.lookups[key], ids, self.peers)
+        return self.runner.run(self._deployed, collections, kjt, ahead)

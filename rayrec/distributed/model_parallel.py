@@ -132,7 +132,7 @@ class DistributedModelParallel(NamedAsInner):
         averaged = {name for name, _ in self.dense_parameters()}
         averaged -= set(options.get("params_to_ignore", ()))
         if averaged and grouped and dist.get_world_size(process_group) > 1:
-            parts = self.module, self.device, process_group, transport, self._engine.watched
+            parts = self.module, self.device, process_group, transport, self._engine.runner.watched
             self._dense.append(DenseReplicas(*parts, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

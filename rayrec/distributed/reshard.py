@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.comm.exchange import Exchange
+from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.layout import Layout, Replicated, Shard, ShardingPlan
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.state import WEIGHT
@@ -77,6 +78,36 @@ class Moving:
         columns = {WEIGHT: False}
         columns |= {name: per == "row" for name, per in optimizer.state_widths.items()}
         return Moving(table, old.tables[table].layout, new.tables[table].layout, columns)
+
+
+def redeploy(old: Deployed, plan: ShardingPlan, lr: float | None) -> tuple[Deployed, int]:
+    """Put another plan to work on all ranks, with the rows and the state of the old one.
+
+    Args:
+        lr: the learning rate that was set, or None where it is the optimizers' own.
+    Returns:
+        What follows from the plan, and the float32 values that this rank sent.
+    Raises:
+        PlanError: the plan does not fit the tables or the number of ranks.
+        CommError: a peer is gone; the old shards are then still whole.
+    """
+    world = old.world
+    # a rank may have had no shard until now, and learns the number of updates from the others
+    box = torch.tensor([old.iteration], device=world.device)
+    boxes = world.exchange.all_gather(box, [1] * world.exchange.world_size).wait()
+    iteration = max(int(box) for box in boxes)
+    new = deploy(world, plan, old)
+    moving = []
+    for table in (table for spec in world.specs for table in spec.tables):
+        optimizer = world.optimizers[table.name]
+        moving.append(Moving.between(table.name, old.plan, plan, optimizer))
+    states = old.shard_states(), new.shard_states()
+    sent = move_tables(moving, *states, world.exchange, world.device)
+    for lookup in new.lookups.values():
+        lookup.iteration = iteration
+        if lr is not None:
+            lookup.set_learning_rate(lr)
+    return new, sent
 
 
 def move_tables(

@@ -38,7 +38,7 @@ class TableShards(nn.Module):
 
     @property
     def name(self) -> str:
-        """The table."""
+        """Name of the table."""
         return self._config.name
 
     def local(self) -> list[ShardState]:

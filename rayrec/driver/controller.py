@@ -25,12 +25,12 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew, crew_of
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.run_log import RunLog
-from rayrec.driver.signals import hold_signals
 from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.driver.standing import SILENT_S, Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
 from rayrec.errors import ConfigError, TrainingFailed
+from rayrec.machine.signals import hold_signals
 from rayrec.train.progress import Began, Event, Milestone
 
 # between two looks at the ranks

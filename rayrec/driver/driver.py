@@ -8,38 +8,38 @@ keeps one cluster for all. A Ray that is up is joined.
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import RunConfig, ScalingConfig
-from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
-from rayrec.driver.local import run_here
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
-from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.prepared import Prepared
+from rayrec.driver.ranks import Files, Ranks
 from rayrec.driver.result import Result, called, checked_predictions, result_of
-from rayrec.driver.run_folder import RunFolder, held
+from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
-from rayrec.driver.topology import discover, read_topology
+from rayrec.driver.topology import read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.report.profile_page import check_folder
-from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset
-from rayrec.train.progress import Event
+from rayrec.train.seat import RankTask
 from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from rayrec.driver.lives import Lives
+    from rayrec.data import FileDataset
+    from rayrec.data.scored import Predicted
     from rayrec.planner import ParameterConstraints
+    from rayrec.quant.types import Types
+    from rayrec.serve import Manifest, ParityBounds
     from rayrec.train.own_loop import TrainLoop
     from rayrec.train.tasks import Scorer
 
@@ -99,8 +99,7 @@ class Driver:
         measured = read_topology(topology) if isinstance(topology, str) else topology
         self._planning = Planning(model, run, plan, constraints, tables, measured)
         self._scorer, self._loop = scorer, train_loop
-        self._stop = threading.Event()
-        self._controller: Controller | None = None
+        self._ranks = Ranks(scaling, run)
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
@@ -116,10 +115,10 @@ class Driver:
             PlanError: the tables do not fit the ranks.
         """
 
-        def prepare(topology: Topology) -> Prepared:
+        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
-        plan = self._control(Display("off"), prepare, RunLog(None)).prepared.plan
+        plan = self._ranks.do(Display("off"), prepare, RunLog(None)).prepared.plan
         assert plan is not None
         return plan
 
@@ -129,8 +128,7 @@ class Driver:
         It takes some ten seconds.
 
         Returns:
-            the topology, to be saved with `to_json()` and given to other drivers or to `rayrec plan
-            --topology`.
+            the topology; other drivers and `rayrec plan --topology` take its `to_json()`.
         Raises:
             ConfigError: the ranks do not fit the cluster.
             TrainingFailed: a rank failed.
@@ -164,15 +162,15 @@ class Driver:
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
-        data, run = self._data, self._run
+        data, held_out, run = self._data, self._eval_data, self._run
         check_values(data)
-        check_values(self._eval_data)
+        check_values(held_out)
         check_recovery(run, self._scaling)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
         # them in between.
-        check_shape(run, self._eval_data, self._scorer, self._loop)
+        check_shape(run, held_out, self._scorer, self._loop)
         with (
             held(run.run_path, display.line) as folder,
             called(with_event_log(run.callbacks, run.run_path), display) as hooks,
@@ -185,25 +183,18 @@ class Driver:
                 check_folder(run.profile.path)
             lives = Lives(run.run_path, start, display.line)
 
-            def prepare(topology: Topology) -> Prepared:
+            def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
                 plan = self._planning.plan(topology)
                 predicted = self._planning.predict(plan, topology)
                 display.line(plan.report())
-                info = run_info(run, plan, predicted, topology, start, steps)
+                info = run_info(run, plan, predicted, hosts, start, steps)
                 spec = train_spec(
-                    run,
-                    self._model,
-                    plan,
-                    data=data,
-                    eval_data=self._eval_data,
-                    steps=steps,
-                    start=start,
-                    profile=run.profile,
+                    run, self._model, plan, data=data, eval_data=held_out, steps=steps, start=start
                 )
                 return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted, info)
 
-            files = [*local_files(data), *local_files(self._eval_data)]
-            ran = self._control(display, prepare, log, folder, {"data": files}, hooks, lives)
+            files = [*local_files(data), *local_files(held_out)]
+            ran = self._ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
             result = result_of(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())
@@ -235,8 +226,9 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import check_values, local_files, manifest_file, train_spec
+        from rayrec.driver.specs import check_values, local_files, manifest_file
         from rayrec.driver.start import check_scored
+        from rayrec.train.tasks import EvaluateTask
 
         scored = data if data is not None else self._eval_data
         if scored is None:
@@ -250,99 +242,73 @@ class Driver:
             checkpoint = absolute_path("checkpoint", checkpoint)
             check_scored(checkpoint, self._planning.tables())
             files["checkpoint"] = manifest_file(checkpoint)
-        display = Display(self._run.progress)
+        task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
+        return cast("Mapping[str, float]", self._score(scored, task, files))
 
-        def prepare(topology: Topology) -> Prepared:
-            from rayrec.train.tasks import EvaluateTask
+    def predict(
+        self, checkpoint: str, out: str, data: Dataset | None = None, columns: Sequence[str] = ()
+    ) -> Predicted:
+        """Write the scores of rows by a checkpoint, of any number of ranks and any plan.
 
-            plan = self._planning.plan(topology)
-            spec = train_spec(self._run, self._model, plan, eval_data=scored)
-            task = EvaluateTask(spec=spec, checkpoint=checkpoint, predictions=wanted)
-            return Prepared(task, plan)
+        Args:
+            checkpoint: its directory.
+            out: local folder of rank 0, new or empty, which appears when it is complete. Its
+                files, part-00000.parquet and so on, are in the order of the rows; they have a
+                column of scores for each task ("score" where there is one), and `columns`.
+            data: files whose labels are not read; by default the driver's eval_data. A data set
+                made with `with_labels=False` needs no labels.
+            columns: of the data, to be copied beside the scores.
+        Raises:
+            RayrecError, RunInterrupted: as `evaluate`; nothing is left of the files.
+        """
+        from rayrec.driver.serving import checked_prediction
+        from rayrec.driver.start import check_scored
+        from rayrec.train.tasks import PredictTask
 
-        ran = self._control(display, prepare, RunLog(None), None, files)
-        metrics: Mapping[str, float] | None = ran.results[0]
-        # A rank that was stopped amid the data has no scores of all rows.
-        if metrics is None:
-            raise RunInterrupted(ran.signal_number or signal.SIGTERM)
-        return metrics
+        wanted = checked_prediction(self._run, checkpoint, out, data or self._eval_data, columns)
+        check_scored(wanted.checkpoint, self._planning.tables())
+        task = partial(PredictTask, checkpoint=wanted.checkpoint, folder=wanted.folder)
+        return cast("Predicted", self._score(wanted.data, task, wanted.files))
+
+    def export(
+        self,
+        checkpoint: str,
+        out: str,
+        types: Types = "int8",
+        data: FileDataset | None = None,
+        bounds: ParityBounds | None = None,
+    ) -> Manifest:
+        """Pack a checkpoint into an artifact that `rayrec.serve.Predictor` loads; starts no ranks.
+
+        Args:
+            checkpoint: its directory, such as `Result.checkpoint`.
+            out: local folder, new or empty.
+            types, bounds: as `rayrec.serve.export` takes them.
+            data: rows that are scored by the model and by the artifact; by default the driver's
+                eval_data where they lie in files, and else random rows.
+        Raises:
+            RayrecError: as `rayrec.serve.export`.
+        """
+        from rayrec.driver.serving import export_checkpoint
+
+        known = (data, self._eval_data, self._data)
+        return export_checkpoint(self._run, self._model, checkpoint, out, types, known, bounds)
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
-        self._stop.set()
-        if self._controller is not None:
-            self._controller.request_stop()
+        self._ranks.request_stop()
 
-    def _control(
-        self,
-        display: Display,
-        prepare: Callable[[Topology], Prepared],
-        log: RunLog,
-        folder: RunFolder | None = None,
-        files: Mapping[str, Sequence[tuple[str, int]]] | None = None,
-        hooks: Hooks | None = None,
-        lives: Lives | None = None,
-    ) -> Ran:
-        """Do on the ranks what `prepare` says.
+    def _score(self, data: Dataset, task: Callable[..., RankTask], files: Files) -> Any:
+        """What rank 0 returns of a task that reads `data` and changes no model."""
+        from rayrec.driver.specs import train_spec
 
-        Args:
-            folder: the run's folder, which every rank must share.
-            files: by what they are, local files that every host must see.
-            hooks: the callbacks that hear of the run.
-            lives: says how the run goes on after a failure; without it, the first one ends it.
-        """
-        calls = hooks or Hooks((), "the driver")
-        run, scaling = self._run, self._scaling
-        # A stop that was asked for belongs to the run of that time.
-        self._stop.clear()
+        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
+            plan = self._planning.plan(topology)
+            spec = train_spec(self._run, self._model, plan, eval_data=data)
+            return Prepared(task(spec=spec), plan)
 
-        def told(prepared: Prepared) -> Prepared:
-            # nothing is written before every host is known to share the folder
-            if prepared.info is not None:
-                calls.start(prepared.info)
-            return prepared
-
-        def here(topology: Topology) -> Prepared:
-            return told(prepare(topology))
-
-        def look(group: RankGroup) -> Prepared:
-            prepared = prepare(discover(group, scaling, run.setup_timeout_s))
-            if folder is not None:
-                group.see_folder(folder.path, folder.token, run.setup_timeout_s)
-            for what, paths in (files or {}).items():
-                group.see_files(paths, what, run.setup_timeout_s)
-            return told(prepared)
-
-        def on_event(event: Event) -> None:
-            display.event(event)
-            if lives is not None:
-                lives.see(event)
-            calls.event(event)
-            if calls.error is not None:
-                self.request_stop()
-
-        def on_step(step: int) -> None:
-            calls.step(step)
-            if calls.error is not None:
-                self.request_stop()
-
-        try:
-            if scaling.num_workers == 0:
-                return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
-            self._controller = Controller(
-                scaling,
-                look if lives is None else lives.with_each(look),
-                on_event,
-                timeout_s=run.timeout_s,
-                heartbeat_timeout_s=run.heartbeat_timeout_s,
-                setup_timeout_s=run.setup_timeout_s,
-                stop_timeout_s=run.stop_timeout_s,
-                max_failures=run.failure.max_failures if lives is not None else 0,
-                log=log,
-                on_poll=folder.check if folder is not None else lambda: None,
-                on_step=on_step,
-            )
-            return self._controller.run()
-        finally:
-            self._controller = None
-            display.close()
+        ran = self._ranks.do(Display(self._run.progress), prepare, RunLog(None), None, files)
+        # A rank that was stopped amid the data has no result of all rows.
+        if ran.results[0] is None:
+            raise RunInterrupted(ran.signal_number or signal.SIGTERM)
+        return ran.results[0]

@@ -13,15 +13,16 @@ from collections.abc import Callable
 
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.signals import hold_signals
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology
+from rayrec.machine.signals import hold_signals
 from rayrec.storage import one_line
 from rayrec.train.progress import Event, Milestone, ProgressLog
 from rayrec.train.seat import RankContext, Seat
 
 # share of a GPU's free memory that tables and buffers may take
 GPU_SHARE = 0.8
+LOCAL_HOST = "localhost"  # what messages and events call the host of the one rank
 STEP_S = 0.2  # between two steps that are told
 
 
@@ -99,8 +100,8 @@ def run_here(
         seat = Seat(
             rank=0,
             world_size=1,
-            host="localhost",
-            store_host="localhost",
+            host=LOCAL_HOST,
+            store_host=LOCAL_HOST,
             store_port=0,
             device="cuda" if scaling.use_gpu else "cpu",
             threads=max(1, math.floor(scaling.cpus_per_worker)),

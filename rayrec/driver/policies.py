@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.errors import RayrecError, TrainingFailed
-from rayrec.train.progress import RankError, RankPoll
+from rayrec.train.progress import RankPoll
+from rayrec.train.rank_error import RankError
 
 # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
 GRACE_S = 3.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
 from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan, Topology
+from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
@@ -85,18 +86,18 @@ def run_info(
     run: RunConfig,
     plan: ShardingPlan,
     predicted: tuple[RankEstimate, ...],
-    topology: Topology,
+    hosts: Sequence[str],
     start: Start,
     steps: int,
 ) -> RunInfo:
-    """What callbacks are told when training begins."""
+    """What callbacks are told when training begins; `hosts` has the host of each rank."""
     return RunInfo(
         name=run.name,
         run_path=run.run_path,
         steps=steps,
         first_step=start.step,
-        world_size=topology.world_size,
-        hosts=tuple(f"host {number}" for number in topology.host_of),
+        world_size=len(hosts),
+        hosts=tuple(hosts),
         plan=plan,
         settings={f.name: plain(getattr(run, f.name)) for f in fields(run)},
         predicted=predicted,

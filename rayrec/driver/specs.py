@@ -14,7 +14,7 @@ from rayrec.driver.config import RunConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
-from rayrec.train.config import Dataset, ProfileConfig, TrainSpec
+from rayrec.train.config import Dataset, TrainSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +47,6 @@ def train_spec(
     eval_data: Dataset | None = None,
     steps: int = 0,
     start: Start | None = None,
-    profile: ProfileConfig | None = None,
 ) -> TrainSpec:
     """The spec that every rank of a run is given."""
     return TrainSpec(
@@ -59,7 +58,7 @@ def train_spec(
         eval_data=eval_data,
         run_path=run.run_path,
         resume_from=start.resume_from if start is not None else (),
-        profile=profile,
+        profile=run.profile if data is not None else None,
     )
 
 

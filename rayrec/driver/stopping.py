@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.signals import Signals
 from rayrec.errors import TrainingFailed
+from rayrec.machine.signals import Signals
 from rayrec.train.progress import Event
 
 

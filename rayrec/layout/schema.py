@@ -9,51 +9,14 @@ checked at construction, so a schema that exists is coherent; whether a file fit
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from rayrec.errors import ConfigError, PlanError
-from rayrec.layout.jsonfields import parse_object
-from rayrec.layout.schema_fields import place_of, read_table, table_entry, take
+from rayrec.errors import ConfigError
+from rayrec.layout.schema_columns import DenseColumn, Feature
+from rayrec.layout.schema_json import parse_schema, schema_text
 from rayrec.layout.tables import EmbeddingBagConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DenseColumn:
-    """One numeric column of the dense features; nulls become `fill`."""
-
-    column: str
-    fill: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.column:
-            raise ConfigError("a dense column has no name; give it 'column'.")
-        if not math.isfinite(self.fill):
-            raise ConfigError(
-                f"dense column {self.column!r} has fill={self.fill}; it must be finite."
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feature:
-    """One sparse feature: a column of ids, or of lists of ids, that makes one bag per row.
-
-    Attributes:
-        name: key of the feature in the batch; unique.
-        column: column of integers, strings or lists of them.
-        hash_buckets: None takes integers as they are; a number hashes integers, strings or bytes
-            into [0, hash_buckets).
-        weights: column of per-id weights of the same shape as `column`, or None for weight 1.
-    """
-
-    name: str
-    column: str
-    hash_buckets: int | None = None
-    weights: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +54,17 @@ class FeatureSchema:
         _unique([c.column for c in self.dense], "dense column")
         _unique([f.name for f in self.features], "feature")
         _unique([t.name for t in self.tables], "table")
+        self._check_tables()
+        self._check_features()
+        for column in self.dense:
+            if column.column in self.labels:
+                raise ConfigError(
+                    f"dense column {column.column!r} is the label: it would leak into the model."
+                )
+            self._no_leak("the dense part", column.column)
+
+    def _check_tables(self) -> None:
         by_name = {f.name: f for f in self.features}
-        used: set[str] = set()
         for table in self.tables:
             if not table.name:
                 raise ConfigError(
@@ -118,9 +90,11 @@ class FeatureSchema:
                         f"has num_embeddings={table.num_embeddings}. Lower hash_buckets or raise "
                         "num_embeddings."
                     )
-            used.update(table.feature_names)
+
+    def _check_features(self) -> None:
+        looked_up = {name for table in self.tables for name in table.feature_names}
         for feature in self.features:
-            if feature.name not in used:
+            if feature.name not in looked_up:
                 raise ConfigError(
                     f"feature {feature.name!r} is in no table; add it to a table's 'features' or "
                     "remove it."
@@ -134,12 +108,6 @@ class FeatureSchema:
                 )
             self._no_leak(f"feature {feature.name!r}", feature.column)
             self._no_leak(f"feature {feature.name!r}", feature.weights)
-        for column in self.dense:
-            if column.column in self.labels:
-                raise ConfigError(
-                    f"dense column {column.column!r} is the label: it would leak into the model."
-                )
-            self._no_leak("the dense part", column.column)
 
     def _no_leak(self, reader: str, column: str | None) -> None:
         """Refuse what reads a label or the weight, of which no row to be scored is known."""
@@ -184,18 +152,22 @@ class FeatureSchema:
         """Names of the sparse features, in the order of the batch's keys."""
         return tuple(f.name for f in self.features)
 
-    def columns(self) -> tuple[str, ...]:
-        """The columns to read, each once: labels, dense, features, weights of ids and of rows."""
+    def columns(self, with_labels: bool = True) -> tuple[str, ...]:
+        """The columns to read, each once: labels, dense, features, weights of ids and of rows.
+
+        Args:
+            with_labels: whether labels and weights of rows are read.
+        """
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
         return tuple(
             dict.fromkeys(
                 [
-                    *self.labels,
+                    *(self.labels if with_labels else ()),
                     *(c.column for c in self.dense),
                     *(f.column for f in self.features),
                     *weights,
-                    *([] if self.weight is None else [self.weight]),
+                    *([self.weight] if with_labels and self.weight is not None else []),
                 ]
             )
         )
@@ -218,26 +190,7 @@ class FeatureSchema:
         Raises:
             ConfigError: a table has an `init_fn`, which is no JSON.
         """
-        features = [
-            {
-                k: v
-                for k, v in _fields(f, "name", "column", "hash_buckets", "weights").items()
-                if v is not None
-            }
-            for f in self.features
-        ]
-        tables = [table_entry(table) for table in self.tables]
-        dense = [
-            c.column if c.fill == 0.0 else {"column": c.column, "fill": c.fill} for c in self.dense
-        ]
-        sections = [f'"label": {json.dumps(self.label)}', f'"dense": {json.dumps(dense)}']
-        if self.weight is not None:
-            sections.insert(1, f'"weight": {json.dumps(self.weight)}')
-        for name, entries in (("features", features), ("tables", tables)):
-            sections.append(
-                f'"{name}": [\n    ' + ",\n    ".join(json.dumps(e) for e in entries) + "\n  ]"
-            )
-        return "{\n  " + ",\n  ".join(sections) + "\n}\n"
+        return schema_text(self)
 
     @classmethod
     def from_json(cls, text: str, source: str = "the schema") -> FeatureSchema:
@@ -248,64 +201,10 @@ class FeatureSchema:
                 type, or contradicts itself.
         """
         try:
-            # `parse_object` refuses doubled keys and NaN. It speaks of plans, and a schema is no
-            # plan, so its error gets the class of a schema's errors.
-            raw = parse_object(text, source).data
-        except PlanError as error:
-            raise ConfigError(
-                f"{error} Write an object with label, dense, features, tables."
-            ) from None
-        top = take(
-            raw,
-            source,
-            required={"label": (str, list), "features": list, "tables": list},
-            optional={"dense": list, "weight": str},
-        )
-        try:
-            return cls._from_fields(top, source)
+            return cls(**parse_schema(text, source))
         except ConfigError as error:  # what contradicts itself does not know where it was written
-            text = str(error)
-            raise ConfigError(text if source in text else f"{source}: {text}") from None
-
-    @classmethod
-    def _from_fields(cls, top: Mapping[str, Any], source: str) -> FeatureSchema:
-        label = top["label"]
-        if not isinstance(label, str) and not all(isinstance(name, str) for name in label):
-            raise ConfigError(
-                f"field 'label' of {source} is {label!r}; it must be a string or a list of strings."
-            )
-        dense = []
-        for i, entry in enumerate(top.get("dense", [])):
-            if isinstance(entry, str):
-                entry = {"column": entry}
-            got = take(
-                entry,
-                f"dense[{i}] of {source}",
-                required={"column": str},
-                optional={"fill": (int, float)},
-            )
-            dense.append(DenseColumn(column=got["column"], fill=float(got.get("fill", 0.0))))
-        features = []
-        for i, entry in enumerate(top["features"]):
-            where = place_of("features", i, entry, source)
-            got = take(
-                entry,
-                where,
-                required={"name": str, "column": str},
-                optional={"hash_buckets": int, "weights": str},
-            )
-            features.append(Feature(**got))
-        tables = [
-            read_table(entry, place_of("tables", i, entry, source))
-            for i, entry in enumerate(top["tables"])
-        ]
-        return cls(
-            label=label if isinstance(label, str) else tuple(label),
-            dense=tuple(dense),
-            features=tuple(features),
-            tables=tuple(tables),
-            weight=top.get("weight"),
-        )
+            words = str(error)
+            raise ConfigError(words if source in words else f"{source}: {words}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the schema as JSON to a local file."""
@@ -325,10 +224,6 @@ class FeatureSchema:
                 f"cannot read the schema {path}: {error}. Give the path of a schema.json."
             ) from error
         return cls.from_json(text, source=str(path))
-
-
-def _fields(value: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
 
 
 def _unique(names: Sequence[str], what: str) -> None:

@@ -82,6 +82,13 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
     return assigned
 
 
+def usable_processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def pinned(rank: int, threads: Sequence[int]) -> Iterator[frozenset[int]]:
     """Keep all threads of this process on the cores of one rank inside the block.

@@ -3,14 +3,10 @@ parameter name around them.
 """
 
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from rayrec.optim.combined import CombinedOptimizer
 from rayrec.optim.fused import FusedOptimizer
 from rayrec.optim.in_backward import apply_optimizer_in_backward, as_sparse_optimizer, optimizer_of
-from rayrec.optim.keyed import (
-    CombinedOptimizer,
-    KeyedOptimizer,
-    KeyedOptimizerWrapper,
-    OptimizerWrapper,
-)
+from rayrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
 from rayrec.optim.warmup import WarmupOptimizer
 from rayrec.spec import optimizers as _sparse

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def open_data(
-    path: str, schema: str, source: str = "the schema", where: str | None = None
+    path: str,
+    schema: str,
+    source: str = "the schema",
+    where: str | None = None,
+    with_labels: bool = True,
 ) -> FileDataset:
     """A dataset of Parquet files, or of Arrow IPC files by their suffix.
 
@@ -25,6 +29,7 @@ def open_data(
         schema: the JSON text of the schema.
         source: what messages call the schema.
         where: which rows are taken, in the language of docs/data.md; None takes all.
+        with_labels: whether labels and weights of rows are read.
     Raises:
         ConfigError: the schema contradicts itself, or the path is empty.
         InputError: there is nothing to read, or there are files of both kinds.
@@ -46,7 +51,7 @@ def open_data(
             "set is of one kind. Move those of the other kind away."
         )
     kind = ArrowDataset if arrow else ParquetDataset
-    return kind(path, FeatureSchema.from_json(schema, source), where=where)
+    return kind(path, FeatureSchema.from_json(schema, source), where=where, with_labels=with_labels)
 
 
 def output_path(option: str, path: str | None) -> str | None:

@@ -11,7 +11,8 @@ from rayrec.runs.inputs import open_data, read_text
 from rayrec.runs.report import scores_beside_truth, truth_beside
 
 if TYPE_CHECKING:
-    from rayrec.driver import ScalingConfig
+    from rayrec.data.scored import Predicted
+    from rayrec.driver import Driver, ScalingConfig
 
 ROWS = 16_384  # scored at a time where nothing else is said
 
@@ -29,7 +30,8 @@ class Scoring:
         plan: "auto", a sharding kind, or a plan's JSON file.
         global_batch_size: rows scored at a time over all ranks.
         timeout_s: seconds until a hanging collective counts as failed.
-        predictions: absolute path of a Parquet file for the score of every row, or None.
+        predictions: absolute path for the score of every row, or None: of a Parquet file beside
+            the scores of the model, of a folder for `predict_checkpoint`.
         keys: columns of the data that are copied into it.
     """
 
@@ -62,6 +64,29 @@ def score_checkpoint(scoring: Scoring) -> Scored:
         RayrecError, RunInterrupted: as `Driver.evaluate`.
         ConfigError: the checkpoint does not say how to build its model.
     """
+    step, driver = _opened(scoring)
+    truth = truth_beside(scoring.data)
+    metrics = driver.evaluate(
+        scoring.checkpoint, predictions=scoring.predictions, keys=scoring.keys
+    )
+    ranks = max(1, scoring.scaling.num_workers)
+    return Scored(step, ranks, scores_beside_truth(metrics, truth))
+
+
+def predict_checkpoint(scoring: Scoring) -> Predicted:
+    """Write the scores of rows, whose labels are not read, into the folder `predictions`.
+
+    Raises:
+        RayrecError, RunInterrupted: as `Driver.predict`.
+        ConfigError: the checkpoint does not say how to build its model.
+    """
+    assert scoring.predictions is not None
+    _, driver = _opened(scoring, with_labels=False)
+    return driver.predict(scoring.checkpoint, scoring.predictions, columns=scoring.keys)
+
+
+def _opened(scoring: Scoring, with_labels: bool = True) -> tuple[int, Driver]:
+    """The step of the checkpoint, and a driver that knows its model and the rows."""
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
@@ -79,9 +104,7 @@ def score_checkpoint(scoring: Scoring) -> Scored:
     if scoring.schema:
         recipe = replace(recipe, schema=read_text("--schema", scoring.schema))
     source = scoring.schema or f"the schema of {checkpoint}"
-    data = open_data(scoring.data, recipe.schema, source, scoring.where)
-    truth = truth_beside(scoring.data)
-    driver = Driver(recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan)
-    metrics = driver.evaluate(checkpoint, predictions=scoring.predictions, keys=scoring.keys)
-    ranks = max(1, scoring.scaling.num_workers)
-    return Scored(manifest.step, ranks, scores_beside_truth(metrics, truth))
+    data = open_data(scoring.data, recipe.schema, source, scoring.where, with_labels)
+    return manifest.step, Driver(
+        recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayrec.serve.artifact import Artifact, open_artifact
+    from rayrec.serve.bulk import predict_files
     from rayrec.serve.client import Client
     from rayrec.serve.exporting import export
     from rayrec.serve.manifest import Manifest
@@ -27,6 +28,7 @@ _HOME = {
     "Predictor": "predictor",
     "export": "exporting",
     "open_artifact": "artifact",
+    "predict_files": "bulk",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Predictor",
     "export",
     "open_artifact",
+    "predict_files",
 ]
 
 

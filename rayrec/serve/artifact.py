@@ -98,7 +98,7 @@ def open_artifact(
         ArtifactError: there is no artifact, of this version; or a file is missing or damaged.
     """
     folder = local_folder("the artifact", path)
-    manifest = _read_manifest(folder, name)
+    manifest = read_manifest(folder, name)
     for file in manifest.files():
         _check_size(folder, file)
     tables = manifest.tables
@@ -135,7 +135,12 @@ def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
     return Path(whole)
 
 
-def _read_manifest(folder: Path, name: str) -> Manifest:
+def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
+    """What the artifact in a folder says of itself.
+
+    Raises:
+        ArtifactError: there is none, or none of this version.
+    """
     try:
         text = (folder / name).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.checkpoint import dense_tensors, load_dense
+from rayrec.data import Batch
 from rayrec.errors import ArtifactError, ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import (
@@ -161,6 +162,13 @@ class Predictor:
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """As `predict`, with logits in place of probabilities."""
         return self._finish(self._run(self._request(rows, dense)), as_logits=True)
+
+    def predict_batch(self, batch: Batch) -> Scores:
+        """As `predict`, of a batch that the loaders of `rayrec.data` give, by the same schema."""
+        if self._ids_are_checked:
+            mark_checked(batch.sparse_features)
+        request = Request(batch.dense_features, batch.sparse_features)
+        return self._finish(self._run(request), as_logits=False)
 
     def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
         """The probability of label 1 of each candidate for one user.

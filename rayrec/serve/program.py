@@ -47,7 +47,7 @@ class GivenBags(nn.Module):
 
     @property
     def width(self) -> int:
-        """C."""
+        """Columns of all keys together, C."""
         return sum(self._widths)
 
 

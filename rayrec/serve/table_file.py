@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rayrec.quant import PackedTable
 from rayrec.serve.manifest import StoredFile, StoredTable
+from rayrec.storage import Sink
 
 TABLES = "tables"
 _MAX_NAME = 100
@@ -60,16 +61,17 @@ def write_table(
     return StoredTable(table, sink.body, stored)
 
 
-class _Sink:
-    """A file object for pyarrow that writes chunks where it is given the untouched memory.
+class _Sink(Sink):
+    """A file object that writes chunks where it is given the untouched memory.
 
     Attributes:
         body: byte at which the rows begin, once they are written.
     """
 
     def __init__(self, file: Any, untouched: pa.Buffer, chunks: Iterable[Tensor]) -> None:
+        super().__init__()
         self._file, self._untouched, self._chunks = file, untouched, chunks
-        self.num_bytes, self.hash, self.closed = 0, hashlib.sha256(), False
+        self.hash = hashlib.sha256()
         self.body: int | None = None
 
     def write(self, data: bytes | pa.Buffer) -> int:
@@ -89,26 +91,3 @@ class _Sink:
         self._file.write(view)
         self.hash.update(view)
         self.num_bytes += view.nbytes
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self.num_bytes
-
-    def flush(self) -> None:
-        """Nothing is held back here."""
-
-    def readable(self) -> bool:
-        """Never."""
-        return False
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Never."""
-        return False
-
-    def close(self) -> None:
-        """The file is closed by who opened it."""
-        self.closed = True

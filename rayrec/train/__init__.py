@@ -5,8 +5,7 @@ Heavy names load on first use, so that an actor can set its environment before t
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from rayrec.lazy import lazy_names
 
 _HOME = {
     "CheckpointConfig": "rayrec.train.config",
@@ -28,9 +27,4 @@ _HOME = {
     "TrainPipelineSparseDist": "rayrec.train.pipeline",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rayrec.train' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = lazy_names(__name__, _HOME)

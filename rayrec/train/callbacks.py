@@ -32,7 +32,7 @@ class RunInfo:
         steps: global steps at which it ends.
         first_step: steps that were done before, in an earlier life of the run.
         world_size: ranks.
-        hosts: by rank, which host it is on: ranks with the same text share one.
+        hosts: by rank, the name or address of its host.
         plan: where the tables lie.
         settings: the run's options as plain data, by name.
         predicted: by rank, seconds and bytes of a step by the planner's prices; empty without.

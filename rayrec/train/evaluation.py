@@ -85,10 +85,10 @@ def evaluate(
     try:
         for number, batch in enumerate(batches):
             # all ranks stop at the same batch, or those that go on would wait for the others
-            if number % STOP_EVERY == 0 and _any(should_stop(), device):
+            if number % STOP_EVERY == 0 and any_rank(should_stop(), device):
                 return None
             with dense_dtype:
-                _, logits, labels = forward(model, _on_device(batch, device))
+                _, logits, labels = forward(model, on_device(batch, device))
             outputs = by_task(tasks, logits, labels)
             # A rank whose part is empty still calls the model: its tables answer the other ranks.
             if batch.rows:
@@ -156,11 +156,11 @@ def _first(batches: Iterator[Any], number: int) -> Iterator[Any]:
             close()
 
 
-def _on_device(batch: Any, device: torch.device) -> Any:
+def on_device(batch: Any, device: torch.device) -> Any:
     return batch if device.type == "cpu" else batch.pin_memory().to(device, non_blocking=True)
 
 
-def _any(flag: bool, device: torch.device) -> bool:
+def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set on any rank."""
     total = torch.tensor(float(flag), device=device)
     all_sum(total)

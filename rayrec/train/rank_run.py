@@ -14,10 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rayrec.data import FileDataset
+from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.spec.optimizers import SparseOptimizer
+from rayrec.train.bulk import predict
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.evaluation import Part, evaluate
@@ -260,6 +263,26 @@ class RankRun:
             on_batch,
             tasks=self.spec.tasks,
             sample=sample,
+            autocast=self._autocast,
+        )
+
+    def predict(
+        self,
+        data: FileDataset,
+        folder: ScoredFolder,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> Predicted | None:
+        """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
+        return predict(
+            self.model,
+            data,
+            Part(self.rank, self.world_size, self.spec.global_batch_size),
+            self.device,
+            folder,
+            should_stop,
+            on_batch,
+            tasks=self.spec.tasks,
             autocast=self._autocast,
         )
 

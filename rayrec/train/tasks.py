@@ -9,6 +9,8 @@ import torch
 
 from rayrec.comm.choose import exchange_for
 from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.data import FileDataset
+from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.layout import Topology
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
@@ -104,6 +106,32 @@ class EvaluateTask:
             return trainer.evaluate(
                 self.spec.eval_data, self.predictions, context.should_stop, context.beat
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictTask:
+    """Write the scores of rows by the weights of a checkpoint.
+
+    Attributes:
+        spec: its `eval_data` are scored; they lie in files.
+        checkpoint: directory of the weights.
+        folder: where the scores go.
+    """
+
+    spec: TrainSpec
+    checkpoint: str
+    folder: ScoredFolder
+
+    def run(self, context: RankContext) -> Predicted | None:
+        """On one rank; all ranks run it together. None when it was stopped."""
+        data = self.spec.eval_data
+        assert isinstance(data, FileDataset), "the driver has checked the data"
+        context.phase("making the model and its tables")
+        with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+            context.phase("reading the checkpoint")
+            trainer.restore(self.checkpoint, weights_only=True)
+            context.phase("predicting")
+            return trainer.predict(data, self.folder, context.should_stop, context.beat)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

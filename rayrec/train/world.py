@@ -20,7 +20,7 @@ from rayrec.comm.process_group import (
     shutdown_sockets,
 )
 from rayrec.machine.cores import pinned
-from rayrec.train.progress import causes
+from rayrec.train.rank_error import causes
 from rayrec.train.seat import Seat
 
 

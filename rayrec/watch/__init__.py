@@ -1,14 +1,13 @@
 """Watching a run: the log of its events, its page, boards, and the trackers that people use.
 
 Everything here is told of a run by the driver through `rayrec.train.callbacks.Callback`, or reads
-what such a callback wrote. Heavy names load on first use. `rayrec.driver.metrics.RayMetrics`, which
-needs Ray, lives in the driver.
+what such a callback wrote. Heavy names load on first use. `rayrec.driver.RayMetrics`, which needs
+Ray, lives in the driver.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from rayrec.lazy import lazy_names
 
 _HOME = {
     "EventLog": "rayrec.watch.event_log",
@@ -22,9 +21,4 @@ _HOME = {
     "write_run_page": "rayrec.watch.page",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rayrec.watch' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = lazy_names(__name__, _HOME)

@@ -12,6 +12,7 @@ import os
 import re
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -28,7 +29,7 @@ from rayrec.watch.schema import plain
 BATCH, PARAMETER_BATCH, PARAMETER_LENGTH = 1000, 100, 500
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """Base of trackers: `_begin`, `_log` and `_end` say how to talk to one."""
 
     _begun, _troubled = False, False
@@ -82,14 +83,17 @@ class Tracker(Callback):
                 )
             self._troubled = True
 
+    @abstractmethod
     def _begin(self, info: RunInfo) -> None:
-        raise NotImplementedError
+        """Open a run; what it raises ends the training before its first step."""
 
+    @abstractmethod
     def _log(self, values: Mapping[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Log values by name at a step."""
 
+    @abstractmethod
     def _end(self, outcome: str) -> None:
-        raise NotImplementedError
+        """Close the run; `outcome` is done, stopped or failed."""
 
 
 class TensorBoardCallback(Tracker):

@@ -147,33 +147,14 @@ def test_dictionary_columns_join_over_batches_with_other_dictionaries(tmp_path):
     table = base.set_column(base.column_names.index("user"), "user", pa.chunked_array(parts, kind))
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
     data = ParquetDataset(tmp_path, SCHEMA, num_streams=1)
-    assert [r[3] for r in epoch_rows(data, shuffle=False)] == [
-        (5,),
-        (6,),
-        (),
-        (7,),
-        (8,),
-        (),
-        (6,),
-        (5,),
-        (),
-    ]
+    users = [(5,), (6,), (), (7,), (8,), (), (6,), (5,), ()]
+    assert [r[3] for r in epoch_rows(data, shuffle=False)] == users
     with ipc.new_file(
         tmp_path / "a.arrow", table.schema, options=ipc.IpcWriteOptions(unify_dictionaries=True)
     ) as out:
         out.write_table(table)
     data = ArrowDataset(tmp_path, SCHEMA, num_streams=1)
-    assert [r[3] for r in epoch_rows(data, shuffle=False)] == [
-        (5,),
-        (6,),
-        (),
-        (7,),
-        (8,),
-        (),
-        (6,),
-        (5,),
-        (),
-    ]
+    assert [r[3] for r in epoch_rows(data, shuffle=False)] == users
 
 
 @pytest.mark.parametrize("kind", KINDS)

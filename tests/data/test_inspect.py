@@ -24,7 +24,7 @@ from rayrec.data.readers import ParquetReader
 from rayrec.errors import ConfigError, InputError
 from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
-from tests.clicks import write_clicks
+from tests.clicks import LEARNABLE, write_clicks
 
 ROWS = 4000
 
@@ -263,16 +263,8 @@ def test_an_estimate_is_never_above_the_number_of_values():
 
 def test_the_proposed_schema_trains(tmp_path):
     """Clicks with a known truth: the proposed schema reads all of them, and a DLRM learns."""
-    clicks = write_clicks(
-        tmp_path,
-        rows_train=6000,
-        rows_eval=500,
-        num_features=5,
-        num_dense=3,
-        dim=8,
-        cap=200,
-        seed=3,
-    )
+    numbers = LEARNABLE | {"num_features": 5, "rows_train": 6000, "rows_eval": 500}
+    clicks = write_clicks(tmp_path, **numbers)
     report = inspect_data(str(clicks.train))
     given, schema = FeatureSchema.load(clicks.schema), report.schema(embedding_dim=8)
     assert schema.labels == given.labels

@@ -18,7 +18,8 @@ from rayrec.data import ArrowDataset, ParquetDataset, check_columns, to_batch
 from rayrec.data.files import FileDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.schema import DenseColumn, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import DenseColumn
 
 BOTH = replace(SCHEMA, label=("label", "stars"), weight="share")
 ONE_LABEL = """{

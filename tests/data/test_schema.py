@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from rayrec.errors import ConfigError
-from rayrec.layout.schema import DenseColumn, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import DenseColumn
 from rayrec.layout.tables import DataType, PoolingType
 
 GOOD = {

@@ -152,6 +152,7 @@ while making.is_alive():
 """
 
 
+@pytest.mark.slow
 def test_rows_are_made_while_another_thread_forks(tmp_path: Path) -> None:
     """Ray starts its processes by fork while a job makes its data; threads of BLAS would not
     survive that.

@@ -13,6 +13,7 @@ from rayrec.comm.process_group import ProcessGroupExchange
 from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import (
+    KINDS,
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
@@ -129,18 +130,7 @@ def check_world(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "table_wise",
-        "row_wise",
-        "column_wise",
-        "table_row_wise",
-        "table_column_wise",
-        "grid_shard",
-        "data_parallel",
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_equals_unsharded_over_gloo(
     ranks: RankPool, kind: str, world_size: int, optimizer
 ) -> None:

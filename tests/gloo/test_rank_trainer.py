@@ -7,13 +7,16 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec.data import FileDataset
+from rayrec.data.scored import Predicted, scored_folder
 from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import sparse_optimizer
-from rayrec.train import RankTrainer, train_step
+from rayrec.train import RankTrainer, bulk, train_step
 from rayrec.train.predictions import PredictionConfig
 from tests.clicks import write_clicks
 from tests.gloo.trainers import numbers, spec_of
@@ -86,3 +89,35 @@ def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(
         assert three[name].to_pylist() == one[name].to_pylist()
     assert three["score"].to_pylist() == pytest.approx(one["score"].to_pylist(), abs=1e-6)
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def predict_both_ways(rank: int, world_size: int, folder: Path, out: Path) -> object:
+    """Into a folder whose files are small, and into the one file of an evaluation."""
+    bulk.PART_ROWS = 300  # type: ignore[misc]
+    spec = spec_of(folder, world_size)
+    data = spec.data
+    assert isinstance(data, FileDataset)
+    with RankTrainer(spec) as trainer:
+        rows = data.without_labels()
+        told = trainer.predict(
+            rows, scored_folder(out / "parts", rows, ["cat_0"], [("", "binary")])
+        )
+        trainer.evaluate(data, PredictionConfig(path=str(out / "one.parquet"), keys=("cat_0",)))
+    return told
+
+
+@pytest.mark.slow
+def test_a_folder_of_predictions_is_cut_alike_by_any_ranks_and_equals_the_evaluation(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    write_clicks(tmp_path, rows_train=1026)
+    for world_size in (1, 2, 3):
+        out = tmp_path / str(world_size)
+        out.mkdir()
+        told = ranks.run(world_size, predict_both_ways, tmp_path, out)
+        assert told == [Predicted(path=str(out / "parts"), rows=1026, parts=4)] * world_size
+        parts = [pq.read_table(path) for path in sorted((out / "parts").iterdir())]
+        assert [part.num_rows for part in parts] == [300, 300, 300, 126]
+        got, wanted = pa.concat_tables(parts), pq.read_table(out / "one.parquet")
+        assert got.equals(wanted.select(["score", "cat_0"]))  # bit for bit
+        assert sorted(path.name for path in out.iterdir()) == ["one.parquet", "parts"]

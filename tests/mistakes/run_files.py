@@ -67,6 +67,43 @@ PREDICTIONS = [
     ("--keys nothing", "nothing"),
     ("--out {data}", "--out|folder"),
     ("--out {data}/clicks/eval/scores.parquet", "among the data"),
+    ("--columns d_0 --keys d_0", "--columns|--keys|the same"),
+    ("--workers 2", "--ranks|--local"),
+    ("--workers 0", "--workers|at least 1"),
+    ("--batch-size 0", "--batch-size|at least 1"),
+    ("--batch-size 8 --global-batch-size 8", "--batch-size|--global-batch-size|the same"),
+]
+
+FOLDERS = [
+    ("--out {data}", "--out|holds"),
+    ("--out {data}/clicks/eval/scores", "--out|among the data"),
+    ("--out {data}/clicks/schema.json", "--out|is a file"),
+    ("--out /proc/nothing/scores", "--out"),
+    ("--out s3://bucket/scores", "--out|another file system"),
+    ("--columns nothing", "'nothing' is missing"),
+    ("--columns score", "'score'|name of the scores"),
+    ("--columns d_0,d_0", "--columns|twice"),
+    ("--where nothing=1", "nothing"),
+    ("--where 'label > 5'", "no rows where"),
+    ("--result {own}/result.json", "--result|rayrec evaluate"),
+    ("--data {own}/nothing", "nothing"),
+    ("extra", "unrecognized arguments: extra"),
+]
+
+ARTIFACTS = [
+    *(row for row in FOLDERS if "--result" not in row[0]),
+    ("--out {own}/scores.parquet", "--out|one file|folder"),
+    ("--ranks 2", "--ranks|is an artifact"),
+    ("--local", "--local|is an artifact"),
+    ("--gpu", "--gpu|is an artifact"),
+    ("--plan row_wise", "--plan|is an artifact"),
+    ("--global-batch-size 8", "--global-batch-size|is an artifact"),
+    ("--result {own}/result.json", "--result|is an artifact"),
+    ("--schema {data}/nothing.json", "nothing.json"),
+    ("--schema {data}/films/schema.json", "missing"),
+    ("--workers 0", "--workers|at least 1"),
+    ("--workers two", "--workers|whole number"),
+    ("--batch-size 0", "--batch-size|at least 1"),
 ]
 
 MISTAKES = [
@@ -76,4 +113,6 @@ MISTAKES = [
     ),
     *mistakes("rayrec evaluate", "scores", SCORES),
     *mistakes("rayrec predict", "predictions", PREDICTIONS),
+    *mistakes("rayrec predict", "folder", FOLDERS),
+    *mistakes("rayrec predict", "artifact", ARTIFACTS),
 ]

@@ -74,6 +74,9 @@ LINES = {
     "scores": "evaluate {data}/runs/clicks/step-00000004 --data {data}/clicks --local",
     "predictions": "predict {data}/runs/clicks/step-00000004 --data {data}/clicks --local "
     "--out {own}/scores.parquet",
+    "folder": "predict {data}/runs/clicks/step-00000004 --data {data}/clicks --local "
+    "--out {own}/scores",
+    "artifact": "predict {data}/served --data {data}/clicks --workers 1 --out {own}/scores",
 }
 
 SEEDS = {"ratings": 11, "logs": 12}
@@ -81,18 +84,9 @@ SEEDS = {"ratings": 11, "logs": 12}
 
 def make_sound(data: Path) -> None:
     """Write all sound files below a folder."""
-    from tests.clicks import write_clicks  # imports torch: only where files are written
+    from tests.clicks import LEARNABLE, write_clicks  # imports torch: only where files are written
 
-    write_clicks(
-        data / "clicks",
-        rows_train=3000,
-        rows_eval=1000,
-        num_features=6,
-        num_dense=3,
-        dim=8,
-        cap=200,
-        seed=3,
-    )
+    write_clicks(data / "clicks", rows_train=3000, rows_eval=1000, **LEARNABLE)
     write_films(data / "ml")
     write_criteo(data / "criteo.tsv", rows=300)
     _run("convert_movielens", f"{data}/ml {data}/films --dim 8")
@@ -101,6 +95,7 @@ def make_sound(data: Path) -> None:
         f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks --checkpoint-every 2",
         data,
     )
+    _run("rayrec", f"export {data}/runs/clicks/step-00000004 {data}/served --data {data}/clicks")
     _run("train_two_tower", f"{LINES['towers']} --checkpoint-dir {data}/runs/towers", data)
     _write_plan(data)
 

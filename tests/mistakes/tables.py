@@ -28,7 +28,7 @@ SOUND = [
     ("rayrec make-data", ("make-data",)),
     ("rayrec train", ("train",)),
     ("rayrec evaluate", ("scores",)),
-    ("rayrec predict", ("predictions",)),
+    ("rayrec predict", ("predictions", "folder", "artifact")),
     ("rayrec export", ("export",)),
 ]
 

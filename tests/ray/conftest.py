@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from tests.clicks import write_clicks
+from tests.clicks import LEARNABLE, write_clicks
 from tests.ray.worlds import CLUSTER_CPUS
 
 
@@ -67,16 +67,8 @@ def cluster(private_home: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
     """A small click data set with planted truth; its rows fill no whole number of batches."""
-    return write_clicks(
-        tmp_path_factory.mktemp("clicks"),
-        rows_train=6007,
-        rows_eval=2003,
-        num_features=6,
-        num_dense=3,
-        dim=8,
-        cap=200,
-        seed=3,
-    )
+    folder = tmp_path_factory.mktemp("clicks")
+    return write_clicks(folder, rows_train=6007, rows_eval=2003, **LEARNABLE)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_a_topology_that_is_none_is_refused_before_anything_starts(
         worlds.driver(clicks, 2, topology=str(tmp_path / "bad.json"))
 
 
-@pytest.mark.parametrize("plan", worlds.some(["auto", "row_wise"], ["auto"]))
+@pytest.mark.parametrize("plan", worlds.some(["auto", "row_wise"], []))
 def test_a_run_is_compared_with_its_prediction(clicks: SyntheticPaths, plan: str) -> None:
     result = worlds.driver(clicks, 2, plan=plan, epochs=2).fit()
     hindsight = result.hindsight

@@ -123,6 +123,7 @@ def test_a_missing_checkpoint_is_named(clicks: SyntheticPaths, tmp_path: Path) -
         worlds.driver(clicks, 1).evaluate(f"{tmp_path}/nowhere")
 
 
+@pytest.mark.slow
 def test_divergence_is_an_error_and_not_a_result(clicks: SyntheticPaths, tmp_path: Path) -> None:
     from rayrec.driver import OptimizerConfig
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rayrec.checkpoint import read_manifest
@@ -51,6 +52,7 @@ def test_fit_learns_and_reports(clicks: SyntheticPaths, tmp_path: Path) -> None:
     assert (tmp_path / "profile" / "rank1.trace.json.gz").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root may leave the low priority that Ray's default gives"
 )
@@ -149,6 +151,17 @@ def trained(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) ->
     ).fit()
     (folder / "metrics.json").write_text(json.dumps(dict(result.metrics)))
     return folder
+
+
+@pytest.mark.slow
+def test_ranks_predict_what_they_evaluate(
+    clicks: SyntheticPaths, trained: Path, tmp_path: Path
+) -> None:
+    driver, checkpoint = worlds.driver(clicks, 2), f"{trained}/run/step-00000012"
+    told = driver.predict(checkpoint, str(tmp_path / "scores"), columns=["cat_0"])
+    driver.evaluate(checkpoint, predictions=str(tmp_path / "one.parquet"), keys=["cat_0"])
+    got, wanted = pq.read_table(tmp_path / "scores"), pq.read_table(tmp_path / "one.parquet")
+    assert got.equals(wanted.select(["score", "cat_0"])) and told.rows == wanted.num_rows
 
 
 @pytest.mark.slow

@@ -18,18 +18,8 @@ from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.heads import ROOT, Head, node_with_own_disk, started_head
 
-SMALL = (
-    "--rows",
-    "3000",
-    "--eval-rows",
-    "500",
-    "--ranks",
-    "2",
-    "--steps",
-    "2",
-    "--global-batch-size",
-    "512",
-)
+RUN = ("--rows", "3000", "--eval-rows", "500", "--ranks", "2", "--global-batch-size", "512")
+SMALL = (*RUN, "--steps", "2")
 
 
 def can_unshare() -> bool:
@@ -105,18 +95,7 @@ def test_data_and_checkpoints_must_be_on_every_host(
 
 def test_a_killed_raylet_is_named(two_hosts: Head, tmp_path: Path) -> None:
     """The last test here: the second node is gone afterwards."""
-    words = (
-        "--rows",
-        "3000",
-        "--eval-rows",
-        "500",
-        "--ranks",
-        "2",
-        "--steps",
-        "1000000",
-        "--global-batch-size",
-        "512",
-    )
+    words = (*RUN, "--steps", "1000000")
     env = {**two_hosts.env, "RAY_ADDRESS": two_hosts.gcs, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "jobs.train_dlrm", *words, "--placement-timeout", "60"]
     job = subprocess.Popen(

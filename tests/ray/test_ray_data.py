@@ -69,6 +69,7 @@ def rows_of(batch: Any) -> list[str]:
     return out
 
 
+@pytest.mark.slow
 def test_the_rows_are_those_of_the_pipeline_for_any_number_of_ranks(clicks: SyntheticPaths) -> None:
     """The reference is the same table, changed by plain Arrow and read from a file."""
     schema = schema_of(clicks)
@@ -169,6 +170,7 @@ def small() -> FeatureSchema:
     return SCHEMA
 
 
+@pytest.mark.slow
 def test_numpy_and_pandas_batches_are_taken(small: FeatureSchema) -> None:
     rows = ray.data.range(40, override_num_blocks=2)
     tensors = rows.map_batches(lambda b: ratings(), batch_size=None, batch_format="numpy")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from rayrec import Callback, CheckpointConfig, EvaluationConfig
@@ -88,6 +89,8 @@ def test_a_run_is_shaped_and_watched(clicks: SyntheticPaths, tmp_path: Path) -> 
     assert set(kept) == {result.best_step, STEPS}
     events = read_events(str(tmp_path / "run"))
     assert [e.step for e in events.of("evaluation")] == [4, 8, STEPS]
+    (start,) = events.of("start")
+    assert start.values["hosts"] == [ray.util.get_node_ip_address()] * 2
 
 
 @pytest.mark.slow

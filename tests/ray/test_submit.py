@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
+from tests.clicks import write_spoilt
 from tests.ray.heads import Head, started_head
 
 pytestmark = pytest.mark.slow
@@ -53,14 +52,9 @@ def test_a_rank_that_fails_is_the_cause_that_the_submitter_reads(
     head: Head, clicks: SyntheticPaths, tmp_path: Path
 ) -> None:
     source = next(clicks.train.glob("*.parquet"))
-    table = pq.read_table(source)
-    place = table.column_names.index("cat_0")
-    ids = table["cat_0"].to_pylist()
-    ids[4321] = 123456
     (tmp_path / "train").mkdir()
-    spoilt = table.set_column(place, "cat_0", pa.array(ids, pa.int32()))
-    # by which the driver would find it
-    pq.write_table(spoilt, tmp_path / "train" / "part-bad.parquet", write_statistics=False)
+    bad = tmp_path / "train" / "part-bad.parquet"
+    write_spoilt(source, bad, "cat_0", 4321, 123456, statistics=False)
     done = head.submit(
         "python",
         "-m",

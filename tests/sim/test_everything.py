@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayrec.layout import EmbeddingBagConfig, PoolingType, kind_of
+from rayrec.layout import KINDS, EmbeddingBagConfig, PoolingType, kind_of
 from rayrec.optim import SPARSE_OPTIMIZERS
 from tests.draws import HOSTS, WIDTHS, Draw, check, draw
 
@@ -59,15 +59,7 @@ def test_the_draws_hold_every_case_several_times() -> None:
         | {f"{n} tables" for n in range(1, 9)}
         | {f"width {w}" for w in WIDTHS}
     )
-    wanted |= {
-        "data_parallel",
-        "table_wise",
-        "row_wise",
-        "column_wise",
-        "table_row_wise",
-        "table_column_wise",
-        "grid_shard",
-    }
+    wanted |= set(KINDS)
     wanted |= {
         "product_grid",
         "weighted",

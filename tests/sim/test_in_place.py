@@ -26,7 +26,15 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
-from tests.simulation import TOLERANCE, batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import (
+    TOLERANCE,
+    batches_of,
+    check_equals_unsharded,
+    check_same,
+    place_of,
+    run_sharded,
+    targets_of,
+)
 from tests.worlds import OPTIMIZERS, World, build_collections, output_of, random_world
 
 IN_PLACE = EngineOptions(share_tables=True)
@@ -43,6 +51,16 @@ def shares(world: World) -> bool:
         )[1].shares_tables
 
     return all(SimulatedWorld(world.world_size).run(rank_main))
+
+
+def check_same_in_place(world: World, batches: list[list[KeyedJaggedTensor]]) -> None:
+    """Rows that are read in place train as rows that travel, bit for bit."""
+    targets = targets_of(world, batches)
+    assert shares(world)
+    check_same(
+        run_sharded(world, batches, targets, True, IN_PLACE),
+        run_sharded(world, batches, targets, True, EngineOptions(share_tables=False)),
+    )
 
 
 @pytest.mark.seeds(range(10_000, 10_180))
@@ -82,24 +100,7 @@ def test_every_optimizer_trains_rows_in_place_as_it_trains_those_that_travel(
     world = random_world(seed, hosts=((0, 1, 2),), optimizer=optimizer, sequences=seed % 2 == 0)
     world = _half(world, data_type)
     batches = [[_one_id(kjt) for kjt in step] for step in batches_of(world, 3)]
-    targets = targets_of(world, batches)
-    assert shares(world)
-    check_same(
-        run_sharded(world, batches, targets, True, IN_PLACE),
-        run_sharded(world, batches, targets, True, EngineOptions(share_tables=False)),
-    )
-
-
-def check_same(found: tuple, wanted: tuple) -> None:
-    for a, b in zip(_flat(found[0]), _flat(wanted[0]), strict=True):
-        assert torch.equal(a, b)
-    for (shard, weight, state), (want_shard, want, want_state) in zip(
-        sorted(found[1], key=_where), sorted(wanted[1], key=_where), strict=True
-    ):
-        assert (
-            shard == want_shard and torch.equal(weight, want) and state.keys() == want_state.keys()
-        )
-        assert all(torch.equal(state[name], want_state[name]) for name in state)
+    check_same_in_place(world, batches)
 
 
 @pytest.mark.seeds(range(10_160, 10_190))
@@ -125,7 +126,7 @@ def test_sequences_equal_unsharded_and_those_whose_rows_travel_bit_for_bit(seed:
                 for step, want in zip(outputs, wanted, strict=True)
             )
     found, want_found = (
-        [s for s in sorted(all_of, key=_where) if s[0].table in names]
+        [s for s in sorted(all_of, key=place_of) if s[0].table in names]
         for all_of in (states, want_states)
     )
     for (shard, weight, state), (want_shard, want, want_state) in zip(
@@ -143,12 +144,7 @@ def test_clipped_gradients_are_those_of_exchanged_rows(seed: int) -> None:
     """Bags of one id, whose rows are the same sums whatever cuts them."""
     world = random_world(seed, hosts=((0, 1, 2),), optimizer=replace(OPTIMIZER, max_gradient=0.2))
     batches = [[_one_id(kjt) for kjt in step] for step in batches_of(world, 3)]
-    targets = targets_of(world, batches)
-    assert shares(world)
-    check_same(
-        run_sharded(world, batches, targets, True, IN_PLACE),
-        run_sharded(world, batches, targets, True, EngineOptions(share_tables=False)),
-    )
+    check_same_in_place(world, batches)
 
 
 def _one_id(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -162,14 +158,6 @@ def _one_id(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         (lengths > 0).to(lengths.dtype),
         stride=kjt.stride(),
     )
-
-
-def _flat(outputs: list[list[list[Tensor]]]) -> list[Tensor]:
-    return [o for step in outputs for rank in step for o in rank]
-
-
-def _where(state: tuple) -> tuple[str, int, int, int]:
-    return state[0].table, state[0].rank, state[0].rows.start, state[0].cols.start
 
 
 def whole_batch(batches: list[KeyedJaggedTensor], keys: list[str]) -> KeyedJaggedTensor:

@@ -34,6 +34,7 @@ from tests.simulation import (
     TOLERANCE,
     batches_of,
     check_equals_unsharded,
+    check_same,
     run_sharded,
     targets_of,
 )
@@ -54,19 +55,8 @@ def test_threads_of_a_rank_change_no_bit(
     world = random_world(seed, sequences=seed % 2 == 0, varying=seed % 3 == 0)
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)
-    outputs, states, _ = run_sharded(world, batches, targets, meta=True)
-    again, their_states, _ = run_sharded(world, batches, targets, meta=True, threads=threads)
-    for a, b in zip(
-        (o for s in outputs for r in s for o in r),
-        (o for s in again for r in s for o in r),
-        strict=True,
-    ):
-        assert torch.equal(a, b)
-    for (shard, weight, state), (their_shard, their_weight, their_state) in zip(
-        states, their_states, strict=True
-    ):
-        assert shard == their_shard and torch.equal(weight, their_weight)
-        assert all(torch.equal(state[name], their_state[name]) for name in state)
+    wanted = run_sharded(world, batches, targets, meta=True)
+    check_same(run_sharded(world, batches, targets, meta=True, threads=threads), wanted)
 
 
 @pytest.mark.seeds(range(200, 230))

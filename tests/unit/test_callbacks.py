@@ -87,6 +87,7 @@ def test_callbacks_hear_of_every_moment(data: Path, tmp_path: Path) -> None:
     ).fit()
     (info,) = diary.of("start")
     assert info.steps == STEPS and info.world_size == 1 and info.plan == result.plan
+    assert info.hosts == ("localhost",)
     assert info.settings["evaluation"]["every_n_steps"] == 5
     assert on_rank.of("step") == list(range(1, STEPS + 1)) and on_rank.of("start") == []
     for own in (diary, on_rank):

@@ -60,25 +60,18 @@ def schema(tmp_path: Path) -> Path:
     return path
 
 
+def plan_words(schema: Path, topology: str, out: Path) -> list[str]:
+    """The command line of a plan that is written to `out`."""
+    return ["plan", "--schema", str(schema), "--topology", topology, "--out", str(out)]
+
+
 def test_the_plan_written_is_the_planners(
     schema: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits = tmp_path / "limits.json"
     limits.write_text('{"item": {"pooling_factor": 20, "kinds": ["row_wise"]}}')
     out = tmp_path / "plan.json"
-    argv = [
-        "plan",
-        "--schema",
-        str(schema),
-        "--topology",
-        "a100-80",
-        "--ranks",
-        "4",
-        "--constraints",
-        str(limits),
-        "--out",
-        str(out),
-    ]
+    argv = [*plan_words(schema, "a100-80", out), "--ranks", "4", "--constraints", str(limits)]
     assert main(argv) == 0
     shown = capsys.readouterr().out
     tables = FeatureSchema.load(schema).tables
@@ -96,17 +89,7 @@ def test_the_plan_written_is_the_planners(
 
 def test_wire_types_and_the_hidden_input_reach_the_prices(schema: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    argv = [
-        "plan",
-        "--schema",
-        str(schema),
-        "--topology",
-        "h100",
-        "--hosts",
-        "2",
-        "--out",
-        str(out),
-    ]
+    argv = [*plan_words(schema, "h100", out), "--hosts", "2"]
     steps = []
     for more in (
         [],

@@ -17,7 +17,17 @@ ALONE = [block for block in BLOCKS if block.how == "tested" and block.language =
 OWN_MACHINE = [block for block in BLOCKS if block.how == "own machine"]
 WALKS = sorted({block.page for block in BLOCKS if block.how == "walk"})
 # pages whose walk starts a cluster, or many processes
-SLOW = {"README", "walkthrough", "cli", "own-loop", "shaping-a-run", "slow-run", "watching"}
+SLOW = {
+    "README",
+    "walkthrough",
+    "cli",
+    "own-loop",
+    "pipelining",
+    "serving",
+    "shaping-a-run",
+    "slow-run",
+    "watching",
+}
 COMMANDS = re.compile(r"^(make|python3?|ray|rayrec|pip|aws|export|\.venv/bin/\w+) ", re.MULTILINE)
 
 

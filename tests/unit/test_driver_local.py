@@ -40,21 +40,14 @@ from rayrec.errors import (
     TrainingFailed,
 )
 from rayrec.optim import Adam
-from tests.clicks import write_clicks
+from tests.clicks import TWELVE_STEPS, write_clicks, write_spoilt
 
 STEPS = 12
 
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
-    return write_clicks(
-        tmp_path_factory.mktemp("clicks"),
-        rows_train=1530,
-        rows_eval=501,
-        num_dense=3,
-        cap=100,
-        seed=3,
-    )
+    return write_clicks(tmp_path_factory.mktemp("clicks"), **TWELVE_STEPS)
 
 
 def driver(
@@ -434,13 +427,7 @@ def test_more_threads_than_processors_are_refused(clicks: SyntheticPaths) -> Non
 def test_a_bad_row_leaves_no_half_file_of_predictions(
     clicks: SyntheticPaths, whole: Path, tmp_path: Path
 ) -> None:
-    table = pq.read_table(clicks.eval)
-    labels = table["label"].to_pylist()
-    labels[450] = 2
-    spoilt = table.set_column(
-        table.column_names.index("label"), "label", pa.array(labels, table["label"].type)
-    )
-    pq.write_table(spoilt, tmp_path / "eval.parquet", write_statistics=False)
+    write_spoilt(clicks.eval, tmp_path / "eval.parquet", "label", 450, 2, statistics=False)
     data = open_data(str(tmp_path / "eval.parquet"), clicks.schema.read_text())
     with pytest.raises(InputError, match=r"'label' holds 2 in row 450"):
         driver(clicks).evaluate(
@@ -516,13 +503,7 @@ def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(
 def test_bad_evaluation_data_are_refused_before_training(
     clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = pq.read_table(clicks.eval)
-    ids = table["cat_0"].to_pylist()
-    ids[77] = 4711
-    spoilt = table.set_column(
-        table.column_names.index("cat_0"), "cat_0", pa.array(ids, table["cat_0"].type)
-    )
-    pq.write_table(spoilt, tmp_path / "eval.parquet")
+    write_spoilt(clicks.eval, tmp_path / "eval.parquet", "cat_0", 77, 4711)
     schema = clicks.schema.read_text()
     run = RunConfig(global_batch_size=128, steps=2, progress="plain")
     recipe = ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,))

@@ -18,7 +18,8 @@ from rayrec.errors import (
     SaveError,
     TrainingFailed,
 )
-from rayrec.train.progress import RankError, RankPoll, is_collateral
+from rayrec.train.progress import RankPoll
+from rayrec.train.rank_error import RankError, is_collateral
 
 
 def running(rank: int, silent_s: float = 0.0) -> Observation:

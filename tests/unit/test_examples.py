@@ -83,6 +83,7 @@ def test_two_ray_ranks_train_the_same_model(tmp_path: Path):
     assert 0.75 < number(text, "\nauc") < number(text, "of at most")
 
 
+@pytest.mark.slow
 def test_a_shaped_loop_stops_early(tmp_path: Path):
     text = printed("shaped_loop.py", tmp_path)
     assert number(text, "surprise") < 0.5 and "ne was not better in 2 evaluations" in text

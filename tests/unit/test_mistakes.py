@@ -4,6 +4,9 @@ them ends.
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from tests.mistakes.__main__ import try_all
@@ -21,13 +24,10 @@ EVERY = 110  # a default run tries one in so many
         pytest.param(MISTAKES, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
-def test_a_mistake_ends_in_one_line_and_leaves_nothing(
-    mistakes, tmp_path_factory: pytest.TempPathFactory
-):
+def test_a_mistake_ends_in_one_line_and_leaves_nothing(mistakes):
     # a short name: the path of a Unix socket has room for 107 bytes
-    endings = try_all(
-        mistakes, tmp_path_factory.mktemp("m"), processes=1, cold=False, failed_only=True
-    )
+    with tempfile.TemporaryDirectory(prefix="m") as folder:
+        endings = try_all(mistakes, Path(folder), processes=1, cold=False, failed_only=True)
     wrong = [outcome(mistake, ending) for mistake, ending in endings if faults(mistake, ending)]
     assert len(endings) == len(mistakes) and not wrong, "\n".join(wrong)
 

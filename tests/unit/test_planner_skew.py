@@ -16,7 +16,8 @@ from pyarrow import parquet
 from rayrec.cli.profile import measure
 from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, TableLayout, Topology
-from rayrec.layout.schema import Feature, FeatureSchema
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import Feature
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.costs import CostModel
 from rayrec.planner.work import table_work

@@ -24,7 +24,8 @@ from rayrec.driver.policies import (
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.errors import CallbackError, ConfigError, InputError, SaveError, TrainingFailed
-from rayrec.train.progress import Began, RankError, RankPoll
+from rayrec.train.progress import Began, RankPoll
+from rayrec.train.rank_error import RankError
 
 HEARTBEAT_S = 10.0
 TURN_S = 0.5

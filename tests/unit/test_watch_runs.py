@@ -34,7 +34,7 @@ from rayrec.watch import (
     read_events,
     write_run_page,
 )
-from tests.clicks import write_clicks
+from tests.clicks import TWELVE_STEPS, write_clicks
 from tests.watched import wandb_curve, wandb_records
 
 STEPS = 12
@@ -42,8 +42,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
-    folder = tmp_path_factory.mktemp("clicks")
-    return write_clicks(folder, rows_train=1530, rows_eval=501, num_dense=3, cap=100, seed=3)
+    return write_clicks(tmp_path_factory.mktemp("clicks"), **TWELVE_STEPS)
 
 
 def driver(

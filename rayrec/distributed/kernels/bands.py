@@ -81,7 +81,7 @@ class Bags:
 
     @property
     def bags(self) -> int:
-        """B."""
+        """Bags of each slot, B."""
         return (self.offsets.numel() - 1) // len(self.slots)
 
     def grad_row_N(self) -> Tensor:

@@ -2,11 +2,8 @@
 interface of the FBGEMM one.
 
 Rows of equal width share one buffer. Forward is FBGEMM's pooling on CPU and one `embedding_bag` per
-width elsewhere. The transpose of an `embedding_bag` is one, too: after a stable sort of the ids,
-the gradient of a touched row is the (weighted) sum of the gradients of the bags that hold it. So
-the backward pass sums over equal ids without an (ids, width) temporary, walks the touched rows in
-blocks that fit a cache, and updates each block at once; no gradient of table size is ever made. The
-order of every sum is fixed, so replicas stay equal bit for bit.
+width elsewhere. The backward pass updates the touched rows (`touched_rows`); no gradient of table
+size is ever made. The order of every sum is fixed, so replicas stay equal bit for bit.
 
 Costs a sort of the ids and a read and a write of the touched rows and of their state: for as many
 ids 1.5 to 3 times FBGEMM's fused row-wise Adagrad on CPU, by the state of the optimizer
@@ -19,34 +16,22 @@ device memory on CUDA.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.distributed.kernels.bands import (
-    Bags,
-    Band,
-    bag_sums,
-    bands_of,
-    put_rows,
-    shift,
-    slot_rows,
-)
+from rayrec.distributed.kernels.bands import Bags, Band, bag_sums, bands_of, shift, slot_rows
 from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.kernels.parts import Share, cut_rows, ids_per_slot
 from rayrec.distributed.kernels.slot_rows import take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
+from rayrec.distributed.kernels.touched_rows import Update, grad_of_weights, update_tasks
 from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.errors import ConfigError
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import complete_cumsum, runs
-
-# of touched rows updated at once: 512 KiB per temporary, or few launches
-_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 
 
 class TorchLookup:
@@ -85,12 +70,8 @@ class TorchLookup:
                 "FBGEMM knows, and Adam on FP32 "
                 "(docs/optimizers.md)."
             )
-        self.group, self.optimizer, self.device, self.workers = (
-            group,
-            optimizer,
-            device,
-            workers or Workers(),
-        )
+        self.group, self.optimizer, self.device = group, optimizer, device
+        self.workers = workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
         rows, self._bands = bands_of(group, optimizer, device, space)
         self._slots = (
@@ -159,14 +140,12 @@ class TorchLookup:
 
     def _update_all(self, bags: Sequence[Bags], by_band: Sequence[Tensor]) -> None:
         self.iteration += 1
-        parts = zip(self._bands, bags, by_band, strict=True)
-        self.workers.run(
-            [
-                task
-                for band, b, grad_of_bags in parts
-                for task in self._updates(band, b, grad_of_bags)
-            ]
-        )
+        update = Update(self.optimizer, self.learning_rate, self.iteration)
+        tasks: list[Task] = []
+        for band, b, grad in zip(self._bands, bags, by_band, strict=True):
+            shards = [self.group.slot_shards[slot] for slot in band.slots]
+            tasks += update_tasks(band, b, grad, update, shards, self.workers.threads)
+        self.workers.run(tasks)
 
     def _by_band(self, grad: Tensor) -> list[Tensor]:
         # per band (S * B, D) of gradients, in the order that `Bags.by_slot` tells
@@ -230,82 +209,6 @@ class TorchLookup:
             rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1
         )
 
-    def _grad_of_weights(
-        self, bags: Sequence[Bags], grads: Sequence[Tensor], weights: Tensor
-    ) -> Tensor:
-        """Return (N,): per id, the row that its weight scales, times the gradient of its bag."""
-        found = torch.empty_like(weights)
-        for band, b, grad in zip(self._bands, bags, grads, strict=True):
-            step = max(1, self._block_elements() // band.width)
-            dots = weights.new_empty(b.rows_N.numel())
-
-            def fill(
-                dots: Tensor, rows: Tensor, bag: Tensor, band: Band = band, grad: Tensor = grad
-            ) -> None:
-                dots.copy_(torch.einsum("nd,nd->n", band.weight[rows].float(), grad[bag]))
-
-            parts = zip(
-                dots.split(step), b.rows_N.split(step), b.grad_row_N().split(step), strict=True
-            )
-            self.workers.run([partial(fill, *part) for part in parts])
-            for span, part in zip(
-                b.spans,
-                dots.split([len(range(*s.indices(weights.numel()))) for s in b.spans]),
-                strict=True,
-            ):
-                found[span] = part
-        return found
-
-    def _block_elements(self) -> int:
-        return _BLOCK_ELEMENTS["cpu" if self.device.type == "cpu" else "cuda"]
-
-    def _updates(self, band: Band, bags: Bags, grad: Tensor) -> list[Task]:
-        """Return the tasks that update the band's rows; `grad` is (S * B, D)."""
-        if self.workers.threads == 1:
-            return [partial(self._update, band, bags, grad)]
-        shards = [self.group.slot_shards[slot] for slot in band.slots]
-        shares = cut_rows(
-            ids_per_slot(bags.offsets, len(shards)),
-            [band.width] * len(shards),
-            shards,
-            self.workers.threads,
-        )
-        return [partial(self._update_share, band, bags, grad, share) for share in shares]
-
-    def _update_share(self, band: Band, bags: Bags, grad: Tensor, share: Share) -> None:
-        self._update(band, bags.part(share), grad)
-
-    def _update(self, band: Band, bags: Bags, grad: Tensor) -> None:
-        """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
-        # A stable sort keeps equal ids in their order, so that their sum repeats bit for bit.
-        sorted_N, order_N = bags.rows_N.sort(stable=True)
-        bag_N = bags.grad_row_N().index_select(0, order_N)
-        weights_N = None if bags.weights_N is None else bags.weights_N.index_select(0, order_N)
-        touched_U, counts_U = sorted_N.unique_consecutive(return_counts=True)
-        # The ids of row touched_U[u] are sorted_N[starts[u] : starts[u + 1]].
-        touched_U, starts = touched_U.long(), complete_cumsum(counts_U)
-        step = max(1, self._block_elements() // band.width)
-        cuts = list(range(0, touched_U.numel(), step))
-        heads = starts[::step].tolist() if len(cuts) > 1 else [0]
-        heads = [*heads[: len(cuts)], bag_N.numel()]
-        starts = starts.to(bag_N.dtype)
-        for i, first in enumerate(cuts):
-            rows = touched_U[first : first + step]
-            ids = slice(heads[i], heads[i + 1])
-            # (rows of the block, D): the lookup transposed, with rows as bags and bags as rows
-            sums = bag_sums(
-                grad,
-                bag_N[ids],
-                starts[first : first + step + 1] - heads[i],
-                None if weights_N is None else weights_N[ids],
-            )
-            weight = band.weight.index_select(0, rows).float()
-            state = {name: tensor.index_select(0, rows) for name, tensor in band.state.items()}
-            self.optimizer.update_rows(self.learning_rate, self.iteration, weight, sums, state)
-            put_rows(band.weight, rows, weight.to(band.weight.dtype))
-            for name, tensor in state.items():
-                put_rows(band.state[name], rows, tensor)
-
 
 class _Pool(torch.autograd.Function):
     """The pooled lookup as a differentiable function whose backward updates the rows."""
@@ -330,10 +233,10 @@ class _Pool(torch.autograd.Function):
         with lookup.workers.alone():
             by_band = lookup._by_band(grads[0].contiguous())
             # It reads the rows, so it must come before their update.
-            grad_of_weights = (
-                lookup._grad_of_weights(ctx.bags, by_band, ctx.weights)
-                if ctx.needs_input_grad[4]
-                else None
-            )
+            of_weights = None
+            if ctx.needs_input_grad[4]:
+                of_weights = grad_of_weights(
+                    lookup._bands, ctx.bags, by_band, ctx.weights, lookup.workers
+                )
             lookup._update_all(ctx.bags, by_band)
-        return None, None, None, None, grad_of_weights
+        return None, None, None, None, of_weights

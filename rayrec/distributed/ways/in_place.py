@@ -36,7 +36,9 @@ from rayrec.distributed.program.groups import (
 )
 from rayrec.distributed.program.slots import Sizes, SlotTable, by_collection
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
-from rayrec.distributed.ways.home_lookup import Home, HomeLookup, HomeSequence, Wanted, fill
+from rayrec.distributed.ways.home import Home, Wanted, fill
+from rayrec.distributed.ways.home_lookup import HomeLookup
+from rayrec.distributed.ways.home_sequence import HomeSequence
 from rayrec.distributed.ways.in_place_groups import (
     ascending_chains,
     columns_of,

@@ -1,4 +1,4 @@
-"""Pooled rows: what leaves an owner, and how it is put together at home and taken apart again.
+"""Pooled rows: what leaves an owner, and how it is put together at home.
 
 Every rank sends each other rank the rows of that rank's bags, all its slots side by side. At home a
 slot of row block 0 is written to its output columns, and later blocks are added in block order, so
@@ -13,7 +13,6 @@ gradient goes to every replica in the same order everywhere, so that all make th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,31 +22,15 @@ from rayrec.distributed.program.groups import GroupKey
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
 from rayrec.distributed.ways.compact import BlockPlan, Places, join_blocks
-from rayrec.distributed.ways.gather import BlockGather
+from rayrec.distributed.ways.home_grads import HomeGrads
 from rayrec.distributed.ways.part import Part, Rows, stack
-from rayrec.distributed.ways.spans import Received, Span, cut_spans, plan_join
+from rayrec.distributed.ways.spans import Received, cut_spans, plan_join
 from rayrec.distributed.ways.two_hop import TwoHop
 from rayrec.distributed.ways.way import Step
-
-_WIDE = 256  # columns; from here on a copy and a product take one pass, span by span
-
 
 # (owner, matrix) -> where its rows belong, where bags without ids stayed at home; the backward pass
 # needs it again
 _PlacesOf = Mapping[tuple[int, int], Places]
-
-
-@dataclass(frozen=True)
-class _Grads:
-    """The gradients of the outputs of one step.
-
-    Attributes:
-        whole: collection -> (B, D); empty where keys have different numbers of bags.
-        uses: collection -> per use (bags, width), there.
-    """
-
-    whole: Mapping[int, Tensor]
-    uses: Mapping[int, Sequence[Tensor]]
 
 
 class Pooled(Part):
@@ -223,57 +206,15 @@ class Pooled(Part):
                     if place is not None:
                         place.take(home.whole[spans[0].collection], into, scale)
                     else:
-                        self._write(spans, home, into, scale, gathers[i])
+                        home.write(spans, into, scale, gathers[i])
                 at += count
 
     def _home_grads(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf
-    ) -> _Grads:
-        # `_write` reads (B, D) per collection, or one matrix per use where keys differ in bags.
-        if step.bags:
-            return _Grads({}, grads)
+    ) -> HomeGrads:
         # a gather by blocks and a look-up by index want a gradient in one piece
         in_one_piece = self.plan.gathers or bool(kept)
-        whole = {}
-        for collection, (grad,) in grads.items():
-            whole[collection] = grad.contiguous() if in_one_piece else grad
-        return _Grads(whole, {})
-
-    def _write(
-        self,
-        spans: Sequence[Span],
-        grads: _Grads,
-        matrix: Tensor,
-        scale: float,
-        gather: BlockGather | None = None,
-    ) -> None:
-        """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`.
-
-        Wide spans are multiplied into place one by one, in one pass. Narrow ones are first put side
-        by side, row by row if there is a `gather`, and then scaled as one matrix.
-        """
-        if not grads.uses:
-            parts = [grads.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
-            if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
-                for span, part in zip(spans, parts, strict=True):
-                    columns = slice(span.source, span.source + span.width)
-                    torch.mul(part, scale, out=matrix[:, columns])
-                return
-            if gather is not None:
-                gather(grads.whole[spans[0].collection], matrix)
-            else:
-                torch.cat(parts, 1, out=matrix)
-            if scale != 1.0:
-                matrix.mul_(scale)
-            return
-        matrix.zero_()  # padded bags have no gradient
-        for span in spans:
-            for use in self._slots.uses[span.collection]:
-                grad = grads.uses[span.collection][use.index]
-                for cut in cut_spans([span], use):
-                    first = cut.column - use.column
-                    into = matrix[: grad.shape[0], cut.source : cut.source + cut.width]
-                    torch.mul(grad[:, first : first + cut.width], scale, out=into)
+        return HomeGrads.of(grads, self._slots.uses, bool(step.bags), in_one_piece)
 
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
@@ -311,7 +252,7 @@ class Pooled(Part):
             matrices = [like.new_empty(shape) for shape in shapes]
             for spans, matrix in zip(self.plan.hops_back, matrices, strict=True):
                 if matrix.numel():
-                    self._write(spans, home, matrix, 1.0)
+                    home.write(spans, matrix, 1.0)
             return matrices
 
         groups = self._mine.hop.groups

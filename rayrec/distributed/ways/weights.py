@@ -12,7 +12,7 @@ from rayrec.distributed.ways import matrices
 from rayrec.distributed.ways.way import Step
 
 if TYPE_CHECKING:
-    from rayrec.distributed.ways.exchanged import MessageLeg
+    from rayrec.distributed.ways.message_leg import MessageLeg
 
 
 class RouteWeights(torch.autograd.Function):

@@ -1,0 +1,114 @@
+"""One step of some collections: route the ids to the owners of their rows; then each way looks up
+and joins. The backward pass runs each way in reverse (`rayrec.distributed.ways`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rayrec.comm.exchange import Exchange
+from rayrec.distributed.deployed import Deployed, Program
+from rayrec.distributed.kernels.group_lookup import GroupLookup
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.program.groups import GroupKey
+from rayrec.distributed.program.slots import by_collection
+from rayrec.distributed.steps.peers import look_up_with_peers
+from rayrec.distributed.steps.ride import Outputs
+from rayrec.distributed.steps.route import RoutedIds, route
+from rayrec.distributed.ways import Step
+from rayrec.observe.timer import StepTimer, span
+from rayrec.sparse import KeyedJaggedTensor, start_check_ids
+
+
+class StepRunner:
+    """Runs steps on one rank, under the plan that each is given.
+
+    Args:
+        exchange: a group of ranks that nobody else uses.
+        peers: see `ShardedEmbeddings`.
+        device: where this rank's shards live.
+        check_ids: check the ids of every step.
+    Attributes:
+        timer: set one to learn where the time of the steps to come goes; see `timing`.
+    """
+
+    def __init__(
+        self, exchange: Exchange, peers: Exchange | None, device: torch.device, check_ids: bool
+    ) -> None:
+        self.exchange, self._peers, self._check_ids = exchange, peers, check_ids
+        # needs a gradient, so that a rank without rows runs the backward pass as well
+        self._anchor = torch.zeros(0, device=device, requires_grad=True)
+        self.timer: StepTimer | None = None
+
+    def run(
+        self,
+        deployed: Deployed,
+        collections: frozenset[int],
+        kjt: KeyedJaggedTensor,
+        ahead: RoutedIds | None,
+    ) -> dict[int, Outputs]:
+        """Return the outputs of some collections, differentiable.
+
+        Args:
+            ahead: the ids of `kjt` for these collections, where they have been routed already.
+        """
+        program = deployed.program(collections)
+        weights = kjt.weights_or_none() if program.slots.weighted else None
+        if weights is not None and not (weights.requires_grad and torch.is_grad_enabled()):
+            weights = None  # they are only read, and have travelled with the ids
+        routed = ahead or self.route(program, kjt, self.exchange, weights is not None)
+        bags: dict[str, int] = {}
+        if kjt.variable_stride_per_key():
+            bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
+        step = Step(
+            routed=routed,
+            send=program.send_plan(kjt),
+            bags=bags,
+            weights=weights,
+            exchange=self.watched(self.exchange),
+            lookups=deployed.lookups,
+            look_up=partial(self._look_up, deployed.lookups),
+            ahead=ahead is not None,
+            replicas=1 if self._peers is None else self._peers.world_size,
+            anchor=self._anchor,
+            timer=self.timer,
+        )
+        outputs: dict[int, Outputs] = {}
+        # Legs have the same order on all ranks, since each may enter collectives.
+        for leg in program.legs:
+            counts = program.slots.outputs(leg.collections, bool(bags))
+            outputs |= by_collection(leg.run(step), counts)
+        return outputs
+
+    def route(
+        self, program: Program, kjt: KeyedJaggedTensor, exchange: Exchange, track: bool = False
+    ) -> RoutedIds:
+        """Send the ids of a KJT to the owners of their rows.
+
+        Args:
+            exchange: that of the steps, or another one whose route runs ahead of its step.
+            track: keep where each id came from, for the gradients of its weights.
+        """
+        with span(self.timer, "input", ahead=exchange is not self.exchange):
+            checked = None
+            if self._check_ids:
+                source = f"rank {self.exchange.rank}"
+                # On a GPU the ids are only read now; `route` judges them where it waits anyway.
+                checked = start_check_ids(kjt, program.slots.limits, source)
+            send, watched = program.send_plan(kjt), self.watched(exchange)
+            return route(kjt, program.slots, send, watched, program.unpack, track, checked)
+
+    def watched(self, exchange: Exchange) -> Exchange:
+        """Return the same exchange, whose waits are counted while there is a timer."""
+        return exchange if self.timer is None else self.timer.watch(exchange)
+
+    def _look_up(
+        self, lookups: Mapping[GroupKey, GroupLookup], key: GroupKey, ids: GroupIds
+    ) -> Tensor:
+        if self._peers is None or not torch.is_grad_enabled():
+            return lookups[key](ids)
+        return look_up_with_peers(lookups[key], ids, self._peers)

@@ -1,0 +1,122 @@
+"""What a driver has its ranks do, be they Ray actors or this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rayrec.driver.config import RunConfig, ScalingConfig
+from rayrec.driver.controller import Controller
+from rayrec.driver.display import Display
+from rayrec.driver.local import LOCAL_HOST, run_here
+from rayrec.driver.prepared import Prepared, Ran
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.run_folder import RunFolder
+from rayrec.driver.run_log import RunLog
+from rayrec.driver.topology import discover
+from rayrec.layout import Topology
+from rayrec.train.callbacks import Hooks
+from rayrec.train.progress import Event
+
+if TYPE_CHECKING:
+    from rayrec.driver.lives import Lives
+
+# by what they are, local files that every host must see, with their sizes
+Files = Mapping[str, Sequence[tuple[str, int]]]
+
+
+class Ranks:
+    """The ranks of a driver, which exist while they do something.
+
+    Args:
+        scaling: how many there are; 0 is one rank in this process.
+        run: bounds of waiting, and how many failures a run outlives.
+    """
+
+    def __init__(self, scaling: ScalingConfig, run: RunConfig) -> None:
+        self._scaling, self._run = scaling, run
+        self._stop = threading.Event()
+        self._controller: Controller | None = None
+
+    def request_stop(self) -> None:
+        """Have the ranks end early, after a last checkpoint; any thread may call it."""
+        self._stop.set()
+        if self._controller is not None:
+            self._controller.request_stop()
+
+    def do(
+        self,
+        display: Display,
+        prepare: Callable[[Topology, Sequence[str]], Prepared],
+        log: RunLog,
+        folder: RunFolder | None = None,
+        files: Files | None = None,
+        hooks: Hooks | None = None,
+        lives: Lives | None = None,
+    ) -> Ran:
+        """Do on the ranks what `prepare` says.
+
+        Args:
+            prepare: (topology, host of each rank) -> what the ranks shall do.
+            folder: the run's folder, which every rank must share.
+            files: that every host must see.
+            hooks: the callbacks that hear of the run.
+            lives: says how the run goes on after a failure; without it, the first one ends it.
+        """
+        calls = hooks or Hooks((), "the driver")
+        run, scaling = self._run, self._scaling
+        # A stop that was asked for belongs to the run of that time.
+        self._stop.clear()
+
+        def told(prepared: Prepared) -> Prepared:
+            # nothing is written before every host is known to share the folder
+            if prepared.info is not None:
+                calls.start(prepared.info)
+            return prepared
+
+        def here(topology: Topology) -> Prepared:
+            return told(prepare(topology, [LOCAL_HOST]))
+
+        def look(group: RankGroup) -> Prepared:
+            topology = discover(group, scaling, run.setup_timeout_s)
+            prepared = prepare(topology, [address.host for address in group.addresses])
+            if folder is not None:
+                group.see_folder(folder.path, folder.token, run.setup_timeout_s)
+            for what, paths in (files or {}).items():
+                group.see_files(paths, what, run.setup_timeout_s)
+            return told(prepared)
+
+        def on_event(event: Event) -> None:
+            display.event(event)
+            if lives is not None:
+                lives.see(event)
+            calls.event(event)
+            if calls.error is not None:
+                self.request_stop()
+
+        def on_step(step: int) -> None:
+            calls.step(step)
+            if calls.error is not None:
+                self.request_stop()
+
+        try:
+            if scaling.num_workers == 0:
+                return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
+            self._controller = Controller(
+                scaling,
+                look if lives is None else lives.with_each(look),
+                on_event,
+                timeout_s=run.timeout_s,
+                heartbeat_timeout_s=run.heartbeat_timeout_s,
+                setup_timeout_s=run.setup_timeout_s,
+                stop_timeout_s=run.stop_timeout_s,
+                max_failures=run.failure.max_failures if lives is not None else 0,
+                log=log,
+                on_poll=folder.check if folder is not None else lambda: None,
+                on_step=on_step,
+            )
+            return self._controller.run()
+        finally:
+            self._controller = None
+            display.close()

@@ -1,0 +1,42 @@
+"""The columns that a schema reads into features: dense ones, and those of ids."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rayrec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseColumn:
+    """One numeric column of the dense features; nulls become `fill`."""
+
+    column: str
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.column:
+            raise ConfigError("a dense column has no name; give it 'column'.")
+        if not math.isfinite(self.fill):
+            raise ConfigError(
+                f"dense column {self.column!r} has fill={self.fill}; it must be finite."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feature:
+    """One sparse feature: a column of ids, or of lists of ids, that makes one bag per row.
+
+    Attributes:
+        name: key of the feature in the batch; unique.
+        column: column of integers, strings or lists of them.
+        hash_buckets: None takes integers as they are; a number hashes integers, strings or bytes
+            into [0, hash_buckets).
+        weights: column of per-id weights of the same shape as `column`, or None for weight 1.
+    """
+
+    name: str
+    column: str
+    hash_buckets: int | None = None
+    weights: str | None = None

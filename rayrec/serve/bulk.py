@@ -1,0 +1,163 @@
+"""`predict_files`: the scores of all rows of a data set, by an artifact, into a folder of files.
+
+Every file of scores is one unit of work: some chunks of the data (row groups, record batches). The
+units follow from the data alone, and every unit is scored by one thread, so the files hold the same
+scores for any number of workers. Workers are processes that map the same tables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rayrec.checks import whole_number
+from rayrec.data import FileDataset
+from rayrec.data.scored import Predicted, ScoredFolder, part_name, scored_folder
+from rayrec.data.scored_files import WholeFolder
+from rayrec.data.statistics import check_statistics
+from rayrec.errors import ConfigError
+from rayrec.machine.signals import Signals, hold_signals
+from rayrec.serve.artifact import local_folder, read_manifest
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.rows_of_files import Unit, score_unit, units_of
+from rayrec.serve.workers import Workers
+
+BATCH_ROWS = 4096
+Named = tuple[Unit, Path]  # a unit, and the file of its scores
+
+
+def predict_files(
+    artifact: str | os.PathLike[str],
+    data: FileDataset,
+    out: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] = (),
+    workers: int = 1,
+    batch_size: int = BATCH_ROWS,
+    model: Callable[[], nn.Module] | None = None,
+) -> Predicted:
+    """Write the scores of all rows of a data set, in its order.
+
+    Args:
+        artifact: local folder that `rayrec export` wrote.
+        data: the rows; neither their labels nor their weights are read. The schema may name other
+            columns than that of the artifact.
+        out: local folder, new or empty. It gets Parquet files, whose names sort in the order of the
+            rows, with a column of scores for each task ("score" where there is one), and `columns`.
+            It appears when it is complete.
+        columns: of the data, to be copied beside the scores.
+        workers: processes; one works in this process. A script that starts several needs its code
+            behind `if __name__ == "__main__":`.
+        batch_size: rows that a worker scores at a time.
+        model: builds the training module of a model of the user's code; a function of a module,
+            where there are several workers.
+    Raises:
+        ConfigError: a number is out of range, `out` cannot be written, or the data do not fit.
+        InputError: a file cannot be read, or holds what the model cannot take; names the row.
+        ArtifactError: there is no whole artifact of this version.
+        SaveError: the storage refuses while files are written; nothing is left of them.
+        TrainingFailed: a worker died.
+        RunInterrupted: Ctrl-C or SIGTERM ended it; nothing is left of the files.
+    """
+    whole_number("workers", workers)
+    whole_number("batch_size", batch_size)
+    manifest = read_manifest(local_folder("the artifact", artifact))
+    data = data.without_labels()
+    folder = scored_folder(out, data, columns, manifest.outputs)
+    check_statistics(data, binary_labels=False)
+    predictor = Predictor.load(artifact, model=model)
+    _check_same_features(predictor, data)
+    units = units_of(data)
+    with hold_signals() as signals, _written(folder) as hidden:
+        names = [hidden / part_name(number, len(units)) for number in range(len(units))]
+        named = list(zip(units, names, strict=True))
+        count = min(workers, len(units))
+        if count == 1:
+            rows = _alone(predictor, data, named, folder, batch_size, signals)
+        else:
+            del predictor  # the workers map the same pages
+            job = _Score(os.fspath(artifact), data, folder, batch_size, model)
+            with Workers(job, count) as processes:
+                rows = sum(processes.run(named, signals.check))
+    assert rows == data.num_rows, "the files were counted when the data set was made"
+    return Predicted(path=folder.path, rows=rows, parts=len(units))
+
+
+@dataclass(frozen=True)
+class _Score:
+    """The work of a worker: units to files of scores."""
+
+    artifact: str
+    data: FileDataset
+    folder: ScoredFolder
+    batch_size: int
+    model: Callable[[], nn.Module] | None
+
+    def start(self) -> Callable[[Named], int]:
+        """Load the predictor, whose files the starter has checked."""
+        torch.set_num_threads(1)
+        predictor = Predictor.load(self.artifact, verify=False, model=self.model)
+
+        def score(named: Named) -> int:
+            return score_unit(predictor, self.data, *named, self.folder, self.batch_size)
+
+        return score
+
+
+def _alone(
+    predictor: Predictor,
+    data: FileDataset,
+    named: list[Named],
+    folder: ScoredFolder,
+    batch_size: int,
+    signals: Signals,
+) -> int:
+    """Score all units in this process; returns the rows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return sum(
+            score_unit(predictor, data, *one, folder, batch_size, signals.check) for one in named
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _written(folder: ScoredFolder) -> Iterator[Path]:
+    """The hidden folder, which gets its name when the block ends without an error."""
+    whole = WholeFolder(folder.path)
+    try:
+        yield whole.hidden
+        whole.publish()
+    except BaseException:
+        whole.abandon()
+        raise
+
+
+def _check_same_features(predictor: Predictor, data: FileDataset) -> None:
+    """Check that the data are read as the features of the model.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    trained, given = predictor.schema, data.schema
+    if trained is None:
+        return
+    for what, wanted, own in (
+        ("features", trained.feature_names(), given.feature_names()),
+        ("rows of the features' tables", trained.limits(), given.limits()),
+        ("number of dense columns", len(trained.dense), len(given.dense)),
+        ("weights", trained.is_weighted, given.is_weighted),
+    ):
+        if wanted != own:
+            raise ConfigError(
+                f"the {what} of the artifact and of the data differ: {wanted} and {own}. Give the "
+                "data the artifact's schema, but for names of columns."
+            )

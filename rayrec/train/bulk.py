@@ -1,0 +1,158 @@
+"""Predictions of a sharded model into a folder of files, in the order of the data.
+
+Every rank scores its part of each batch of rows in file order, as an evaluation with predictions
+does. Rank 0 gathers the parts, which lie side by side in the batch, and cuts them into files of
+equal numbers of rows, whatever the ranks are. Labels are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from rayrec.data import FileDataset
+from rayrec.data.origin import RowOrigin
+from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name
+from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
+from rayrec.distributed import DistributedModelParallel
+from rayrec.spec.task import Task
+from rayrec.train.evaluation import STOP_EVERY, Part, any_rank, on_device
+from rayrec.train.scoring import ONE_BINARY, Outputs, by_task
+from rayrec.train.step import forward
+
+
+def outputs_of(tasks: Sequence[Task]) -> list[tuple[str, str]]:
+    """Name and kind of every output of a run; of one task without a name."""
+    tasks = tasks or ONE_BINARY
+    return [(task.name if len(tasks) > 1 else "", task.kind) for task in tasks]
+
+
+@torch.no_grad()
+def predict(
+    model: DistributedModelParallel,
+    data: FileDataset,
+    part: Part,
+    device: torch.device,
+    folder: ScoredFolder,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_batch: Callable[[], None] = lambda: None,
+    *,
+    tasks: Sequence[Task] = (),
+    autocast: torch.dtype | None = None,
+) -> Predicted | None:
+    """Write the scores of all rows of `data`; all ranks call it together.
+
+    Args:
+        model: forward(batch) -> (loss, (loss, logits, labels)).
+        data: without labels.
+        part: this rank's part of the data.
+        folder: where the scores go; rank 0 writes.
+        should_stop: read every few batches; one rank's True ends it for all.
+        on_batch: called after every batch.
+        tasks: of the model; none means one binary task.
+        autocast: dtype of the dense layers' products, as in training.
+    Returns:
+        what was written, the same on every rank; None when it was stopped.
+    Raises:
+        InputError: the data hold what the model cannot take.
+        ConfigError: the model gives no logits of a task.
+        SaveError: the files cannot be written.
+    """
+    training = model.training
+    model.eval()
+    parts = -(-data.num_rows // PART_ROWS)
+    columns = tuple(folder.columns.names)
+    batches = data.loader(*part, shuffle=False, ordered=True, with_rows=True, keep_columns=columns)
+    dense_dtype = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
+    writer = _Writer(folder, parts) if part.rank == 0 else None
+    try:
+        for number, batch in enumerate(batches):
+            # all ranks stop at the same batch, or those that go on would wait for the others
+            if number % STOP_EVERY == 0 and any_rank(should_stop(), device):
+                return None
+            with dense_dtype:
+                _, logits, labels = forward(model, on_device(batch, device))
+            # A rank whose part is empty still calls the model: its tables answer the other ranks.
+            mine = None
+            if batch.rows:
+                mine = _table(folder, tasks, by_task(tasks, logits, labels), batch.origin)
+            rows = _gathered(mine, part)
+            if writer is not None:
+                writer.add(rows)
+            on_batch()
+        if writer is not None:
+            writer.finish()
+            writer = None
+    finally:
+        if writer is not None:
+            writer.abandon()
+        batches.close()
+        model.train(training)
+    return Predicted(path=folder.path, rows=data.num_rows, parts=parts)
+
+
+def _table(
+    folder: ScoredFolder, tasks: Sequence[Task], outputs: Outputs, origin: RowOrigin | None
+) -> pa.Table:
+    """The scores of one rank's rows of a batch beside their columns."""
+    from rayrec.serve.scorer import probabilities
+
+    kinds = [kind for _, kind in outputs_of(tasks)]
+    logits = [own for own, _ in outputs.values()]
+    scores = [probabilities(kind, own) for kind, own in zip(kinds, logits, strict=True)]
+    assert origin is not None, "the loader was asked for the rows"
+    return scored_rows(folder, scores, [] if origin.columns is None else [origin.columns])
+
+
+def _gathered(mine: pa.Table | None, part: Part) -> list[pa.Table]:
+    """The rows of all ranks in order, on rank 0; nothing on the others."""
+    everyone: list[pa.Table | None] = [mine]
+    # Ranks without rows of a batch send None, since the gather is a collective.
+    if part.world_size > 1:
+        everyone = [None] * part.world_size if part.rank == 0 else []
+        dist.gather_object(mine, everyone or None)
+    return [rows for rows in everyone if rows is not None]
+
+
+class _Writer:
+    """Cuts rows into files of `PART_ROWS` rows.
+
+    Args:
+        parts: how many files there will be.
+    """
+
+    def __init__(self, folder: ScoredFolder, parts: int) -> None:
+        self._whole, self._parts = WholeFolder(folder.path), parts
+        self._number = 0
+        self._file = self._next()
+
+    def _next(self) -> PartWriter:
+        return PartWriter(self._whole.hidden / part_name(self._number, self._parts))
+
+    def add(self, rows: Sequence[pa.Table]) -> None:
+        """Append the rows of some tables."""
+        for table in rows:
+            self._add(table)
+
+    def _add(self, rows: pa.Table) -> None:
+        while rows.num_rows:
+            if self._file.rows == PART_ROWS:
+                self._file.close()
+                self._number += 1
+                self._file = self._next()
+            fits = PART_ROWS - self._file.rows
+            self._file.add(rows.slice(0, fits))
+            rows = rows.slice(fits)
+
+    def finish(self) -> None:
+        """Write what is left, and give the folder its name."""
+        self._file.close()
+        self._whole.publish()
+
+    def abandon(self) -> None:
+        """Remove all that was written."""
+        self._file.abandon()
+        self._whole.abandon()
