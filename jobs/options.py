@@ -8,7 +8,7 @@ from rayrec import arguments
 from rayrec.runs.scaling import default_ranks
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
-from rayrec.train.config import DENSE_OPTIMIZERS
+from rayrec.train.config import DENSE_OPTIMIZERS, FULL_EVERY
 
 MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
 PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them
@@ -130,6 +130,14 @@ def add_keeping_options(group: Group) -> None:
     add("--checkpoint-dir", type=arguments.path, metavar="DIR", help=text)
     text = "steps between checkpoints; one is written at the end anyway"
     add("--checkpoint-every", type=arguments.whole(), metavar="N", help=text)
+    text = "seconds of training between checkpoints, in place of --checkpoint-every"
+    add("--checkpoint-every-s", type=arguments.seconds, metavar="S", help=text)
+    text = "train on while a checkpoint is written; costs a copy of it in host memory"
+    add("--checkpoint-async", action="store_true", help=text)
+    text = "save only the rows of tables that were touched since the last checkpoint"
+    add("--checkpoint-incremental", action="store_true", help=text)
+    text = f"with it: every K-th checkpoint holds all rows (default {FULL_EVERY})"
+    add("--checkpoint-full-every", type=arguments.whole(2), metavar="K", help=text)
     add("--keep", type=arguments.whole(), metavar="N", help="keep only so many newest checkpoints")
     text = "failures of ranks that the run recovers from, -1 for any number (default 0)"
     add("--max-failures", type=arguments.whole(-1), default=0, metavar="N", help=text)

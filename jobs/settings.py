@@ -69,7 +69,13 @@ def run_of(
         qcomms_backward=args.qcomms_backward,
         share_tables=args.share_tables,
         checkpoint=CheckpointConfig(
-            every_n_steps=args.checkpoint_every, num_to_keep=args.keep, at_end=storage is not None
+            every_n_steps=args.checkpoint_every,
+            every_s=args.checkpoint_every_s,
+            num_to_keep=args.keep,
+            at_end=storage is not None,
+            asynchronous=args.checkpoint_async,
+            incremental=args.checkpoint_incremental,
+            full_every=args.checkpoint_full_every,
         ),
         resume_from=args.resume,
         new_data=args.new_data,
@@ -118,7 +124,11 @@ def _check_together(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: names two options.
     """
-    for one, other in (("--steps", "--epochs"), ("--resume", "--init-from")):
+    for one, other in (
+        ("--steps", "--epochs"),
+        ("--resume", "--init-from"),
+        ("--checkpoint-every", "--checkpoint-every-s"),
+    ):
         # 'auto' starts with the weights of --init-from once, and then continues
         if one == "--resume" and args.resume == "auto":
             continue
@@ -126,6 +136,10 @@ def _check_together(args: argparse.Namespace) -> None:
             raise ConfigError(f"{one} contradicts {other}; give one of them.")
     for option, needed in (
         ("--checkpoint-every", "--checkpoint-dir"),
+        ("--checkpoint-every-s", "--checkpoint-dir"),
+        ("--checkpoint-async", "--checkpoint-dir"),
+        ("--checkpoint-incremental", "--checkpoint-dir"),
+        ("--checkpoint-full-every", "--checkpoint-incremental"),
         ("--keep", "--checkpoint-dir"),
         ("--new-data", "--resume"),
         ("--init-optimizer", "--init-from"),

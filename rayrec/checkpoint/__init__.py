@@ -4,11 +4,12 @@ from rayrec.checkpoint.dense import dense_tensors, load_dense
 from rayrec.checkpoint.fits import check_tables, check_whole
 from rayrec.checkpoint.inspect import CheckpointReport, inspect_checkpoint
 from rayrec.checkpoint.manager import CheckpointManager
-from rayrec.checkpoint.manifest import FileEntry, Manifest
+from rayrec.checkpoint.manifest import FileEntry, Manifest, Parent
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.rows import TableReader
 from rayrec.checkpoint.save import save_checkpoint, watch_save
 from rayrec.checkpoint.table import load_table
+from rayrec.shards.copies import TouchedState, copy_touched, copy_whole
 from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import Gather, ShardState
 
@@ -19,11 +20,15 @@ __all__ = [
     "Gather",
     "Manifest",
     "OverlapWriter",
+    "Parent",
     "RestoredCheckpoint",
     "ShardState",
     "TableReader",
+    "TouchedState",
     "check_tables",
     "check_whole",
+    "copy_touched",
+    "copy_whole",
     "dense_tensors",
     "inspect_checkpoint",
     "load_dense",

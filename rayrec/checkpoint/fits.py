@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pyarrow import fs
 
+from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.manifest import FileEntry, Json, Manifest
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
@@ -47,12 +48,15 @@ def check_tables(
 
 
 def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None) -> None:
-    """Check that every file of a checkpoint exists and has its size; nothing is read.
+    """Check that every file of a checkpoint exists and has its size; only manifests are read.
+
+    Of an increment all checkpoints are checked that it adds to.
 
     Raises:
-        DamagedCheckpointError: a file is missing or truncated.
+        DamagedCheckpointError: a file is missing or truncated, or a parent is not what was saved.
     """
-    check_files(Store(path, filesystem), manifest, set(manifest.paths()))
+    for link in Chain.of(path, manifest, filesystem).links:
+        check_files(link.store, link.manifest, set(link.manifest.paths()))
 
 
 def no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:

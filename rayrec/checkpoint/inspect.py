@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rayrec.checkpoint.manifest import FileEntry, Manifest
+from rayrec.checkpoint.manifest import ROW, FileEntry, Manifest
 from rayrec.checkpoint.restore import read_manifest
 from rayrec.layout.tables import DataType
 from rayrec.layout.units import aligned, fit, format_bytes
@@ -32,6 +32,7 @@ class SavedTable:
         kind: how it was sharded; "replicated" and so on, as plans name it.
         optimizer: its name and options; None where it was not trained.
         state: names of the optimizer's columns.
+        touched: rows that an increment holds; None where all rows are here.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SavedTable:
     kind: str
     optimizer: Json | None
     state: tuple[str, ...]
+    touched: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,7 @@ class CheckpointReport:
         num_bytes: all files but the manifest.
         cursor: where the data goes on, with what that place depends on.
         settings: what else the run keeps, such as the dense optimizer and the model's recipe.
+        parent: folder of the checkpoint that an increment adds to; None where all rows are here.
     """
 
     path: str
@@ -69,6 +72,7 @@ class CheckpointReport:
     num_bytes: int
     cursor: Json
     settings: Json
+    parent: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON data."""
@@ -84,6 +88,7 @@ class CheckpointReport:
         lines = [
             f"{self.path}: step {self.step:,}, written by {self.world_size} ranks, "
             f"{len(self.tables)} tables of {rows:,} rows, {format_bytes(self.num_bytes)}",
+            *self._increment(),
             "",
             *aligned([_HEAD, *(_cells(table) for table in self.tables)]),
             "",
@@ -93,6 +98,13 @@ class CheckpointReport:
             told = [f"  {key} = {fit(json.dumps(value), 76)}" for key, value in values.items()]
             lines += [f"{title}:", *(told or ["  none"])]
         return "\n".join(lines)
+
+    def _increment(self) -> list[str]:
+        """The line that says what an increment holds; none for a whole checkpoint."""
+        if self.parent is None:
+            return []
+        touched = sum(table.touched or 0 for table in self.tables)
+        return [f"an increment on {self.parent}: {touched:,} rows, those touched since"]
 
 
 def inspect_checkpoint(path: str) -> CheckpointReport:
@@ -116,6 +128,7 @@ def inspect_checkpoint(path: str) -> CheckpointReport:
         num_bytes=sum(manifest.paths().values()),
         cursor=manifest.cursor,
         settings=manifest.extras,
+        parent=None if manifest.parent is None else manifest.parent.name,
     )
 
 
@@ -124,7 +137,10 @@ def _table(manifest: Manifest, name: str, files: Sequence[FileEntry]) -> SavedTa
     assert entry is not None, "the manifest was checked when it was read"
     placed = manifest.plan.get("tables", {}).get(name, {})
     element = DataType(entry.data_type).num_bytes
-    state = [c.name for c in files[0].columns if c.name != "weight"] if files else []
+    columns = [column.name for column in files[0].columns] if files else []
+    state = [name for name in columns if name not in ("weight", ROW)]
+    # every column block holds the same rows
+    held = [file.held or 0 for file in files if file.cols.start == 0]
     return SavedTable(
         name=name,
         rows=entry.num_embeddings,
@@ -136,6 +152,7 @@ def _table(manifest: Manifest, name: str, files: Sequence[FileEntry]) -> SavedTa
         kind=str(placed.get("kind", "")),
         optimizer=manifest.optimizers.get(name),
         state=tuple(state),
+        touched=None if manifest.parent is None else sum(held),
     )
 
 

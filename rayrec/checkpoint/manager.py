@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 from pyarrow import fs
 
-from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checkpoint.store import resolve
+from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.store import Store, resolve
 from rayrec.errors import CheckpointError, ConfigError
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -105,7 +105,8 @@ class CheckpointManager:
     def prune(self, num_to_keep: int, keep: Collection[int] = ()) -> tuple[int, ...]:
         """Delete old checkpoints, and what unfinished saves before the newest one left behind.
 
-        The `num_to_keep` newest complete checkpoints stay, and those of the steps in `keep`.
+        The `num_to_keep` newest complete checkpoints stay, and those of the steps in `keep`; of
+        increments, all that they add to stays as well.
 
         Returns:
             the complete steps that were deleted, ascending.
@@ -118,7 +119,10 @@ class CheckpointManager:
             )
         has_manifest = self._scan()
         complete = sorted(step for step, whole in has_manifest.items() if whole)
-        old = [step for step in complete[:-num_to_keep] if step not in keep]
+        wanted = {*complete[-num_to_keep:], *(step for step in keep if step in complete)}
+        kept = self._with_parents(wanted, complete)
+        # newest first, so that what is left of a chain is its beginning
+        old = [step for step in reversed(complete) if step not in kept]
         # a save after the newest checkpoint may still be under way
         newest = complete[-1] if complete else 0
         unfinished = [s for s, whole in has_manifest.items() if not whole and s < newest]
@@ -128,7 +132,29 @@ class CheckpointManager:
             if has_manifest[step]:
                 self._filesystem.delete_file(f"{directory}/{MANIFEST}")
             self._filesystem.delete_dir(directory)
-        return tuple(old)
+        return tuple(sorted(old))
+
+    def _with_parents(self, steps: Collection[int], complete: Sequence[int]) -> set[int]:
+        """These steps, and those of all checkpoints that increments among them add to."""
+        kept: set[int] = set()
+        for step in sorted(steps, reverse=True):
+            at: int | None = step
+            while at is not None and at not in kept:
+                kept.add(at)
+                at = self._parent(at, complete)
+        return kept
+
+    def _parent(self, step: int, complete: Sequence[int]) -> int | None:
+        """The step that the checkpoint of a step adds to, or None when it has all rows."""
+        try:
+            text = Store(self.path(step), self._filesystem).read_all(MANIFEST)
+            parent = Manifest.from_bytes(text, self.path(step)).parent
+            name = None if parent is None else parent.name
+        except CheckpointError:
+            # Nothing tells what a damaged checkpoint adds to, so the one before it stays.
+            return max((s for s in complete if s < step), default=None)
+        match = _STEP.fullmatch(name or "")
+        return int(match[1]) if match else None
 
     def clear_unfinished(self, after_step: int) -> tuple[int, ...]:
         """Delete what unfinished saves after a step left behind; the steps of them, ascending.

@@ -6,10 +6,15 @@ record batch and the crc32 of all bytes up to there. The last mark is the size a
 whole file, and because crc32 continues from any mark, one batch can be verified without reading the
 others: a rank that wants a tenth of a file reads and checks a tenth. A crc finds damage, not
 malice.
+
+An increment holds only the rows that were touched since its parent, another checkpoint beside it
+(`rayrec.checkpoint.chain`). Its manifest has version 2 and names the parent; that of a checkpoint
+that is whole by itself has version 1, as ever.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +27,10 @@ from rayrec.layout.geometry import Shard
 from rayrec.layout.plan import ShardingPlan
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "rayrec.checkpoint", 1
+FORMAT = "rayrec.checkpoint"
+WHOLE, INCREMENT = 1, 2  # versions
+# the column of an increment's files that has the row numbers
+ROW = "row"
 # fields of a manifest that hold any JSON
 _FREE = ("plan", "cursor", "optimizers", "extras")
 Json = Mapping[str, Any]
@@ -47,9 +55,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One shard file: an Arrow IPC file with the rows of one rectangle.
+    """One shard file: an Arrow IPC file with the rows of one rectangle, or those touched in it.
 
     Every record batch holds `batch_rows` rows; the last may hold fewer.
+
+    `firsts` has the first row number of every record batch of an increment, and `held` is how many
+    rows it holds; in a file with all rows, `firsts` is empty and `held` is None.
 
     `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes
     from mark i-1 (or 0) to mark i.
@@ -62,6 +73,8 @@ class FileEntry:
     columns: tuple[Column, ...]
     batch_rows: int
     marks: tuple[Mark, ...]
+    held: int | None = None
+    firsts: tuple[int, ...] = ()
 
     @property
     def shard(self) -> Shard:
@@ -77,6 +90,11 @@ class FileEntry:
         """The table's rows that record batch `index` holds."""
         start = self.rows.start + index * self.batch_rows
         return range(start, min(start + self.batch_rows, self.rows.stop))
+
+    def batch_length(self, index: int) -> int:
+        """How many rows record batch `index` holds."""
+        total = len(self.rows) if self.held is None else self.held
+        return min(self.batch_rows, total - index * self.batch_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,19 @@ class TableEntry:
     data_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The checkpoint that an increment adds to.
+
+    Attributes:
+        name: of its folder, which lies beside that of the increment.
+        sha256: of the bytes of its manifest.
+    """
+
+    name: str
+    sha256: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Everything that a checkpoint says about itself.
@@ -112,6 +143,7 @@ class Manifest:
         cursor: where the data goes on.
         optimizers: table name -> sparse optimizer, as JSON.
         extras: seeds and whatever else the run wants back.
+        parent: what an increment adds to; None where all rows are here.
     """
 
     step: int
@@ -123,6 +155,7 @@ class Manifest:
     cursor: Json
     optimizers: Json
     extras: Json
+    parent: Parent | None = None
 
     def sharding_plan(self) -> ShardingPlan:
         """The plan that the ranks which wrote it obeyed.
@@ -163,8 +196,11 @@ class Manifest:
                     "dicts."
                 ) from error
         dense = {"path": self.dense.path, "bytes": self.dense.num_bytes, "crc32": self.dense.crc32}
-        head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "step": self.step}
+        version = WHOLE if self.parent is None else INCREMENT
+        head: dict[str, Any] = {"format": FORMAT, "version": version, "step": self.step}
         head["world_size"] = self.world_size
+        if self.parent is not None:
+            head["parent"] = asdict(self.parent)
         tables = [asdict(table) for table in self.tables]
         files = [_file_json(entry) for entry in self.files]
         whole = {**head, **free, "tables": tables, "dense": dense, "files": files}
@@ -192,10 +228,10 @@ class Manifest:
                     f"{where}/{MANIFEST} is no {FORMAT} manifest but says "
                     f"format={body.get('format')!r}."
                 )
-            if body["version"] != VERSION:
+            if body["version"] not in (WHOLE, INCREMENT):
                 raise CheckpointError(
-                    f"{where} has format version {body['version']}; this rayrec reads version "
-                    f"{VERSION}. Use the rayrec that wrote it."
+                    f"{where} has format version {body['version']}; this rayrec reads versions "
+                    f"{WHOLE} and {INCREMENT}. Use the rayrec that wrote it."
                 )
             crc32 = body.pop("crc32")
             if crc32 != _fingerprint(body):
@@ -209,6 +245,7 @@ class Manifest:
                 tables=tuple(TableEntry(**table) for table in body["tables"]),
                 files=tuple(_file_from_json(entry) for entry in body["files"]),
                 dense=DenseEntry(dense["path"], dense["bytes"], dense["crc32"]),
+                parent=Parent(**body["parent"]) if body["version"] == INCREMENT else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCheckpointError(
@@ -216,6 +253,10 @@ class Manifest:
             ) from error
         manifest.check(where)
         return manifest
+
+    def sha256(self) -> str:
+        """Of the text of manifest.json, as an increment names its parent."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def check(self, where: str) -> None:
         """Check that paths stay inside the directory and that every table is tiled exactly once.
@@ -228,6 +269,14 @@ class Manifest:
                 raise CheckpointError(
                     f"{where}/{MANIFEST} names file {path!r}, which lies outside of the checkpoint."
                 )
+        name = None if self.parent is None else self.parent.name
+        if name is not None and (not name or "/" in name or name in (".", "..")):
+            raise CheckpointError(f"{where}/{MANIFEST} has a parent {name!r}, which is no folder.")
+        if any((entry.held is None) == (name is not None) for entry in self.files):
+            raise CheckpointError(
+                f"{where}/{MANIFEST} mixes files of an increment with files of all rows; it was "
+                "edited or written wrongly. Restore an earlier checkpoint."
+            )
         by_table = self.files_by_table()
         for table in self.tables:
             files = by_table[table.name]
@@ -254,6 +303,7 @@ def _fingerprint(body: Json) -> int:
 
 
 def _file_json(entry: FileEntry) -> dict[str, object]:
+    increment = {} if entry.held is None else {"held": entry.held, "firsts": list(entry.firsts)}
     return {
         "path": entry.path,
         "table": entry.table,
@@ -264,6 +314,7 @@ def _file_json(entry: FileEntry) -> dict[str, object]:
         "crc32": entry.marks[-1].crc32,
         "batch_rows": entry.batch_rows,
         "marks": [[mark.end, mark.crc32] for mark in entry.marks],
+        **increment,
     }
 
 
@@ -276,4 +327,6 @@ def _file_from_json(entry: Json) -> FileEntry:
         columns=tuple(Column(*column) for column in entry["columns"]),
         batch_rows=entry["batch_rows"],
         marks=tuple(Mark(*mark) for mark in entry["marks"]),
+        held=entry.get("held"),
+        firsts=tuple(entry.get("firsts", ())),
     )

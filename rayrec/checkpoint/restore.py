@@ -17,7 +17,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pickle import UnpicklingError
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
+from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.fits import (
     check_columns,
     check_files,
@@ -33,7 +33,6 @@ from rayrec.checkpoint.fits import (
     no_table,
 )
 from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
-from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -50,11 +49,13 @@ class RestoredCheckpoint:
     Attributes:
         dense: name -> dense parameter or buffer.
         dense_optimizer: the dense optimizer's state dict, or None when none was saved.
+        random: per rank that saved, the state of its random generators; empty where none was saved.
     """
 
     manifest: Manifest
     dense: dict[str, Tensor]
     dense_optimizer: dict[str, Any] | None
+    random: tuple[dict[str, Any], ...] = ()
 
     @property
     def step(self) -> int:
@@ -122,28 +123,33 @@ def restore_checkpoint(
     store = Store(path, filesystem)
     manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
     check_tables(manifest, tables or (), {}, store.path)
-    reads = _plan_reads(manifest, shards, optimizers or {}, store.path)
-    check_files(store, manifest, {read.entry.path for read in reads})
+    chain = Chain.of(path, manifest, filesystem)
+    reads = _plan_reads(chain, shards, optimizers or {}, store.path)
+    rectangles = {read.entry.shard for read in reads}
+    for link in chain.links:
+        wanted = {entry.path for entry in link.manifest.files if entry.shard in rectangles}
+        check_files(link.store, link.manifest, wanted)
     dense = _read_dense(store, manifest, verify)
     # all that can be refused has been; from here on live rows are overwritten
     writer = OverlapWriter()
-    for read, data in _read_ahead(store, reads, verify):
+    for read, data in _read_ahead(chain, reads, verify):
         for state in read.targets:
             writer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
     writer.finish(shards)
     parts = {"dense": dense["model"], "dense_optimizer": dense["optimizer"]}
-    return RestoredCheckpoint(manifest=manifest, **parts)
+    return RestoredCheckpoint(manifest=manifest, random=tuple(dense.get("random", ())), **parts)
 
 
 def _plan_reads(
-    manifest: Manifest, shards: Sequence[ShardState], optimizers: Json, where: str
+    chain: Chain, shards: Sequence[ShardState], optimizers: Json, where: str
 ) -> list[_Read]:
-    """Which record batches to read, file by file, after checking that they fit what is wanted."""
+    """Which record batches of the base to read, file by file, after checking that they fit."""
+    manifest = chain.newest
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
         wanted[state.shard.table].append(state)
     # file by file, so that each is open once and read forwards
-    reads, files = [], manifest.files_by_table()
+    reads, files = [], chain.base.files_by_table()
     for table, states in wanted.items():
         saved = manifest.table(table)
         if saved is None:
@@ -191,22 +197,19 @@ def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any
 
 
 def _read_ahead(
-    store: Store, reads: Sequence[_Read], verify: bool
+    chain: Chain, reads: Sequence[_Read], verify: bool
 ) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
     """Give the batches in the order of `reads`, with a few of them in flight.
 
-    A file closes when its last read drops the `Source`.
+    A file closes when its last read drops the `Rectangle`.
     """
     pending: deque[tuple[_Read, Future[dict[str, Tensor]]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="restore") as pool:
-        path, source = "", None
+        path, rectangle = "", None
         for read in reads:
-            if source is None or path != read.entry.path:
-                path, source = read.entry.path, store.open(read.entry.path)
-                if verify:
-                    check_footer(source, read.entry, store.path)
-            task = partial(read_batch, source, read.entry, read.batch)
-            pending.append((read, pool.submit(task, verify=verify, where=store.path)))
+            if rectangle is None or path != read.entry.path:
+                path, rectangle = read.entry.path, chain.open(read.entry, verify=verify)
+            pending.append((read, pool.submit(rectangle.read, read.batch)))
             # one batch is copied into the shards while the others are read
             if len(pending) == READ_AHEAD:
                 done, future = pending.popleft()

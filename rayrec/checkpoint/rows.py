@@ -9,10 +9,9 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
-from rayrec.checkpoint.fits import check_files
+from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.fits import check_whole
 from rayrec.checkpoint.manifest import FileEntry, Manifest
-from rayrec.checkpoint.shardfile import check_footer, read_batch
-from rayrec.checkpoint.store import Source, Store
 from rayrec.shards.state import WEIGHT
 
 
@@ -29,9 +28,9 @@ class TableReader:
     def __init__(
         self, path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None
     ) -> None:
-        self._store = Store(path, filesystem)
-        check_files(self._store, manifest, set(manifest.paths()))
-        self._files = manifest.files_by_table()
+        self._chain = Chain.of(path, manifest, filesystem)
+        check_whole(path, manifest, filesystem=filesystem)
+        self._files = self._chain.base.files_by_table()
         self._open: dict[str, _OpenFile] = {}
 
     def read(self, table: str, rows: range) -> Tensor:
@@ -54,7 +53,7 @@ class TableReader:
             if first >= last:
                 continue
             if file.path not in self._open:
-                self._open[file.path] = _OpenFile(self._store, file)
+                self._open[file.path] = _OpenFile(self._chain, file)
             opened = self._open[file.path]
             while first < last:
                 batch, held = opened.batch_of(first)
@@ -73,16 +72,13 @@ class TableReader:
 class _OpenFile:
     """One shard file, and the record batch of it that was read last."""
 
-    def __init__(self, store: Store, entry: FileEntry) -> None:
-        self._source: Source = store.open(entry.path)
-        self._entry, self._where = entry, store.path
-        check_footer(self._source, entry, store.path)
+    def __init__(self, chain: Chain, entry: FileEntry) -> None:
+        self._rectangle, self._entry = chain.open(entry, verify=True), entry
         self._number, self._weight = -1, torch.empty(0)
 
     def batch_of(self, row: int) -> tuple[Tensor, range]:
         """The weights of the record batch that holds a row of the table, and its rows."""
         number = (row - self._entry.rows.start) // self._entry.batch_rows
         if number != self._number:
-            data = read_batch(self._source, self._entry, number, verify=True, where=self._where)
-            self._number, self._weight = number, data[WEIGHT]
+            self._number, self._weight = number, self._rectangle.read(number)[WEIGHT]
         return self._weight, self._entry.batch_range(number)

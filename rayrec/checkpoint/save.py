@@ -20,7 +20,7 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
-from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, TableEntry
+from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, Parent, TableEntry
 from rayrec.checkpoint.shardfile import BATCH_BYTES, write_shard
 from rayrec.checkpoint.store import DENSE, Store
 from rayrec.errors import CheckpointError, RayrecError, SaveError
@@ -28,6 +28,7 @@ from rayrec.layout.geometry import Replicated, Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules.names import DTYPES
+from rayrec.shards.copies import TouchedState
 from rayrec.shards.state import Gather, ShardState, describe
 
 # files that one rank writes at a time; an object store's stream alone does not fill a network card
@@ -56,7 +57,7 @@ class _Written:
 def save_checkpoint(
     path: str,
     *,
-    shards: Sequence[ShardState],
+    shards: Sequence[ShardState | TouchedState],
     tables: Sequence[BaseEmbeddingConfig],
     plan: ShardingPlan,
     rank: int,
@@ -70,6 +71,9 @@ def save_checkpoint(
     extras: Json | None = None,
     filesystem: fs.FileSystem | None = None,
     batch_bytes: int = BATCH_BYTES,
+    parent: Parent | None = None,
+    random: Sequence[Mapping[str, Any]] = (),
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Manifest:
     """Write a checkpoint; all ranks call it together.
 
@@ -82,30 +86,36 @@ def save_checkpoint(
         cursor, extras: where the data goes on, and anything else, as JSON.
         optimizers: table name -> {"name": ...}, which a restore compares.
         batch_bytes: bound on one record batch, the least that a restore reads of a file.
+        parent: makes it an increment on a checkpoint in the folder beside it, saved under the same
+            plan; `shards` are then `TouchedState`, the rows that were touched since.
+        random: per rank, the state of its random generators as tensors, numbers, lists and dicts;
+            rank 0's are written.
+        given_up: asked again and again; once it says yes, this rank fails with SaveError.
     Raises:
         CheckpointError: on every rank, when what was asked for cannot be saved.
         SaveError: on every rank, when the storage refused. No checkpoint exists then.
     """
-    store = Store(path, filesystem)
+    store = Store(path, filesystem, given_up)
 
     # 1. nothing is written unless every rank's shards are those of the plan
     def prepare() -> None:
         plan.check(tables, world_size)
-        _check_shards(shards, tables, plan, rank)
+        _check_shards(shards, tables, plan, rank, parent)
         if rank == 0:
             store.prepare()
 
     # 2. all files but the manifest
     def write() -> _Written:
         files = _write_shards(store, shards, plan, rank, batch_bytes)
-        return _Written(step, files, _write_dense(store, dense, dense_optimizer, rank))
+        return _Written(step, files, _write_dense(store, dense, dense_optimizer, random, rank))
 
     _agree(f"save to {path}: preparing", prepare, gather)
     written = _agree(f"save to {path}: writing", write, gather)
 
     # 3. the manifest, which makes the directory a checkpoint once all files are there
     def publish() -> Manifest:
-        manifest = _manifest(written, tables, plan, cursor or {}, optimizers or {}, extras or {})
+        free = {"cursor": cursor or {}, "optimizers": optimizers or {}, "extras": extras or {}}
+        manifest = _manifest(written, tables, plan, free, parent)
         text = manifest.to_bytes()
         if rank == 0:
             _check_visible(store, manifest)
@@ -156,11 +166,19 @@ def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = 
 
 
 def _check_shards(
-    shards: Sequence[ShardState],
+    shards: Sequence[ShardState | TouchedState],
     tables: Sequence[BaseEmbeddingConfig],
     plan: ShardingPlan,
     rank: int,
+    parent: Parent | None,
 ) -> None:
+    for state in shards:
+        if isinstance(state, TouchedState) != (parent is not None):
+            wants = "ShardState of all rows" if parent is None else "TouchedState of an increment"
+            raise CheckpointError(
+                f"{describe(state.shard)} of table {state.shard.table!r} on rank {rank} is a "
+                f"{type(state).__name__}; this save wants a {wants}."
+            )
     # A shard that nobody saved would only be missed at a restore.
     wanted, given = set(plan.shards(rank)), {state.shard for state in shards}
     for shard in sorted(wanted ^ given, key=lambda s: (s.table, s.rows.start, s.cols.start)):
@@ -192,7 +210,11 @@ def _writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
 
 
 def _write_shards(
-    store: Store, shards: Sequence[ShardState], plan: ShardingPlan, rank: int, batch_bytes: int
+    store: Store,
+    shards: Sequence[ShardState | TouchedState],
+    plan: ShardingPlan,
+    rank: int,
+    batch_bytes: int,
 ) -> tuple[FileEntry, ...]:
     mine = [state for state in shards if _writes(plan, state.shard, rank)]
     with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
@@ -200,7 +222,11 @@ def _write_shards(
 
 
 def _write_dense(
-    store: Store, dense: Mapping[str, Tensor], optimizer: Mapping[str, Any] | None, rank: int
+    store: Store,
+    dense: Mapping[str, Tensor],
+    optimizer: Mapping[str, Any] | None,
+    random: Sequence[Mapping[str, Any]],
+    rank: int,
 ) -> DenseEntry | None:
     """Write the dense part on rank 0, when it is sure to load again without unpickling."""
     if rank != 0:
@@ -208,7 +234,8 @@ def _write_dense(
     # .clone(): a view would take its whole storage along
     model = {name: tensor.detach().to("cpu").clone() for name, tensor in dense.items()}
     buffer = io.BytesIO()
-    torch.save({"model": model, "optimizer": optimizer}, buffer)
+    content = {"model": model, "optimizer": optimizer}
+    torch.save({**content, "random": list(random)} if random else content, buffer)
     buffer.seek(0)
     # A checkpoint may come from anywhere, so loading it must not run code.
     foreign = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
@@ -227,9 +254,8 @@ def _manifest(
     written: Sequence[_Written],
     tables: Sequence[BaseEmbeddingConfig],
     plan: ShardingPlan,
-    cursor: Json,
-    optimizers: Json,
-    extras: Json,
+    free: Mapping[str, Json],
+    parent: Parent | None,
 ) -> Manifest:
     steps = [one.step for one in written]
     # Rows of two steps in one checkpoint would be no state that training ever had.
@@ -249,9 +275,8 @@ def _manifest(
         files=tuple(entry for one in written for entry in one.files),
         dense=dense,
         plan=json.loads(plan.to_json()),
-        cursor=cursor,
-        optimizers=optimizers,
-        extras=extras,
+        parent=parent,
+        **free,
     )
     manifest.check("the checkpoint to be written")
     return manifest

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint.manifest import Column, FileEntry, Mark
+from rayrec.checkpoint.manifest import ROW, Column, FileEntry, Mark
 from rayrec.checkpoint.store import TABLES, Source, Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
+from rayrec.shards.copies import TouchedState
 from rayrec.shards.state import ShardState, describe
 
 BATCH_BYTES = 8 << 20
@@ -48,7 +49,7 @@ def shard_path(shard: Shard) -> str:
     return f"{TABLES}/{name}/{describe(shard)}.arrow"
 
 
-def columns_of(state: ShardState) -> tuple[Column, ...]:
+def columns_of(state: ShardState | TouchedState) -> tuple[Column, ...]:
     """The columns that `state` is written as: the weight, then one per optimizer state.
 
     A column of a (rows, cols) tensor has the width cols; one of a (rows,) tensor has the width 0.
@@ -81,8 +82,10 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def write_shard(store: Store, state: ShardState, batch_bytes: int = BATCH_BYTES) -> FileEntry:
-    """Write one shard's file.
+def write_shard(
+    store: Store, state: ShardState | TouchedState, batch_bytes: int = BATCH_BYTES
+) -> FileEntry:
+    """Write one shard's file: all of its rows, or the touched ones with a column of row numbers.
 
     Args:
         batch_bytes: bound on a record batch, of which a row is the least.
@@ -95,22 +98,46 @@ def write_shard(store: Store, state: ShardState, batch_bytes: int = BATCH_BYTES)
     device or is strided.
     """
     columns, shard = columns_of(state), state.shard
-    schema, tensors = schema_of(columns), list(state.tensors().values())
-    row_bytes = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors)
+    tensors = list(state.tensors().values())
+    held: int | None = None
+    if isinstance(state, TouchedState):
+        if ROW in state.optimizer:
+            raise CheckpointError(
+                f"an optimizer state of table {shard.table!r} is called {ROW!r}, the name of an "
+                "increment's row numbers; rename it, or save whole checkpoints."
+            )
+        columns = (Column(ROW, "int64", 0), *columns)
+        tensors, held = [state.rows, *tensors], state.rows.numel()
+    rows = len(shard.rows) if held is None else held
+    # of a tensor without rows, too
+    row_bytes = sum(tensor.shape[1:].numel() * tensor.element_size() for tensor in tensors)
     batch_rows = max(1, batch_bytes // row_bytes)
-    marks: list[Mark] = []
     path = shard_path(shard)
+    marks = _write_batches(store, path, schema_of(columns), tensors, range(0, rows, batch_rows))
+    firsts: tuple[int, ...] = ()
+    if isinstance(state, TouchedState):
+        firsts = tuple(state.rows[::batch_rows].tolist())
+    return FileEntry(
+        path, shard.table, shard.rows, shard.cols, columns, batch_rows, marks, held, firsts
+    )
+
+
+def _write_batches(
+    store: Store, path: str, schema: pa.Schema, tensors: Sequence[Tensor], starts: range
+) -> tuple[Mark, ...]:
+    """Write a file of record batches that begin at the rows `starts`; where each of them ends."""
+    marks: list[Mark] = []
     with store.write(path) as sink, pa.PythonFile(sink, mode="w") as file:
         with pa.ipc.new_file(file, schema) as writer:
-            for start in range(0, len(shard.rows), batch_rows):
-                chunks = [tensor[start : start + batch_rows] for tensor in tensors]
+            for start in starts:
+                chunks = [tensor[start : start + starts.step] for tensor in tensors]
                 pairs = zip(chunks, schema, strict=True)
                 arrays = [_to_arrow(chunk, field.type) for chunk, field in pairs]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
                 marks.append(Mark(sink.num_bytes, sink.crc32))
         # closing the writer has added the footer
         marks.append(Mark(sink.num_bytes, sink.crc32))
-    return FileEntry(path, shard.table, shard.rows, shard.cols, columns, batch_rows, tuple(marks))
+    return tuple(marks)
 
 
 def read_batch(
@@ -130,7 +157,7 @@ def read_batch(
             f"{entry.marks[index].end}: the crc32 is not that of the manifest. Restore an earlier "
             "checkpoint."
         )
-    rows = len(entry.batch_range(index))
+    rows = entry.batch_length(index)
     try:
         reader = pa.BufferReader(data)
         if index == 0:  # the file's magic bytes and schema come first

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.errors import CheckpointError, DamagedCheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError, SaveError
 from rayrec.storage import Sink, resolve
 
 OBJECT_STORES = ("s3", "gcs", "abfs")  # no directories, no rename, an object appears whole
@@ -30,12 +30,14 @@ _PARTIAL = f"{MANIFEST}.partial"
 class ChecksumSink(Sink):
     """A file object that counts and checksums what passes to an Arrow stream, without a copy."""
 
-    def __init__(self, stream: pa.NativeFile) -> None:
+    def __init__(self, stream: pa.NativeFile, given_up: Callable[[], bool]) -> None:
         super().__init__()
-        self._stream, self.crc32 = stream, 0
+        self._stream, self.crc32, self._given_up = stream, 0, given_up
 
     def write(self, data: bytes | pa.Buffer) -> int:
         """Write all of `data`."""
+        if self._given_up():
+            raise SaveError("the save was given up, since this rank leaves its world.")
         view = memoryview(data)
         self._stream.write(data)
         self.num_bytes += view.nbytes
@@ -61,9 +63,16 @@ class Store:
 
     Args:
         filesystem: used instead of the one that `path` names.
+        given_up: asked before each write; once it says yes, writing raises SaveError.
     """
 
-    def __init__(self, path: str, filesystem: fs.FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        filesystem: fs.FileSystem | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._given_up = given_up
         self.filesystem, self.root = resolve(path, filesystem)
         self.path = os.fspath(path)
         self._local = isinstance(self.filesystem, fs.LocalFileSystem)
@@ -114,7 +123,7 @@ class Store:
         target = self._file(path)
         self._make_directory(os.path.dirname(target))
         with self.filesystem.open_output_stream(target, compression=None) as stream:
-            yield ChecksumSink(stream)
+            yield ChecksumSink(stream, self._given_up)
         self._sync(target, os.path.dirname(target))
 
     def publish(self, manifest: bytes) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Manifest
+from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.manifest import ROW, FileEntry
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 
@@ -40,19 +41,17 @@ def load_table(
         CheckpointError: no checkpoint, or no such table in it.
         DamagedCheckpointError: a file is missing, or its bytes are not those that were written.
     """
-    store = Store(path, filesystem)
-    manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
-    if manifest.table(table) is None:
-        raise CheckpointError(
-            f"{path} has no table {table!r}; it has {', '.join(t.name for t in manifest.tables)}."
-        )
-    row_blocks = groupby(manifest.files_by_table()[table], key=lambda entry: entry.rows.start)
-    return pa.concat_tables([_row_block(store, list(files), verify) for _, files in row_blocks])
+    chain = Chain.read(path, filesystem)
+    if chain.newest.table(table) is None:
+        names = ", ".join(t.name for t in chain.newest.tables)
+        raise CheckpointError(f"{path} has no table {table!r}; it has {names}.")
+    row_blocks = groupby(chain.base.files_by_table()[table], key=lambda entry: entry.rows.start)
+    return pa.concat_tables([_row_block(chain, list(files), verify) for _, files in row_blocks])
 
 
-def _row_block(store: Store, files: list[FileEntry], verify: bool) -> pa.Table:
+def _row_block(chain: Chain, files: list[FileEntry], verify: bool) -> pa.Table:
     """Join the column blocks of one row block."""
-    parts = [_read(store, entry, verify) for entry in files]
+    parts = [_rectangle(chain, entry, verify) for entry in files]
     rows = files[0].rows
     columns: dict[str, pa.Array] = {"row": pa.array(np.arange(rows.start, rows.stop))}
     for i, column in enumerate(files[0].columns):
@@ -82,6 +81,32 @@ def _widened(array: pa.Array, dtype: str) -> pa.Array:
     bits = (array.flatten() if wide else array).to_numpy().astype(np.uint32) << np.uint32(16)
     values = pa.array(bits.view(np.float32))
     return pa.FixedSizeListArray.from_arrays(values, array.type.list_size) if wide else values
+
+
+def _rectangle(chain: Chain, entry: FileEntry, verify: bool) -> pa.Table:
+    """All rows of one rectangle, with the rows that increments hold in their places."""
+    base, *increments = chain.links
+    whole = _read(base.store, entry, verify)
+    for link in increments:
+        touched = _read(link.store, link.file_of(entry), verify)
+        places = touched[ROW].to_numpy() - entry.rows.start
+        columns = [_replaced(whole[name], touched[name], places) for name in whole.column_names]
+        whole = pa.table(columns, schema=whole.schema)
+    return whole
+
+
+def _replaced(old: pa.ChunkedArray, new: pa.ChunkedArray, places: np.ndarray) -> pa.Array:
+    """A column in which some places have new values."""
+    if not len(places):
+        return old.combine_chunks()
+    if not pa.types.is_fixed_size_list(old.type):
+        values = old.to_numpy().copy()
+        values[places] = new.to_numpy()
+        return pa.array(values, type=old.type)
+    width = old.type.list_size
+    values_2d = old.combine_chunks().flatten().to_numpy().reshape(len(old), width).copy()
+    values_2d[places] = new.combine_chunks().flatten().to_numpy().reshape(len(new), width)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values_2d.reshape(-1)), type=old.type)
 
 
 def _read(store: Store, entry: FileEntry, verify: bool) -> pa.Table:

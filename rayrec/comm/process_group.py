@@ -96,16 +96,22 @@ def init_process_group(
     return group
 
 
-def new_group(ranks: Sequence[int] | None = None, members_only: bool = False) -> dist.ProcessGroup:
+def new_group(
+    ranks: Sequence[int] | None = None, members_only: bool = False, backend: str | None = None
+) -> dist.ProcessGroup:
     """Make a group with connections of its own, which needs no order with the default group's.
 
     Args:
         ranks: of the default group; all when None. Every rank of the default group must call it,
             members or not.
+        backend: "gloo" or "nccl"; that of the default group when None.
     """
     before = _socket_fds()
     group = dist.new_group(
-        ranks, timeout=timedelta(seconds=_timeout_s), use_local_synchronization=members_only
+        ranks,
+        timeout=timedelta(seconds=_timeout_s),
+        backend=backend,
+        use_local_synchronization=members_only,
     )
     if ranks is None or dist.get_rank() in ranks:
         dist.barrier(group)

@@ -31,6 +31,7 @@ from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import StepTimer, span
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.state import ShardState
+from rayrec.shards.touched import RowStamps, TouchClock, TouchedRows
 from rayrec.sparse import KeyedJaggedTensor, check_ids
 
 
@@ -48,6 +49,7 @@ class ShardedEmbeddings:
         peers: the ranks of other sharding groups that hold the same shards, when all are to make
             the same updates; see `peers`.
     Attributes:
+        touched: which rows training has touched, where options.track_rows asks for it, else None.
         timer: set one to learn where the time of the steps to come goes; see `timing`.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
@@ -74,8 +76,10 @@ class ShardedEmbeddings:
             workers=Workers.of(device),
             options=self.options,
             has_replicas=peers is not None,
+            clock=TouchClock() if self.options.track_rows else None,
         )
         self._deployed = deploy(world, plan)
+        self.touched = None if world.clock is None else TouchedRows(world.clock, self._stamps)
         self.runner = StepRunner(exchange, peers, device, self.options.check_ids)
         self._sharing = Sharing([spec.features for spec in world.specs])
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -124,6 +128,10 @@ class ShardedEmbeddings:
         """Return live rows and optimizer state of every shard of this rank."""
         return self._deployed.shard_states()
 
+    def _stamps(self) -> list[RowStamps]:
+        stamps = (lookup.stamps for lookup in self.lookups.values())
+        return [one for one in stamps if one is not None]
+
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""
         self._lr = lr
@@ -148,6 +156,9 @@ class ShardedEmbeddings:
             self._ahead.forget()
         new, sent = redeploy(self._deployed, plan, self._lr)
         self._deployed = new
+        if self.touched is not None:
+            # rows have moved to other shards, whose stamps say nothing of them
+            self.touched.touch_all()
         self._sharing.clear()
         return sent
 

@@ -32,6 +32,7 @@ from rayrec.distributed.state import TableShards
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
+from rayrec.shards.touched import TouchedRows
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -59,6 +60,7 @@ class DistributedModelParallel(NamedAsInner):
             otherwise; "process_group" and "shared_memory" insist.
         share_tables: CPU ranks that share memory read each other's rows where they lie; not with
             qcomms, sharding groups, or tables that take two hops.
+        track_rows: keep which rows training touches, see `touched`; 4 bytes per row.
         ddp_options: arguments of DistributedDataParallel; also `comm_hook`, a pair (state, hook),
             and `params_to_ignore`. Parameters that a step does not use are right by default; with
             `find_unused_parameters` or `static_graph` DDP sees to them.
@@ -92,6 +94,7 @@ class DistributedModelParallel(NamedAsInner):
         sync_every: int = 1,
         transport: Transport | str = Transport.AUTO,
         share_tables: bool = True,
+        track_rows: bool = False,
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -118,6 +121,7 @@ class DistributedModelParallel(NamedAsInner):
         ahead = connect(own=True) if prefetch else None
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         ways = {"dedup_sequences": dedup_sequences, "share_tables": share_tables}
+        ways["track_rows"] = track_rows
         choices = EngineOptions(check_ids=check_ids, codecs=Codecs.from_config(qcomms), **ways)
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(
@@ -155,6 +159,8 @@ class DistributedModelParallel(NamedAsInner):
         """
         if self._replicas is not None:
             self._replicas.average(self._engine.shard_states())
+            if self._engine.touched is not None:
+                self._replicas.average_touches(self._engine.touched)
 
     def go_on_from(self, steps: int) -> None:
         """Say how many steps were done before, so that replicas are averaged at the same steps."""
@@ -165,6 +171,15 @@ class DistributedModelParallel(NamedAsInner):
     def shard_states(self) -> list[ShardState]:
         """Return live rows and optimizer state of this rank's shards, which checkpoints hold."""
         return self._engine.shard_states()
+
+    @property
+    def touched(self) -> TouchedRows | None:
+        """Which rows training has touched; None unless the model was made with track_rows=True.
+
+        Every optimizer of rayrec changes only rows that were looked up, weight decay included.
+        Resharding, and loading a state_dict, count as touching all rows.
+        """
+        return self._engine.touched
 
     def reshard(self, plan: ShardingPlan) -> int:
         """Go over to another plan between two steps; training goes on as if it had begun under it.
@@ -231,7 +246,9 @@ class DistributedModelParallel(NamedAsInner):
         named = self.module.named_modules()
         names = {child.name: name for name, child in named if isinstance(child, TableShards)}
         lookups = list(self._engine.lookups.values())
-        return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight")
+        touched = self._engine.touched
+        on_load = (lambda: None) if touched is None else touched.touch_all
+        return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load)
 
     @property
     def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:

@@ -22,6 +22,7 @@ from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.exchange import Exchange
 from rayrec.comm.process_group import new_group
 from rayrec.errors import ConfigError
+from rayrec.shards.touched import TouchedRows
 
 _CHUNK = 1 << 22  # values averaged at a time
 
@@ -84,3 +85,15 @@ class Replicas:
                     total = part.float().contiguous()
                     dist.all_reduce(total, group=self._peers)
                     part.copy_(total.div_(self.num_replicas))
+
+    def average_touches(self, touched: TouchedRows) -> None:
+        """After an average, count as touched what any replica has touched.
+
+        The sum of two equal numbers halves to that number. The mean of three or more may be off by
+        its rounding, so all rows count as touched there.
+        """
+        if self.num_replicas > 2:
+            touched.touch_all()
+            return
+        for kernel in touched.kernels():
+            dist.all_reduce(kernel.stamps, dist.ReduceOp.MAX, group=self._peers)

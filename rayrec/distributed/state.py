@@ -109,6 +109,8 @@ class TableShards(nn.Module):
                 state.weight.detach().copy_(_rectangle(value, state.shard))
             except ShapeError as error:
                 error_msgs.append(f"{name}: {error}")
+        if self._engine.touched is not None:
+            self._engine.touched.touch_all([self.name])
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:

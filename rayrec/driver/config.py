@@ -273,6 +273,13 @@ class RunConfig(RunOptions):
                 f"checkpoints every {self.checkpoint.every_n_steps} steps need "
                 "RunConfig(storage_path=...)."
             )
+        for what in ("every_s", "asynchronous", "incremental"):
+            value = getattr(self.checkpoint, what)
+            if value and not self.storage_path:
+                raise ConfigError(
+                    f"CheckpointConfig({what}={value}) says how a run saves that has no storage; "
+                    "give RunConfig(storage_path=...)."
+                )
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise ConfigError(
                 f"RunConfig has name={self.name!r}; it must be the name of one folder."

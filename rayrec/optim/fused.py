@@ -54,6 +54,7 @@ class FusedOptimizer(KeyedOptimizer):
     Args:
         kernels: this rank's lookups; none on a rank without shards.
         name_of: table -> name of its parameter in the model; by default "<table>.weight".
+        on_load: called when `load_state_dict` has written the kernels' state.
 
     State is keyed by parameter name where this rank holds one shard of the table, else by
     "name[r0-100,c0-64]": the rows and columns of each shard. It is that of this rank and plan;
@@ -61,9 +62,12 @@ class FusedOptimizer(KeyedOptimizer):
     """
 
     def __init__(
-        self, kernels: Sequence[FusedUpdate], name_of: Callable[[str], str] | None = None
+        self,
+        kernels: Sequence[FusedUpdate],
+        name_of: Callable[[str], str] | None = None,
+        on_load: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kernels = list(kernels)
+        self._kernels, self._on_load = list(kernels), on_load
         name_of = name_of or (lambda table: f"{table}.weight")
         shards = [state.shard for kernel in self._kernels for state in kernel.shard_states()]
         count = {
@@ -145,6 +149,7 @@ class FusedOptimizer(KeyedOptimizer):
         for group, kernel in zip(self.param_groups, self._kernels, strict=True):
             kernel.iteration = int(group.pop("iteration", kernel.iteration))
         self._pass_on()
+        self._on_load()
 
     def _pass_on(self) -> None:
         # a scheduler may write in place what `_Group` does not see: a tensor, or dict.update

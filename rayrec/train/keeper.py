@@ -9,6 +9,7 @@ after each, whether it was whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -18,8 +19,6 @@ from rayrec.checkpoint import (
     dense_tensors,
     load_dense,
     restore_checkpoint,
-    save_checkpoint,
-    watch_save,
 )
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError, DamagedCheckpointError
@@ -27,6 +26,8 @@ from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.dense import check_dense_optimizer
 from rayrec.train.place import Place
+from rayrec.train.random_state import go_on, random_state
+from rayrec.train.saver import Saver
 from rayrec.train.shaping import Best
 from rayrec.train.window import gather_objects
 
@@ -40,6 +41,8 @@ class Keeper:
         dense: the optimizer of the dense parameters, or None where there are none.
         place: the place in the data, which a resume moves.
     Attributes:
+        saver: writes the checkpoints.
+        ending: no step follows.
         newest: path of the newest checkpoint of the run, or None.
         begun_from: path of the checkpoint that the run went on from, or None.
         trained: rows and seconds of the run until there, where it recovered from a failure.
@@ -62,6 +65,10 @@ class Keeper:
         self._rank, self._world_size = rank, world_size
         # ranks that hold every table together; the others are their replicas
         self._writers = spec.sharding_group_size or world_size
+        self.saver = Saver(spec.checkpoint, model, rank, self._writers, bool(spec.run_path))
+        self.ending = False
+        self._path: str | None = None
+        self._note: Callable[[str], None] = lambda line: None
         # What stands here already is not written again.
         self.newest: str | None = None
         self.begun_from: str | None = None
@@ -92,6 +99,40 @@ class Keeper:
             raise ConfigError("the run has no storage path; pass save(path) one.")
         if where == self.newest:
             return where
+        self.finish()
+        self._model.sync()  # replicas have drifted apart, and one of each is saved
+        content = self._content(step, best, trained)
+        kept = () if best is None or best.step is None else (best.step,)
+
+        def then() -> None:
+            num_to_keep = self._spec.checkpoint.num_to_keep
+            if manager and self._rank == 0 and num_to_keep:
+                manager.prune(num_to_keep, keep=kept)
+
+        self.saver.save(where, content, then, apart=manager is None)
+        self._path = where
+        if not self.saver.under_way:
+            self.finish()
+        return where
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written behind the training, if there is one.
+
+        Raises:
+            SaveError: on every rank, when the storage refused on any of them.
+        """
+        path, self._path = self._path, None
+        if self.saver.under_way and not self.saver.done:
+            line = f"waiting for {path}, which is still being written"
+            if not self.ending:
+                line += ": the storage is slower than checkpoints are frequent"
+            self._note(line)
+        self.saver.finish()
+        if path is not None:
+            self.newest = path
+
+    def _content(self, step: int, best: Best | None, trained: tuple[int, float]) -> dict[str, Any]:
+        """What a checkpoint holds beside the tables, as `save_checkpoint` takes it."""
         optimizers = {}
         for name, optimizer in self._model.sparse_optimizers.items():
             optimizers[name] = {"name": optimizer.name, **optimizer.hyperparameters}
@@ -102,31 +143,17 @@ class Keeper:
             **({} if best is None or best == Best() else {"best": best.to_json()}),
             **self._spec.extras,
         }
-        self._model.sync()  # replicas have drifted apart, and one of each is saved
-        if self._rank >= self._writers:
-            watch_save(where, gather_objects)
-            self.newest = where
-            return where
-        save_checkpoint(
-            where,
-            shards=self._model.shard_states(),
-            tables=self._tables,
-            plan=self._spec.plan,
-            rank=self._rank,
-            world_size=self._writers,
-            gather=lambda value: gather_objects(value)[: self._writers],
-            dense=dense_tensors(self._model.dense_parameters(), self._model.module),
-            dense_optimizer=None if self._dense is None else self._dense.state_dict(),
-            step=step,
-            cursor=self._place.cursor(),
-            optimizers=optimizers,
-            extras=extras,
-        )
-        self.newest = where
-        if manager and self._rank == 0 and self._spec.checkpoint.num_to_keep:
-            kept = () if best is None or best.step is None else (best.step,)
-            manager.prune(self._spec.checkpoint.num_to_keep, keep=kept)
-        return where
+        return {
+            "tables": self._tables,
+            "plan": self._spec.plan,
+            "dense": dense_tensors(self._model.dense_parameters(), self._model.module),
+            "dense_optimizer": None if self._dense is None else self._dense.state_dict(),
+            "step": step,
+            "cursor": self._place.cursor(),
+            "optimizers": optimizers,
+            "extras": extras,
+            "random": gather_objects(random_state(self._model.device)),
+        }
 
     def begin(self, note: Callable[[str], None]) -> int:
         """Put the model where the spec says that the run starts; the number of steps done there.
@@ -136,7 +163,7 @@ class Keeper:
         Raises:
             CheckpointError, ConfigError: as `restore` and `warm_start`.
         """
-        spec = self._spec
+        spec, self._note = self._spec, note
         if spec.init_from and not spec.resume_from:
             self.warm_start(spec.init_from, optimizer_state=spec.init_optimizer_state)
             what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
@@ -176,6 +203,8 @@ class Keeper:
             self.newest = path
         self._place.restore(saved.cursor, path)
         self._model.go_on_from(saved.step)
+        place = f"seed {self._spec.seed} step {saved.step}"
+        go_on(saved.random, self._rank, self._world_size, self._model.device, place)
         self.best = Best.from_json(saved.extras.get("best"))
         began = self._spec.life_began
         if began is not None and saved.step > began:

@@ -88,6 +88,10 @@ class RankTrainer(RankRun):
     def close(self, wait: bool = True) -> None:
         """End the threads that work ahead; see `DistributedModelParallel.close`."""
         self._pipeline.close()
+        if wait:
+            self._finish_save()
+        else:
+            self._leave_save()
         self.model.close(wait)
 
     def run(
@@ -125,7 +129,7 @@ class RankTrainer(RankRun):
                 times = profiler.times if profiler and profiler.times else self._times
                 window, waited_s = self._steps(self._window_end(profiler), batches, times, on_step)
                 merged = window.merge(
-                    lambda: should_stop() or self.hooks.error is not None, waited_s
+                    lambda: should_stop() or self.hooks.error is not None, waited_s, self._written
                 )
                 self._report(merged, window.steps, self._rates.now(), self._times.last)
                 stopped = self._after_window(merged, should_stop)

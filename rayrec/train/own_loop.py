@@ -124,7 +124,7 @@ class LoopContext(RankRun):
                     yield batch
                     window.add(self._result(batch))
                     self._count_step(first)
-                merged = window.merge(self._asked_to_stop, waited_s)
+                merged = window.merge(self._asked_to_stop, waited_s, self._written)
                 self._report(merged, window.steps, {}, {}, self._values)
                 self.stopped = self._after_window(merged, self._context.should_stop)
         finally:
@@ -159,7 +159,8 @@ class LoopContext(RankRun):
         """Save a checkpoint of the steps done until now; call it between two batches' steps.
 
         Returns:
-            where it lies.
+            where it lies, or will lie: with `CheckpointConfig(asynchronous=True)` it may still be
+            written when this returns.
         Raises:
             ConfigError: the run has no storage path, or `track` was not called.
             SaveError: on every rank, when any of them could not write.
@@ -210,11 +211,13 @@ class LoopTask:
         own = LoopContext(self.spec, context)
         try:
             scores = self.loop(own)
+            own._finish_save()  # a loop may leave `batches` before their end
             if scores is None and self.spec.eval_data is not None and not own.stopped:
                 context.phase("evaluating")
                 scores = own.final_scores(context.should_stop, context.beat)
         except Exception as error:
             own.hooks.end(error, own.step)
+            own._leave_save()
             raise
         finally:
             if hasattr(own, "model"):

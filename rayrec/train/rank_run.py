@@ -64,6 +64,8 @@ class RankRun:
         self._tell: Callable[[Event], None] = lambda event: None
         self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
         self._window_steps = 1
+        self._saving: Saved | None = None
+        self._since_save_s = 0.0
         self._kept: Keeper | None = None
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
@@ -83,6 +85,7 @@ class RankRun:
             "share_tables": spec.share_tables,
             "sharding_group_size": spec.sharding_group_size,
             "sync_every": spec.sync_every,
+            "track_rows": spec.checkpoint.incremental and spec.run_path is not None,
         }
         self.model = DistributedModelParallel(
             module,
@@ -125,11 +128,21 @@ class RankRun:
         Windows end where an evaluation or a save is due, so none is missed.
         """
         stopped = merged.stop
+        if merged.written:
+            self._finish_save()
         if self._on_the_way.due(self.step, merged.seconds) and not stopped:
             stopped = not self._evaluate(should_stop)
-        if self._save_every and self.step % self._save_every == 0:
+        self._since_save_s += merged.seconds
+        if self._save_due():
             self.save()
         return stopped
+
+    def _save_due(self) -> bool:
+        """Whether a checkpoint on the way is due at the end of a window."""
+        every_s = self.spec.checkpoint.every_s if self.spec.run_path else None
+        if every_s is not None:
+            return self._since_save_s >= every_s
+        return bool(self._save_every) and self.step % (self._save_every or 1) == 0
 
     def _make_up(self, should_stop: Callable[[], bool]) -> bool:
         """Evaluate what a run that was stopped at this very step did not; False when stopped."""
@@ -137,8 +150,11 @@ class RankRun:
 
     def _end_run(self) -> None:
         """Save what the run keeps, and raise what a callback of this rank is to blame for."""
+        if self._kept is not None:
+            self._kept.ending = True
         if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
             self.save()
+        self._finish_save()
         if self.hooks.error is not None:
             raise self.hooks.error
 
@@ -299,14 +315,42 @@ class RankRun:
             SaveError: on every rank, when any of them could not write.
         """
         self._on_phase("saving a checkpoint")
-        started, newest, best = time.perf_counter(), self._keeper.newest, self.best
+        started, best = time.perf_counter(), self.best
+        self._finish_save()
+        newest = self._keeper.newest
         where = self._keeper.save(self.step, path, best, (self.rows, self.seconds))
         self._on_phase("training")
+        if path is None:
+            self._since_save_s = 0.0
         if where != newest:
             is_best = self._on_the_way.keeps_best and best.step == self.step
             seconds = time.perf_counter() - started
-            self._announce(Saved(step=self.step, path=where, seconds=seconds, best=is_best))
+            self._saving = Saved(step=self.step, path=where, seconds=seconds, best=is_best)
+        if not self._keeper.saver.under_way:
+            self._finish_save()
         return where
+
+    @property
+    def _written(self) -> bool:
+        """Whether this rank's part of a checkpoint behind the training is over."""
+        return self._kept is not None and self._kept.saver.done
+
+    def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and tell of it.
+
+        Raises:
+            SaveError: on every rank, when any of them could not write.
+        """
+        saving, self._saving = self._saving, None
+        if self._kept is not None:
+            self._kept.finish()
+        if saving is not None:
+            self._announce(saving)
+
+    def _leave_save(self) -> None:
+        """Leave a checkpoint that is being written, since this rank leaves its world."""
+        if self._kept is not None:
+            self._kept.saver.give_up()
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
@@ -317,6 +361,7 @@ class RankRun:
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint; see `Keeper.restore`."""
+        self._finish_save()
         self.step = self._keeper.restore(path, weights_only=weights_only)
         self._on_the_way.resume(self._keeper.best)
 

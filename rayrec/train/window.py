@@ -36,6 +36,7 @@ class WindowSum(NamedTuple):
         scores: of the rows, by name; empty without rows, and of a model that has diverged.
         data_wait: by rank, the share of the window's time in which the next batch was not yet read.
         memory_bytes: by rank, the memory of the device that the tables are on.
+        written: a checkpoint behind the training is over on every rank.
     """
 
     stop: bool
@@ -45,6 +46,7 @@ class WindowSum(NamedTuple):
     scores: Mapping[str, float]
     data_wait: tuple[float, ...]
     memory_bytes: tuple[int, ...]
+    written: bool = False
 
 
 class Window:
@@ -75,12 +77,15 @@ class Window:
         if step.rows:
             self._scoring.add(outputs)
 
-    def merge(self, should_stop: Callable[[], bool], waited_s: float) -> WindowSum:
+    def merge(
+        self, should_stop: Callable[[], bool], waited_s: float, written: bool = False
+    ) -> WindowSum:
         """End the window on all ranks together.
 
         Args:
             should_stop: read now.
             waited_s: seconds of the window in which this rank waited for batches.
+            written: a checkpoint behind the training is over on this rank.
         """
         state = self._scoring.state()
         # waits for the device, so that the clock below is true
@@ -93,12 +98,13 @@ class Window:
         memory[rank] = float(memory_in_use(self._device))
         # the sum over ranks is their mean
         own_s = seconds / self._world_size
-        head = [float(should_stop()), own_s, float(self._rows), loss_sum, *waits, *memory]
+        head = [float(should_stop()), own_s, float(self._rows), loss_sum, float(written)]
+        head += [*waits, *memory]
         numbers = torch.tensor(head, dtype=torch.float64, device=self._device)
         total = torch.cat([numbers, state])
         all_sum(total)
         # what was put into the head, summed
-        stop, mean_seconds, rows, loss, *by_rank = total[: len(head)].tolist()
+        stop, mean_seconds, rows, loss, done, *by_rank = total[: len(head)].tolist()
         scores: Mapping[str, float] = {}
         # the scores of a diverged model are an error of their own, which says less
         counted = total[len(head) :]
@@ -112,6 +118,7 @@ class Window:
             scores=scores,
             data_wait=tuple(by_rank[: self._world_size]),
             memory_bytes=tuple(int(value) for value in by_rank[self._world_size :]),
+            written=done == self._world_size,
         )
 
 

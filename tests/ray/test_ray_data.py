@@ -123,6 +123,7 @@ def train(clicks: SyntheticPaths, data: RayDataset, steps: int, **run: Any) -> R
     return Driver(worlds.recipe(clicks), data, scaling, config, eval_data=data).fit()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_on_a_pipeline(clicks: SyntheticPaths) -> None:
     result = train(clicks, RayDataset(pipeline(clicks), schema_of(clicks)), 36)
     assert (result.steps, result.rows, result.metrics["rows"]) == (36, 3 * 6007, 6007)

@@ -9,9 +9,18 @@ import os
 import random
 import time
 
+import pytest
 import torch
 
-from rayrec.checkpoint import CheckpointManager, ShardState, restore_checkpoint, save_checkpoint
+from rayrec.checkpoint import (
+    CheckpointManager,
+    Parent,
+    ShardState,
+    TouchedState,
+    copy_touched,
+    restore_checkpoint,
+    save_checkpoint,
+)
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement
 
 KILLS = 10
@@ -26,30 +35,47 @@ PLAN = ShardingPlan(world_size=1, tables={table.name: TablePlacement(LAYOUT) for
 
 
 def states_at(step: int) -> list[ShardState]:
-    """The model after `step` steps: every element tells the step and its row."""
+    """The model after `step` steps: every element tells its row and the last step that touched it.
+
+    A step touches every third row.
+    """
     states = []
     for shard in PLAN.shards(0):
-        rows = torch.arange(shard.rows.start, shard.rows.stop, dtype=torch.float32)
+        rows = torch.arange(shard.rows.start, shard.rows.stop)
+        last = (step - (step - rows) % 3).float()
         states.append(
             ShardState(
                 shard,
-                (rows * 1000 + step)[:, None].repeat(1, len(shard.cols)),
-                {"momentum1": rows + step},
+                (rows * 1000.0 + last)[:, None].repeat(1, len(shard.cols)),
+                {"momentum1": rows + last},
             )
         )
     return states
 
 
-def save_forever(storage_path: str, first_step: int, started) -> None:
+def touched_at(step: int) -> list[TouchedState]:
+    """What an increment of a step holds."""
+    copies = []
+    for state in states_at(step):
+        rows = torch.arange(state.shard.rows.start, state.shard.rows.stop)
+        copies.append(copy_touched(state, rows[(step - rows) % 3 == 0]))
+    return copies
+
+
+def save_forever(storage_path: str, first_step: int, started, increments: bool) -> None:
     """The process to be killed: it does nothing but save, one step after the other, and keeps three
-    checkpoints.
+    checkpoints; with `increments`, each fourth one is whole.
     """
     manager = CheckpointManager(storage_path)
+    parent: Parent | None = None
     for step in range(first_step, first_step + 100_000):
         started.set()
-        save_checkpoint(
+        if not increments or step % 4 == 0:
+            parent = None
+        manifest = save_checkpoint(
             manager.path(step),
-            shards=states_at(step),
+            shards=states_at(step) if parent is None else touched_at(step),
+            parent=parent,
             tables=TABLES,
             plan=PLAN,
             rank=0,
@@ -59,6 +85,7 @@ def save_forever(storage_path: str, first_step: int, started) -> None:
             step=step,
             batch_bytes=4096,
         )
+        parent = Parent(manager.path(step).rpartition("/")[2], manifest.sha256())
         manager.prune(3)
 
 
@@ -77,7 +104,8 @@ def assert_whole(manager: CheckpointManager, step: int) -> None:
         )
 
 
-def test_kill_9_at_random_moments_leaves_earlier_checkpoints_whole(tmp_path):
+@pytest.mark.parametrize("increments", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments_leaves_earlier_checkpoints_whole(tmp_path, increments):
     rng = random.Random(time.time_ns())  # the moments cannot repeat anyway
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "pyarrow.fs", "rayrec.checkpoint"])
@@ -86,7 +114,7 @@ def test_kill_9_at_random_moments_leaves_earlier_checkpoints_whole(tmp_path):
     for _ in range(KILLS):
         started = context.Event()
         writer = context.Process(
-            target=save_forever, args=(str(tmp_path), last + 1, started), daemon=True
+            target=save_forever, args=(str(tmp_path), last + 1, started, increments), daemon=True
         )
         writer.start()
         assert started.wait(60)

@@ -171,7 +171,7 @@ def test_where_takes_a_part_of_the_rows(
         ("train --data {data} --set run.tasks=[{{name='a'}},{{name='b'}}]", "one binary task"),
         ("evaluate {own} --data {data} --local", "manifest.json"),
         ("evaluate {own} --data {data} --local --ranks 2", "--ranks is about the ranks of"),
-        ("predict {own} --data {data}/eval --out {data}/eval --local", "--out"),
+        ("predict {own} --data {data}/eval --out {data}/eval --local", "manifest.json"),
     ],
 )
 def test_a_mistake_is_found_before_training(

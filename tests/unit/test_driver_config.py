@@ -130,6 +130,25 @@ from rayrec.train.window import next_length
             "storage_path",
         ),
         (lambda: CheckpointConfig(num_to_keep=0), "num_to_keep=0"),
+        (
+            lambda: CheckpointConfig(every_n_steps=5, every_s=60),
+            "every_n_steps=5 and every_s=60; give one",
+        ),
+        (lambda: CheckpointConfig(every_s=0), "every_s=0; it must be above 0"),
+        (lambda: CheckpointConfig(full_every=3), "full_every=3 without incremental=True"),
+        (
+            lambda: CheckpointConfig(full_every=1, incremental=True),
+            "full_every=1; it must be at least 2",
+        ),
+        *(
+            (
+                lambda options=options: RunConfig(
+                    global_batch_size=8, steps=1, checkpoint=CheckpointConfig(**options)
+                ),
+                "that has no storage; give RunConfig",
+            )
+            for options in ({"every_s": 60}, {"asynchronous": True}, {"incremental": True})
+        ),
         (lambda: OptimizerConfig(name="adam", lr=float("nan")), "lr=nan"),
         (
             lambda: RunConfig(

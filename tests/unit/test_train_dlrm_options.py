@@ -106,6 +106,20 @@ def test_a_damaged_truth_is_found_before_training(
         (["--epochs", "1"], "--steps contradicts --epochs"),
         (["--keep", "1"], "--keep has no effect without --checkpoint-dir"),
         (["--checkpoint-every", "1"], "--checkpoint-every has no effect without"),
+        (["--checkpoint-every-s", "60"], "--checkpoint-every-s has no effect without"),
+        (["--checkpoint-async"], "--checkpoint-async has no effect without --checkpoint-dir"),
+        (
+            ["--checkpoint-incremental"],
+            "--checkpoint-incremental has no effect without --checkpoint-dir",
+        ),
+        (
+            ["--checkpoint-full-every", "3", "--checkpoint-dir", "a/b"],
+            "--checkpoint-full-every has no effect without --checkpoint-incremental",
+        ),
+        (
+            ["--checkpoint-every", "1", "--checkpoint-every-s", "60", "--checkpoint-dir", "a/b"],
+            "--checkpoint-every contradicts --checkpoint-every-s",
+        ),
         (["--new-data"], "--new-data has no effect without --resume"),
         (["--init-optimizer"], "--init-optimizer has no effect without --init-from"),
         (["--profile-skip", "5"], "--profile-skip has no effect without --profile"),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.pages import private_memory
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -23,6 +24,7 @@ from rayrec.distributed.program.groups import LookupGroup, Slot
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
+from rayrec.shards.touched import RowStamps, TouchClock
 from rayrec.sparse.ops import offsets_of
 
 
@@ -34,8 +36,10 @@ class GroupLookup:
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
         space: where the rows of a group lie that is read in place.
+        clock: of the stamps of touched rows; None keeps none.
     Attributes:
         group, space: as given.
+        stamps: when each row was last touched, or None.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class GroupLookup:
         device: torch.device,
         workers: Workers | None = None,
         space: TableSpace | None = None,
+        clock: TouchClock | None = None,
     ) -> None:
         self.group, self.space = group, space
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
+        self.stamps = None if clock is None else _stamps(group, self._bases, clock, device)
         if group.key.sequence:
             rows = (
                 sum(len(shard.rows) for shard in group.shards)
@@ -63,7 +69,12 @@ class GroupLookup:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
         float32; its backward updates the rows.
         """
-        return self.kernel(routed)
+        rows = self.kernel(routed)
+        if self.stamps is not None and rows.requires_grad:
+            stamps = self.stamps
+            # The kernel updates its rows right after this, in the same backward pass.
+            rows.register_hook(lambda _: stamps.touch(routed.ids, routed.offsets))
+        return rows
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
         """Update rows that every rank reads in place; `grad` is that of the collection's output,
@@ -74,6 +85,8 @@ class GroupLookup:
             grad = torch.cat(
                 [grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1
             )
+        if self.stamps is not None:
+            self.stamps.touch(routed.ids, routed.offsets)
         self.kernel.update_in_place(grad, routed)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
@@ -135,3 +148,21 @@ def _merged(group: LookupGroup, rows: int) -> LookupGroup:
     first = group.slots[0]
     slots = (Slot(first.use, shard, 0, first.piece),)
     return LookupGroup(group.key, (shard,), slots, gradient=group.gradient)
+
+
+def _stamps(
+    group: LookupGroup, bases: tuple[int, ...], clock: TouchClock, device: torch.device
+) -> RowStamps:
+    rows = sum(len(shard.rows) for shard in group.shards)
+    if device.type == "cpu":
+        # at random places, so as for rows most of the time would go into translating addresses
+        stamps = private_memory(4 * rows).view(torch.int32)
+    else:
+        stamps = torch.zeros(rows, dtype=torch.int32, device=device)
+    if group.key.sequence:
+        return RowStamps(group.shards, clock, stamps, bases=bases)
+    # A gap before a slot is a lane of its own, whose bags are empty; see `unpack.pooled_ids`.
+    lanes: list[int | None] = []
+    for shard, gap in zip(group.slot_shards, group.gaps, strict=True):
+        lanes += [None, shard] if gap else [shard]
+    return RowStamps(group.shards, clock, stamps, lanes)

@@ -17,9 +17,11 @@ class EngineOptions:
         dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
         share_tables: ranks that share memory read each other's rows in place, where they can; see
             `in_place`.
+        track_rows: keep for every row when it was last touched; see `rayrec.shards.touched`.
     """
 
     check_ids: bool = True
     codecs: Codecs = field(default_factory=Codecs)
     dedup_sequences: bool = False
     share_tables: bool = True
+    track_rows: bool = False

@@ -29,6 +29,7 @@ from rayrec.distributed.steps.unpack import Arrived
 from rayrec.layout import Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
+from rayrec.shards.touched import TouchClock
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class World:
         device: where this rank's shards live.
         workers: share the work of CPU kernels.
         has_replicas: other sharding groups hold the same shards and make the same updates.
+        clock: of the stamps of touched rows; None keeps none.
     """
 
     specs: tuple[CollectionSpec, ...]
@@ -51,6 +53,7 @@ class World:
     workers: Workers
     options: EngineOptions
     has_replicas: bool = False
+    clock: TouchClock | None = None
 
 
 @dataclass(frozen=True)

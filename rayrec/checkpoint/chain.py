@@ -1,0 +1,233 @@
+"""A checkpoint with the checkpoints that it adds to: the base with all rows, then increments.
+
+An increment names its parent's folder and the sha256 of its manifest, and each manifest guards its
+files. So a chain is either what was saved, or found damaged. All links cut tables into the same
+rectangles. A rectangle is read by the record batches of its base, in which the rows that increments
+hold are replaced, oldest increment first. What reads checkpoints sees whole rows and knows nothing
+of chains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from pyarrow import fs
+from torch import Tensor
+
+from rayrec.checkpoint.manifest import MANIFEST, ROW, Column, FileEntry, Manifest
+from rayrec.checkpoint.shardfile import check_footer, read_batch
+from rayrec.checkpoint.store import Store
+from rayrec.errors import CheckpointError, DamagedCheckpointError
+
+# table, rows and columns of a rectangle, which all links of a chain have
+_Key = tuple[str, range, range]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One checkpoint of a chain; `files` are those of its manifest by their rectangle."""
+
+    store: Store
+    manifest: Manifest
+    files: Mapping[_Key, FileEntry]
+
+    @staticmethod
+    def of(store: Store, manifest: Manifest) -> Link:
+        """The link in a directory."""
+        return Link(store, manifest, {_key(entry): entry for entry in manifest.files})
+
+    def file_of(self, entry: FileEntry) -> FileEntry:
+        """The file of the same rectangle as a file of another link."""
+        return self.files[_key(entry)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A checkpoint and what it adds to.
+
+    Attributes:
+        links: the base with all rows first, the checkpoint itself last.
+    """
+
+    links: tuple[Link, ...]
+
+    @staticmethod
+    def read(path: str, filesystem: fs.FileSystem | None = None) -> Chain:
+        """The chain of the checkpoint at `path`, by its manifests alone.
+
+        Raises:
+            CheckpointError: there is no checkpoint.
+            DamagedCheckpointError: a link of it is missing, damaged or another than was saved.
+        """
+        store = Store(path, filesystem)
+        return Chain.of(path, Manifest.from_bytes(store.read_all(MANIFEST), path), filesystem)
+
+    @staticmethod
+    def of(path: str, manifest: Manifest, filesystem: fs.FileSystem | None = None) -> Chain:
+        """The chain of a checkpoint whose manifest is read; see `read`."""
+        links = [Link.of(Store(path, filesystem), manifest)]
+        folder = str(path).rstrip("/")
+        while links[0].manifest.parent is not None:
+            child = links[0].manifest
+            assert child.parent is not None
+            folder, parent = _parent(folder, child, filesystem)
+            _check_link(folder, parent.manifest, child)
+            links.insert(0, parent)
+        return Chain(tuple(links))
+
+    @property
+    def base(self) -> Manifest:
+        """The manifest whose files hold all rows."""
+        return self.links[0].manifest
+
+    @property
+    def newest(self) -> Manifest:
+        """The manifest of the checkpoint itself."""
+        return self.links[-1].manifest
+
+    def open(self, entry: FileEntry, *, verify: bool) -> Rectangle:
+        """Open a rectangle, whose reader is safe to use from several threads.
+
+        Args:
+            entry: its file in the base.
+            verify: check the crc32 of every byte that is read.
+        Raises:
+            CheckpointError: the storage refuses.
+            DamagedCheckpointError: a footer is not what was written.
+        """
+        return Rectangle(self, entry, verify)
+
+
+class Rectangle:
+    """One rectangle of a chain, read by the record batches of its base; see `Chain.open`."""
+
+    def __init__(self, chain: Chain, entry: FileEntry, verify: bool) -> None:
+        base, *increments = chain.links
+        self._entry, self._verify, self._where = entry, verify, base.store.path
+        self._source = base.store.open(entry.path)
+        if verify:
+            check_footer(self._source, entry, self._where)
+        self._increments = []
+        for link in increments:
+            own = link.file_of(entry)
+            # a file without rows is only opened to see that it is what was written
+            if own.held or verify:
+                self._increments.append(_Increment(link.store, own, verify))
+
+    def read(self, index: int) -> dict[str, Tensor]:
+        """Record batch `index` of the base with all increments on top, by column name.
+
+        Raises:
+            CheckpointError: the storage refuses.
+            DamagedCheckpointError: the bytes are not those that were written.
+        """
+        entry = self._entry
+        data = read_batch(self._source, entry, index, verify=self._verify, where=self._where)
+        rows, copied = entry.batch_range(index), False
+        for increment in self._increments:
+            for part in increment.within(rows):
+                if not copied:  # a mapped file is read-only
+                    data, copied = {name: t.clone() for name, t in data.items()}, True
+                places = part[ROW] - rows.start
+                for name, tensor in data.items():
+                    tensor[places] = part[name]
+        return data
+
+
+class _Increment:
+    """The touched rows of one rectangle in one increment."""
+
+    def __init__(self, store: Store, entry: FileEntry, verify: bool) -> None:
+        self._entry, self._verify, self._where = entry, verify, store.path
+        self._source = store.open(entry.path)
+        if verify:
+            check_footer(self._source, entry, store.path)
+        # A batch of touched rows lies over many batches of the base, which are read in order.
+        self._batch = lru_cache(maxsize=2)(self._read)
+
+    def within(self, rows: range) -> Iterator[dict[str, Tensor]]:
+        """The touched rows in a range of the table's rows, in parts."""
+        firsts = self._entry.firsts
+        index = max(0, bisect_right(firsts, rows.start) - 1)
+        while index < len(firsts) and firsts[index] < rows.stop:
+            data = self._batch(index)
+            bounds = torch.tensor([rows.start, rows.stop])
+            start, stop = torch.searchsorted(data[ROW], bounds).tolist()
+            if start < stop:
+                yield {name: tensor[start:stop] for name, tensor in data.items()}
+            index += 1
+
+    def _read(self, index: int) -> dict[str, Tensor]:
+        entry = self._entry
+        data = read_batch(self._source, entry, index, verify=self._verify, where=self._where)
+        check_row_numbers(data[ROW], entry, index, self._where)
+        return data
+
+
+def check_row_numbers(rows: Tensor, entry: FileEntry, index: int, where: str) -> None:
+    """Check that the row numbers of a record batch ascend and are those its manifest tells of.
+
+    Raises:
+        DamagedCheckpointError: they are not.
+    """
+    ends = [*entry.firsts[1:], entry.rows.stop]
+    right = int(rows[0]) == entry.firsts[index] and int(rows[-1]) < ends[index]
+    if not right or not bool((rows.diff() > 0).all()):
+        raise DamagedCheckpointError(
+            f"{where}/{entry.path} has row numbers in batch {index} that are not those of its "
+            "manifest. Restore an earlier checkpoint."
+        )
+
+
+def _parent(folder: str, child: Manifest, filesystem: fs.FileSystem | None) -> tuple[str, Link]:
+    """The parent of an increment, which lies beside it, or one folder up for one set aside."""
+    assert child.parent is not None
+    beside = folder.rpartition("/")[0] or "."
+    above = beside.rpartition("/")[0]
+    wanted = f"{folder} is an increment on {child.parent.name}, which"
+    for place in (beside, above) if "/set-aside-" in folder else (beside,):
+        path = f"{place}/{child.parent.name}"
+        store = Store(path, filesystem)
+        try:
+            text = store.read_all(MANIFEST)
+        except DamagedCheckpointError:
+            raise
+        except CheckpointError:
+            continue
+        if hashlib.sha256(text).hexdigest() != child.parent.sha256:
+            raise DamagedCheckpointError(
+                f"{wanted} is another than it was saved on or is damaged. Restore an earlier "
+                "checkpoint."
+            )
+        return path, Link.of(store, Manifest.from_bytes(text, path))
+    raise DamagedCheckpointError(
+        f"{wanted} is gone or cannot be read. Restore an earlier checkpoint."
+    )
+
+
+def _check_link(folder: str, parent: Manifest, child: Manifest) -> None:
+    """Check that an increment is of its parent's tables and rectangles."""
+    # steps descend, so a chain ends
+    if parent.step >= child.step or parent.tables != child.tables:
+        what = "steps or tables"
+    elif _columns(parent.files) != _columns(child.files):
+        what = "rectangles or columns"
+    else:
+        return
+    raise DamagedCheckpointError(
+        f"{folder} and the increment on it at step {child.step} differ in their {what}; a "
+        "manifest was edited or written wrongly. Restore an earlier checkpoint."
+    )
+
+
+def _columns(files: Sequence[FileEntry]) -> dict[_Key, tuple[Column, ...]]:
+    return {_key(f): tuple(c for c in f.columns if c.name != ROW) for f in files}
+
+
+def _key(entry: FileEntry) -> _Key:
+    return entry.table, entry.rows, entry.cols

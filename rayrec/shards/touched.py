@@ -1,0 +1,177 @@
+"""Which rows of a rank's shards were touched by training since a mark.
+
+Each row has a stamp of 32 bits: the time of a clock when the row was last updated. A mark reads the
+clock and sets it forward, so a row was touched since the mark where its stamp is later. Any number
+of readers may hold marks of their own: checkpoints now, deltas for servers later.
+
+Writing costs 4 bytes per id of a step, at random places, and no host sync. Reading costs one pass
+over the stamps. Nothing is kept where a model is not asked for it. A bitmap would take a 32nd of
+the memory, but only one reader could clear it, and setting bits is slower (docs/log.md).
+"""
+
+# S lanes of a kernel, N ids
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.layout.geometry import Shard
+
+
+class TouchClock:
+    """The time that stamps are written with, the same on every rank.
+
+    Attributes:
+        now: 1 or more; a stamp of 0 means that the row was never touched.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1
+
+
+class RowStamps:
+    """The stamps of the shards of one kernel.
+
+    Args:
+        shards: in the order in which their stamps lie.
+        clock: tells the time.
+        stamps: (rows of all shards,) int32 zeros, on the device of the rows and of the ids.
+        lanes: per lane of the ids of a pooled group, the index of its shard, or None for a lane
+            that never has ids.
+        bases: of a sequence group, the row of its memory where each shard begins.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        clock: TouchClock,
+        stamps: Tensor,
+        lanes: Sequence[int | None] = (),
+        bases: Sequence[int] = (),
+    ) -> None:
+        self.shards, self._clock, self.stamps = tuple(shards), clock, stamps
+        device = stamps.device
+        self._starts = [0]
+        for shard in shards:
+            self._starts.append(self._starts[-1] + len(shard.rows))
+        self._lanes = tuple(lanes)
+        self._lane_views: list[Any] | None = None
+        self._firsts_S = torch.tensor(
+            [0 if lane is None else self._starts[lane] for lane in lanes], device=device
+        )
+        self._bases = tuple(bases)
+        # The shards of a sequence group lie anywhere in its memory, so they are found by row.
+        order = sorted(range(len(bases)), key=lambda i: bases[i])
+        self._bounds = torch.tensor([bases[i] for i in order][1:], dtype=torch.int64, device=device)
+        self._moves = torch.tensor(
+            [self._starts[i] - bases[i] for i in order], dtype=torch.int64, device=device
+        )
+
+    def touch(self, ids: Tensor, offsets: Tensor) -> None:
+        """Stamp the rows that a kernel updates in one step.
+
+        Args:
+            ids: (N,) int64 of all lanes, lane by lane, local to the shards; of a sequence group
+                rows of its memory.
+            offsets: (S * bags + 1,) int64 of pooled ids; not read for a sequence group.
+        """
+        if self._bases:
+            self._write(ids + self._moves[torch.bucketize(ids, self._bounds, right=True)])
+            return
+        bags = (offsets.numel() - 1) // len(self._lanes)
+        if not bags:
+            return
+        bounds_S = offsets[::bags]
+        if ids.device.type != "cpu":
+            first_N = self._firsts_S.repeat_interleave(bounds_S.diff(), output_size=ids.numel())
+            self._write(ids + first_N)
+            return
+        # On CPU no temporary of N ids is made: each lane writes where its shard's stamps lie.
+        bounds, rows_N, now = bounds_S.tolist(), ids.numpy(), self._clock.now
+        for stamps, (start, end) in zip(self._views(), pairwise(bounds), strict=True):
+            if end > start:
+                stamps[rows_N[start:end]] = now
+
+    def _write(self, rows_N: Tensor) -> None:
+        if rows_N.device.type == "cpu":
+            # numpy writes single numbers in half the time of torch's index_fill
+            self.stamps.numpy()[rows_N.numpy()] = self._clock.now
+        else:
+            self.stamps.index_fill_(0, rows_N, self._clock.now)
+
+    def _views(self) -> list[Any]:
+        """The stamps of each lane's shard as numpy sees them; a step of 26 lanes has no time."""
+        if self._lane_views is None:
+            whole = self.stamps.numpy()
+            self._lane_views = [
+                whole[:0] if lane is None else whole[self._starts[lane] : self._starts[lane + 1]]
+                for lane in self._lanes
+            ]
+        return self._lane_views
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a deep copy must not keep views of the original's memory
+        return {**self.__dict__, "_lane_views": None}
+
+    def touch_all(self, tables: Iterable[str] | None = None) -> None:
+        """Stamp every row, or every row of some tables."""
+        wanted = None if tables is None else set(tables)
+        for i, shard in enumerate(self.shards):
+            if wanted is None or shard.table in wanted:
+                self.stamps[self._starts[i] : self._starts[i + 1]] = self._clock.now
+
+    def since(self, mark: int) -> dict[Shard, Tensor]:
+        """Per shard, the rows touched since a mark; see `TouchedRows.since`."""
+        touched = {}
+        for i, shard in enumerate(self.shards):
+            later = self.stamps[self._starts[i] : self._starts[i + 1]] > mark
+            touched[shard] = later.nonzero().view(-1) + shard.rows.start
+        return touched
+
+
+class TouchedRows:
+    """The touched rows of all shards of one rank.
+
+    All ranks mark together, so that the same mark means the same steps everywhere. What is written
+    to rows from outside of training, through `shard_states()`, is not seen: call `touch_all`.
+
+    Args:
+        clock: of all stamps.
+        kernels: gives the stamps of every kernel of the rank as it is now.
+    """
+
+    def __init__(self, clock: TouchClock, kernels: Callable[[], Iterable[RowStamps]]) -> None:
+        self._clock, self._kernels = clock, kernels
+
+    def mark(self) -> int:
+        """Return a mark: `since` of it gives the rows that are touched from now on."""
+        self._clock.now += 1
+        return self._clock.now - 1
+
+    def since(self, mark: int) -> dict[Shard, Tensor]:
+        """Return per shard of this rank the rows touched since a mark.
+
+        Args:
+            mark: of `mark()`; 0 gives the rows touched since the model was made.
+        Returns:
+            (rows,) int64 row numbers of the table, ascending, on the device of the shard.
+        """
+        touched: dict[Shard, Tensor] = {}
+        for kernel in self._kernels():
+            touched |= kernel.since(mark)
+        return touched
+
+    def touch_all(self, tables: Iterable[str] | None = None) -> None:
+        """Count every row as touched now, or every row of some tables."""
+        names = None if tables is None else tuple(tables)
+        for kernel in self._kernels():
+            kernel.touch_all(names)
+
+    def kernels(self) -> tuple[RowStamps, ...]:
+        """The stamps of every kernel; replicas of a shard merge them by their maximum."""
+        return tuple(self._kernels())

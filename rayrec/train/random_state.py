@@ -1,0 +1,79 @@
+"""The state of a rank's random generators: torch's, numpy's and Python's own.
+
+A model that draws numbers, as dropout does, goes on with the same numbers only where these go on.
+Generators of the user's own are not among them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of this process's generators, as a checkpoint can hold it.
+
+    Args:
+        device: of the rank; the generator of a GPU is among them.
+    Returns:
+        tensors, numbers and tuples, which load without unpickling.
+    """
+    kept = np.random.get_state(legacy=False)
+    assert isinstance(kept, dict)
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": {
+            "kind": kept["bit_generator"],
+            "key": torch.from_numpy(kept["state"]["key"].astype(np.int64)),
+            "place": int(kept["state"]["pos"]),
+            "has_gauss": int(kept["has_gauss"]),
+            "gauss": float(kept["gauss"]),
+        },
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Go on from what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kept = state["numpy"]
+    words_of_numpy = {"key": kept["key"].numpy().astype(np.uint32), "pos": kept["place"]}
+    np.random.set_state(
+        {
+            "bit_generator": kept["kind"],
+            "state": words_of_numpy,
+            "has_gauss": kept["has_gauss"],
+            "gauss": kept["gauss"],
+        }
+    )
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def go_on(
+    saved: Sequence[Mapping[str, Any]], rank: int, world_size: int, device: torch.device, place: str
+) -> None:
+    """Put a rank's generators where a checkpoint has them.
+
+    Args:
+        saved: per rank that saved. Of another number of ranks no rank has a state of its own, so
+            all are seeded anew. An older checkpoint has none, and nothing is changed.
+        place: what the new seeds follow from, such as the run's seed and its step.
+    """
+    if len(saved) == world_size:
+        set_random_state(saved[rank], device)
+    elif saved:
+        # Python's own generator makes one number of any text, the same in every process.
+        seed = random.Random(f"{place} rank {rank} of {world_size}").getrandbits(63)
+        torch.manual_seed(seed)  # of the GPUs, too
+        random.seed(seed)
+        np.random.seed(seed % 2**32)

@@ -1,0 +1,93 @@
+"""`SaveThread`: writes checkpoints behind the training of a rank, one at a time.
+
+Every rank has one. The threads agree with each other over connections of their own, so they need no
+order with the collectives of training. A checkpoint that is still being written when the next one
+is due is waited for: nothing piles up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from rayrec.comm.process_group import new_group, shutdown_sockets
+
+# how long a rank that leaves its world waits for its thread to notice
+_LEAVE_S = 5.0
+
+
+class SaveThread:
+    """The thread of one rank; all ranks make theirs together."""
+
+    def __init__(self) -> None:
+        self._group = new_group(backend="gloo") if dist.is_initialized() else None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._given_up = threading.Event()
+
+    def gather(self, value: Any, /) -> list[Any]:
+        """The values of all ranks' threads, on every rank."""
+        if self._group is None:
+            return [value]
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, value, group=self._group)
+        return everyone
+
+    def given_up(self) -> bool:
+        """Whether what is being written shall end at once, with an error."""
+        return self._given_up.is_set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save was started and not finished, written or not."""
+        return self._thread is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether a save was started and is over, well or not."""
+        return self._thread is not None and not self._thread.is_alive()
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Run `write` in the thread; the save before must be finished."""
+        assert self._thread is None, "one save at a time"
+        self._error = None
+
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="save", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the save under way, if there is one.
+
+        Raises:
+            SaveError, CheckpointError: as the save.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def give_up(self) -> None:
+        """End a save under way without its result, since this rank leaves its world on an error.
+
+        A peer may be gone, so the connections are cut where the thread waits for one.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._given_up.set()
+        thread.join(_LEAVE_S)
+        if thread.is_alive():
+            shutdown_sockets()
+            thread.join(_LEAVE_S)

@@ -1,0 +1,170 @@
+"""`Saver`: what a rank's checkpoints hold, whole or as increments, written at once or behind.
+
+Where a thread writes, training pauses for a copy of what is to be saved. An increment holds rows
+that were touched since the checkpoint before. The first checkpoint of a run is whole, and so is
+every `full_every`-th, and one after a save that failed. All ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rayrec.checkpoint import (
+    Manifest,
+    Parent,
+    ShardState,
+    TouchedState,
+    copy_touched,
+    copy_whole,
+    save_checkpoint,
+    watch_save,
+)
+from rayrec.distributed import DistributedModelParallel
+from rayrec.train.config import CheckpointConfig
+from rayrec.train.save_thread import SaveThread
+from rayrec.train.window import gather_objects
+
+Shards = Sequence[ShardState | TouchedState]
+
+
+class Saver:
+    """Saves one rank's part; all ranks call the same methods together.
+
+    Args:
+        model: its shards are saved; with increments it tracks touched rows.
+        writers: ranks that hold every table together; the others watch.
+        keeps: the run has a folder; without one nothing is written behind the training.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        model: DistributedModelParallel,
+        rank: int,
+        writers: int,
+        keeps: bool,
+    ) -> None:
+        self._config, self._model = config, model
+        self._rank, self._writers = rank, writers
+        self.thread = SaveThread() if config.asynchronous and keeps else None
+        self._parent: Parent | None = None
+        self._saves, self._mark = 0, 0
+
+    def save(
+        self,
+        where: str,
+        content: Mapping[str, Any],
+        then: Callable[[], None],
+        *,
+        apart: bool = False,
+    ) -> None:
+        """Write a checkpoint, or start to.
+
+        Args:
+            where: the folder.
+            content: further arguments of `save_checkpoint`.
+            then: called once the checkpoint is complete, where it was written.
+            apart: it lies outside of the run's folder: whole, written at once, no increment's
+                parent.
+        Raises:
+            SaveError: on every rank, when the storage refused on any of them; of a save behind
+                `finish` raises it.
+        """
+        behind = None if apart else self.thread
+        increment = not apart and self._next_is_increment()
+        shards = self._shards(increment, copied=behind is not None, apart=apart)
+        parent = self._parent if increment else None
+        if not apart:
+            self._parent = None  # until this one is complete
+        given_up = (lambda: False) if behind is None else behind.given_up
+        gather = gather_objects if behind is None else behind.gather
+        given = dict(content) if behind is None else copied(content)
+
+        def write() -> None:
+            if self._rank >= self._writers:
+                watch_save(where, gather)
+                # its name matters only to those that write; that it is set, to all
+                saved: Parent | None = Parent("", "")
+            else:
+                manifest = save_checkpoint(
+                    where,
+                    shards=shards,
+                    rank=self._rank,
+                    world_size=self._writers,
+                    gather=lambda value: gather(value)[: self._writers],
+                    parent=parent,
+                    given_up=given_up,
+                    **given,
+                )
+                saved = _parent_of(where, manifest)
+            if not apart:
+                self._parent = saved
+            then()
+
+        if behind is None:
+            write()
+        else:
+            behind.start(write)
+
+    def _next_is_increment(self) -> bool:
+        """Whether the next checkpoint of the run is an increment; counts it."""
+        number, self._saves = self._saves, self._saves + 1
+        if self._parent is None:
+            # the count begins anew with a whole one
+            number, self._saves = 0, 1
+        return self._config.incremental and number % self._config.whole_every != 0
+
+    def _shards(self, increment: bool, *, copied: bool, apart: bool) -> Shards:
+        """What is to be written of this rank's shards, and the mark of what comes after it."""
+        touched, since = self._model.touched, self._mark
+        if touched is not None and not apart:
+            self._mark = touched.mark()
+        if self._rank >= self._writers:
+            return []
+        states = self._model.shard_states()
+        if not increment:
+            return [copy_whole(state) for state in states] if copied else states
+        assert touched is not None, "increments are asked for"
+        rows = touched.since(since)
+        return [copy_touched(state, rows[state.shard]) for state in states]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a save was started behind training and `finish` was not called yet."""
+        return self.thread is not None and self.thread.busy
+
+    @property
+    def done(self) -> bool:
+        """Whether that save is over on this rank, well or not."""
+        return self.thread is not None and self.thread.done
+
+    def finish(self) -> None:
+        """Wait for the save under way; see `SaveThread.finish`."""
+        if self.thread is not None:
+            self.thread.finish()
+
+    def give_up(self) -> None:
+        """Leave a save under way; see `SaveThread.give_up`."""
+        if self.thread is not None:
+            self.thread.give_up()
+
+
+def _parent_of(where: str, manifest: Manifest) -> Parent:
+    return Parent(where.rstrip("/").rpartition("/")[2], manifest.sha256())
+
+
+def copied(value: Any) -> Any:
+    """A copy of nested dicts and lists, in which every tensor has memory of its own on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        twin = copy.copy(value)
+        twin.update({key: copied(part) for key, part in value.items()})
+        return twin
+    if type(value) in (list, tuple):
+        return type(value)(copied(part) for part in value)
+    return value

@@ -1,0 +1,263 @@
+"""Checkpoints written behind the training, and as increments: what they hold is what a plain save
+holds, bit for bit; errors are heard; generators go on.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rayrec.train.saver as saver
+from rayrec.checkpoint import CheckpointManager, check_whole, load_table, read_manifest
+from rayrec.errors import SaveError
+from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.progress import Event, Saved
+from rayrec.train.save_thread import SaveThread
+from tests.gloo.shaped import whole_numbers, write_shaped
+from tests.gloo.trainers import spec_of
+from tests.ranks import RankPool
+
+STEPS, EVERY = 12, 2
+BEHIND = CheckpointConfig(
+    every_n_steps=EVERY, asynchronous=True, incremental=True, full_every=3, num_to_keep=2
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shaped")
+    write_shaped(folder)
+    return folder
+
+
+class WithDropout:
+    """A model whose first dense layer drops half of what it gives."""
+
+    def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
+        self.make = make
+
+    def __call__(self) -> torch.nn.Module:
+        module = self.make()
+        path, layer = next(
+            (path, m) for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
+        )
+        parent, _, name = path.rpartition(".")
+        dropped = torch.nn.Sequential(layer, torch.nn.Dropout(0.5))
+        setattr(module.get_submodule(parent), name, dropped)
+        return module
+
+
+def trained(spec: TrainSpec, notes: list[str] | None = None) -> tuple[dict[str, Any], list[Event]]:
+    """The numbers after training, and what was told on the way."""
+    events: list[Event] = []
+    with RankTrainer(spec) as trainer:
+        trainer.begin((notes if notes is not None else []).append)
+        trainer.run(on_event=events.append)
+        return whole_numbers(trainer), events
+
+
+def spec_with(folder: Path, world_size: int, run: Path, checkpoint: CheckpointConfig) -> TrainSpec:
+    spec = spec_of(folder, world_size)
+    return replace(spec, steps=STEPS, run_path=str(run), checkpoint=checkpoint)
+
+
+def tables_at(path: str) -> dict[str, list[Any]]:
+    tables = {}
+    for table in read_manifest(path).tables:
+        tables[table.name] = load_table(path, table.name).to_pydict()
+    return tables
+
+
+def both_ways(rank: int, world_size: int, folder: Path, out: Path, group: int | None) -> None:
+    """The run with plain saves and with increments behind it; then from an increment on."""
+    plain = CheckpointConfig(every_n_steps=EVERY)
+    shaped: dict[str, Any] = {}
+    if group is not None:
+        spec = spec_of(folder, group)
+        shaped = {"plan": spec.plan, "sharding_group_size": group, "sync_every": 2}
+    one = replace(spec_with(folder, world_size, out / "plain", plain), **shaped)
+    wanted, told = trained(one)
+    behind = replace(BEHIND, num_to_keep=None)
+    other = replace(spec_with(folder, world_size, out / "behind", behind), **shaped)
+    numbers, events = trained(other)
+    assert not [key for key in wanted if not torch.equal(wanted[key], numbers[key])]
+    saved = [event.step for event in events if isinstance(event, Saved)]
+    assert saved == [event.step for event in told if isinstance(event, Saved)]
+    if rank:
+        return
+    increments = 0
+    for step in saved:
+        paths = [CheckpointManager(str(out / name)).path(step) for name in ("plain", "behind")]
+        assert tables_at(paths[0]) == tables_at(paths[1]), f"step {step}"
+        check_whole(paths[1], read_manifest(paths[1]))
+        increments += read_manifest(paths[1]).parent is not None
+    assert len(saved) == STEPS // EVERY and increments == 4
+
+
+def test_increments_behind_the_training_hold_what_plain_saves_hold(
+    data: Path, tmp_path: Path
+) -> None:
+    both_ways(0, 1, data, tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "group"), [(2, None), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
+def test_increments_of_several_ranks_hold_what_plain_saves_hold(
+    ranks: RankPool, data: Path, tmp_path: Path, world_size: int, group: int | None
+) -> None:
+    ranks.run(world_size, both_ways, data, tmp_path, group)
+
+
+def resumed(rank: int, world_size: int, folder: Path, run: Path, step: int) -> dict[str, Any]:
+    spec = spec_with(folder, world_size, run, BEHIND)
+    path = CheckpointManager(str(run)).path(step)
+    return trained(replace(spec, run_path=None, resume_from=(path,)))[0]
+
+
+def test_a_run_goes_on_from_an_increment_and_pruning_leaves_its_chain(
+    ranks: RankPool, data: Path, tmp_path: Path
+) -> None:
+    def run(rank: int, world_size: int) -> dict[str, Any]:
+        return trained(spec_with(data, world_size, tmp_path, BEHIND))[0]
+
+    run(0, 1)
+    manager = CheckpointManager(str(tmp_path))
+    # steps 10 and 12 stay, and what they add to: every third one is whole
+    assert manager.steps() == (8, 10, 12)
+    assert [read_manifest(manager.path(s)).parent is None for s in manager.steps()] == [
+        True,
+        False,
+        False,
+    ]
+    alone = resumed(0, 1, data, tmp_path, 10)
+    for numbers in ranks.run(2, resumed, data, tmp_path, 10):
+        for key, tensor in numbers.items():
+            torch.testing.assert_close(tensor, alone[key], rtol=1e-4, atol=1e-5)
+
+
+def dropped(rank: int, world_size: int, folder: Path, run: Path) -> None:
+    """A model with dropout, in one go and in two."""
+    spec = spec_with(folder, world_size, run, CheckpointConfig(every_n_steps=6))
+    spec = replace(spec, model=WithDropout(spec.model))
+    whole, _ = trained(spec)
+    torch.manual_seed(rank + 17)  # what another process would have
+    path = str(run / "step-00000006")
+    rest, _ = trained(replace(spec, run_path=None, resume_from=(path,)))
+    assert not [key for key in whole if not torch.equal(whole[key], rest[key])]
+
+
+def test_dropout_goes_on_with_the_same_numbers(data: Path, tmp_path: Path) -> None:
+    dropped(0, 1, data, tmp_path)
+
+
+def test_dropout_goes_on_with_the_numbers_of_each_rank(
+    ranks: RankPool, data: Path, tmp_path: Path
+) -> None:
+    ranks.run(2, dropped, data, tmp_path)
+
+
+def reseeded(rank: int, world_size: int, folder: Path, run: Path) -> list[float]:
+    spec = spec_with(folder, world_size, run, CheckpointConfig())
+    path = str(run / "step-00000012")
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(rank)
+        with RankTrainer(replace(spec, run_path=None, resume_from=(path,))) as trainer:
+            trainer.begin()
+            drawn.append(torch.rand(()).item())
+    assert drawn[0] == drawn[1]
+    return drawn
+
+
+def test_another_number_of_ranks_is_seeded_anew_and_alike_each_time(
+    ranks: RankPool, data: Path, tmp_path: Path
+) -> None:
+    trained(spec_with(data, 1, tmp_path, CheckpointConfig()))
+    one, other = ranks.run(2, reseeded, data, tmp_path)
+    assert one != other
+
+
+def full(rank: int, world_size: int, folder: Path, run: Path) -> str:
+    """The storage fills up after the second checkpoint: a file may have 100 bytes then."""
+    spec = spec_with(folder, world_size, run, replace(BEHIND, num_to_keep=None))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_step(step: int) -> None:
+        if step == 2 * EVERY + 1:
+            while CheckpointManager(str(run)).steps()[-1] < 2 * EVERY:
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+
+    try:
+        with pytest.raises(SaveError) as raised, RankTrainer(spec) as trainer:
+            trainer.begin()
+            trainer.run(on_step=on_step)
+        return str(raised.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_storage_is_heard_by_all_ranks_and_what_was_whole_stays(
+    ranks: RankPool, data: Path, tmp_path: Path
+) -> None:
+    errors = ranks.run(2, full, data, tmp_path)
+    assert len(set(errors)) == 1 and "File too large" in errors[0]
+    manager = CheckpointManager(str(tmp_path))
+    assert manager.steps() == (EVERY, 2 * EVERY)
+    for step in manager.steps():
+        check_whole(manager.path(step), read_manifest(manager.path(step)))
+
+
+def test_training_waits_for_slow_storage_and_says_so(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, at_once, most = saver.save_checkpoint, [0], [0]
+
+    def slow(*args: Any, **options: Any) -> Any:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        time.sleep(0.3)
+        manifest = save(*args, **options)
+        at_once[0] -= 1
+        return manifest
+
+    monkeypatch.setattr(saver, "save_checkpoint", slow)
+    notes: list[str] = []
+    spec = replace(spec_with(data, 1, tmp_path, BEHIND), report_every_s=0.01)
+    _, events = trained(spec, notes)
+    waits = [note for note in notes if "still being written" in note]
+    assert most[0] == 1 and any("storage is slower" in note for note in waits)
+    saved = [event for event in events if isinstance(event, Saved)]
+    assert [event.step for event in saved] == list(range(EVERY, STEPS + 1, EVERY))
+    assert CheckpointManager(str(tmp_path)).steps()[-1] == STEPS
+
+
+def test_seconds_of_training_say_when_to_save(data: Path, tmp_path: Path) -> None:
+    config = CheckpointConfig(every_s=1e-4, at_end=False)
+    spec = replace(spec_with(data, 1, tmp_path, config), report_every_s=1e-6)
+    _, events = trained(spec)
+    assert [event.step for event in events if isinstance(event, Saved)] == list(range(1, STEPS + 1))
+
+
+def test_a_rank_that_leaves_does_not_wait_for_its_save() -> None:
+    thread = SaveThread()
+
+    def write() -> None:
+        while not thread.given_up():
+            time.sleep(0.005)
+        raise SaveError("given up")
+
+    thread.start(write)
+    assert thread.busy and not thread.done
+    started = time.perf_counter()
+    thread.give_up()
+    assert time.perf_counter() - started < 4 and not thread.busy
+    thread.finish()  # nothing is left to raise
