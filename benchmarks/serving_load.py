@@ -34,7 +34,7 @@ from benchmarks.serving import saved, schema_of, zipf_ids
 from rayrec.layout.schema import FeatureSchema
 from rayrec.serve import Answer, ParityBounds, Predictor, export
 from rayrec.serve.server.served import request_columns, version_of
-from rayrec.serve.server.untrusted import read_request
+from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import ARROW_TYPE, METHOD, SERVICE, answer_bytes, request_bytes
 
 Ask = Callable[[bytes], Awaitable[bytes]]
@@ -57,10 +57,13 @@ def requests_of(schema: FeatureSchema, ids: Sequence[torch.Tensor], rows: int) -
 def alone(predictor: Predictor) -> Callable[[bytes], bytes]:
     """What a server does for one request, without a server."""
     assert predictor.schema is not None
-    columns, version = request_columns(predictor.schema), version_of(predictor)
+    reader, version = (
+        RequestReader(request_columns(predictor.schema), 1 << 20),
+        version_of(predictor),
+    )
 
     def answer(message: bytes) -> bytes:
-        scores = predictor.predict(read_request(message, columns, 1 << 20))
+        scores = predictor.predict(reader.read(message))
         assert isinstance(scores, torch.Tensor)
         return answer_bytes(Answer(scores.numpy(), *version))
 

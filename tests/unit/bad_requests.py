@@ -11,7 +11,7 @@ from rayrec.serve.wire import request_bytes
 
 
 def streams(rows: pa.Table) -> list[bytes]:
-    """Whole requests of rows in several types, lengths and numbers of batches."""
+    """Requests of rows in several types, lengths and numbers of batches; the last is cut short."""
     one = rows.combine_chunks()
     text = one.set_column(
         one.schema.get_field_index("user"), "user", one["user"].dictionary_encode()
@@ -22,6 +22,8 @@ def streams(rows: pa.Table) -> list[bytes]:
         request_bytes(one[:0]),
         request_bytes(text),
         request_bytes(pa.Table.from_batches(one.to_batches(max_chunksize=3))),
+        # without a schema
+        list(pa.ipc.MessageReader.open_stream(request_bytes(one)))[1].serialize().to_pybytes(),
     ]
 
 

@@ -279,7 +279,7 @@ def wait_for(holds) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(range(5))
 def test_what_is_scored_together_has_the_scores_of_each_alone(server, predictor, seed):
     """Requests of random sizes and column types, from several threads at once."""
     rng = random.Random(seed)

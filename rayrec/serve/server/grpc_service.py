@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 from typing import NoReturn
 
@@ -14,7 +13,7 @@ from rayrec.serve.server.faults import CANCELLED, OK, fault_of
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import read_request
+from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import METHOD, SERVICE, answer_bytes
 
 
@@ -22,19 +21,15 @@ class GrpcService:
     """Answers /rayrec.Serving/Predict.
 
     Args:
-        columns: of the schema, which a request has.
+        reader: of the columns that a request has.
     Attributes:
         port: at which it listens, after `start`.
     """
 
     def __init__(
-        self,
-        queue: ScoringQueue,
-        columns: Sequence[str],
-        settings: ServerSettings,
-        metrics: Metrics,
+        self, queue: ScoringQueue, reader: RequestReader, settings: ServerSettings, metrics: Metrics
     ) -> None:
-        self._queue, self._columns = queue, columns
+        self._queue, self._reader = queue, reader
         self._settings, self._metrics = settings, metrics
         self._server = grpc.aio.server(
             options=[
@@ -70,7 +65,7 @@ class GrpcService:
         start = perf_counter()
         outcome = CANCELLED
         try:
-            rows = read_request(message, self._columns, self._settings.max_rows)
+            rows = self._reader.read(message)
             answer = await self._queue.score(rows, len(message), context.time_remaining())
             written = answer_bytes(answer)
             outcome = OK

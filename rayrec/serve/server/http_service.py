@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from rayrec.serve.server.faults import CANCELLED, OK, fault_of
 from rayrec.serve.server.metrics import CONTENT_TYPE, Metrics
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import read_request
+from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import (
     ARROW_TYPE,
     Answer,
@@ -48,20 +48,16 @@ class HttpService:
     """Answers the paths above.
 
     Args:
-        columns: of the schema, which a request has.
+        reader: of the columns that a request has.
     Attributes:
         port: at which it listens, after `start`.
         is_ready: what /ready says.
     """
 
     def __init__(
-        self,
-        queue: ScoringQueue,
-        columns: Sequence[str],
-        settings: ServerSettings,
-        metrics: Metrics,
+        self, queue: ScoringQueue, reader: RequestReader, settings: ServerSettings, metrics: Metrics
     ) -> None:
-        self._queue, self._columns = queue, columns
+        self._queue, self._reader = queue, reader
         self._settings, self._metrics = settings, metrics
         self.port, self.is_ready = settings.http_port, False
         app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
@@ -116,9 +112,8 @@ class HttpService:
             self._metrics.answered("http", outcome, perf_counter() - start)
 
     def _asked(self, content_type: str, body: bytes) -> _Asked:
-        most = self._settings.max_rows
         if content_type == ARROW_TYPE:
-            return _Asked(read_request(body, self._columns, most), len(body), None)
+            return _Asked(self._reader.read(body), len(body), None)
         if content_type != JSON_TYPE:
             raise web.HTTPUnsupportedMediaType(
                 text=f"content-type {content_type} is not read; send {JSON_TYPE} or {ARROW_TYPE}."
@@ -139,7 +134,7 @@ class HttpService:
             )
         # the same checks as for bytes: text of JSON can be as wrong
         whole = request_bytes(record_batch(columns))
-        return _Asked(read_request(whole, self._columns, most), len(whole), timeout_s)
+        return _Asked(self._reader.read(whole), len(whole), timeout_s)
 
     async def _health(self, _: web.Request) -> web.Response:
         version, step = self._queue.version

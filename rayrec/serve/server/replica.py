@@ -19,6 +19,7 @@ from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of, warm
 from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import RequestReader
 
 
 class Replica:
@@ -35,9 +36,9 @@ class Replica:
         self.code = 0
         metrics = Metrics(version_of(predictor)[0])
         self.queue = ScoringQueue(predictor, settings, metrics, self._fail)
-        columns = request_columns(schema)
-        self.grpc = GrpcService(self.queue, columns, settings, metrics)
-        self.http = HttpService(self.queue, columns, settings, metrics)
+        reader = RequestReader(request_columns(schema), settings.max_rows)
+        self.grpc = GrpcService(self.queue, reader, settings, metrics)
+        self.http = HttpService(self.queue, reader, settings, metrics)
 
     async def start(self) -> None:
         """Listen at both ports.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -19,57 +20,111 @@ from rayrec.errors import InputError
 from rayrec.storage import one_line
 
 _ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+# schemas that are remembered, and bytes of one of them at most
+_MOST_KEPT, _LARGEST_KEPT = 64, 1 << 16
 
 
-def read_request(data: bytes, columns: Sequence[str], most_rows: int) -> pa.RecordBatch:
-    """Read a request.
+class _Layout(NamedTuple):
+    """What follows from the schema of a stream.
+
+    Attributes:
+        at: numbers of the columns that are kept, in the order wanted; None keeps all as they are.
+        of_nulls: numbers of those among them that are lists of nulls.
+    """
+
+    at: list[int] | None
+    of_nulls: list[int]
+
+
+class RequestReader:
+    """Reads requests.
 
     Args:
-        data: one Arrow IPC stream.
-        columns: what is kept of it, in this order; a column that is missing is told by the
-            schema's reader.
-        most_rows: refuse more.
-    Raises:
-        InputError: the bytes are no such stream, are compressed, hold too many rows or a column of
-            a type that is not read.
+        columns: what is kept of a request, in this order; a column that is missing is told by the
+            reader of the schema.
+        most_rows: refuse requests of more.
     """
-    if not data:
-        raise InputError("the request is empty; send one Arrow IPC stream with the columns.")
-    try:
-        return _read(data, columns, most_rows)
-    except InputError:
-        raise
-    # of headers, of names that are no text, of offsets that lead elsewhere
-    except (pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
-        raise InputError(
-            f"the request is no whole Arrow IPC stream: {one_line(error)}. Write it with "
-            "pyarrow.ipc.new_stream, or ask by rayrec.serve.Client."
-        ) from error
 
+    def __init__(self, columns: Sequence[str], most_rows: int) -> None:
+        self._columns, self._most_rows = list(columns), most_rows
+        # most requests have one of a few schemas, whose check takes longer than all the rest
+        self._layouts: dict[bytes, _Layout] = {}
 
-def _read(data: bytes, columns: Sequence[str], most_rows: int) -> pa.RecordBatch:
-    for message in pa.ipc.MessageReader.open_stream(data):
-        if _is_compressed(message):
-            raise InputError("the request is compressed; send the Arrow stream as it is.")
-    table = pa.ipc.open_stream(pa.py_buffer(data), options=_ALIGNED).read_all()
-    if table.num_rows > most_rows:
-        raise InputError(
-            f"the request has {table.num_rows} rows and at most {most_rows} are taken; send them "
-            "in several requests."
-        )
-    names = table.schema.names
-    at = [number for name in columns for number in range(len(names)) if names[number] == name]
-    kept = table.select(at).replace_schema_metadata(None)
-    for field in kept.schema:
-        _check_type(field.name, field.type)
-    kept.validate(full=True)
-    batches = kept.combine_chunks().to_batches()
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=kept.schema)
-    batch: pa.RecordBatch = batches[0]
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        _check_no_nulls_alone(name, column)
-    return batch
+    def read(self, data: bytes) -> pa.RecordBatch:
+        """Read one Arrow IPC stream.
+
+        Raises:
+            InputError: the bytes are no such stream, are compressed, hold too many rows or a column
+                of a type that is not read.
+        """
+        if not data:
+            raise InputError("the request is empty; send one Arrow IPC stream with the columns.")
+        try:
+            return self._read(data)
+        except InputError:
+            raise
+        # of headers, of names that are no text, of offsets that lead elsewhere
+        except (pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
+            raise InputError(
+                f"the request is no whole Arrow IPC stream: {one_line(error)}. Write it with "
+                "pyarrow.ipc.new_stream, or ask by rayrec.serve.Client."
+            ) from error
+
+    def _read(self, data: bytes) -> pa.RecordBatch:
+        # sees that the first message is a schema; `pa.ipc.read_schema` crashes where it is another
+        reader = pa.ipc.open_stream(pa.py_buffer(data), options=_ALIGNED)
+        messages = pa.ipc.MessageReader.open_stream(data)
+        layout = self._layout(messages.read_next_message(), reader)
+        for message in messages:
+            if _is_compressed(message):
+                raise InputError("the request is compressed; send the Arrow stream as it is.")
+        table = reader.read_all()
+        if table.num_rows > self._most_rows:
+            raise InputError(
+                f"the request has {table.num_rows} rows and at most {self._most_rows} are taken; "
+                "send them in several requests."
+            )
+        if layout.at is not None:
+            table = table.select(layout.at).replace_schema_metadata(None)
+        table.validate(full=True)
+        batches = table.combine_chunks().to_batches()
+        if not batches:
+            return pa.RecordBatch.from_pylist([], schema=table.schema)
+        batch: pa.RecordBatch = batches[0]
+        for number in layout.of_nulls:
+            # they take no bytes, and may be of any length
+            if len(batch.column(number).values):
+                raise InputError(
+                    f"column {batch.schema.names[number]!r} has a null inside the list; leave null "
+                    "elements out."
+                )
+        return batch
+
+    def _layout(self, message: pa.Message, reader: pa.RecordBatchReader) -> _Layout:
+        key = message.metadata.to_pybytes()
+        if key in self._layouts:
+            return self._layouts[key]
+        schema = reader.schema
+        places: dict[str, list[int]] = {}
+        for number, name in enumerate(schema.names):
+            places.setdefault(name, []).append(number)
+        # a name that stands there twice is kept twice, which the reader of the schema tells
+        at = [number for name in self._columns for number in places.get(name, ())]
+        fields = [schema.field(number) for number in at]
+        for field in fields:
+            _check_type(field.name, field.type)
+        of_nulls = [
+            number
+            for number, field in enumerate(fields)
+            if is_list(field.type) and pa.types.is_null(field.type.value_type)
+        ]
+        is_plain = at == list(range(len(schema))) and schema.metadata is None
+        layout = _Layout(None if is_plain else at, of_nulls)
+        if len(key) <= _LARGEST_KEPT:
+            if len(self._layouts) >= _MOST_KEPT:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout
 
 
 def _is_compressed(message: pa.Message) -> bool:
@@ -111,9 +166,3 @@ def _check_type(name: str, kind: pa.DataType) -> None:
             f"column {name!r} of the request has type {kind}; send numbers, text, or lists of "
             "either."
         )
-
-
-def _check_no_nulls_alone(name: str, column: pa.Array) -> None:
-    """Refuse lists of nulls, which take no bytes and may be of any length."""
-    if is_list(column.type) and pa.types.is_null(column.type.value_type) and len(column.values):
-        raise InputError(f"column {name!r} has a null inside the list; leave null elements out.")
