@@ -2,6 +2,7 @@
 beside its dense part, TorchRec's quantized collection where it is importable; interleaved.
 
     python -m benchmarks.serving [--rounds 40] [--cap 1000000]
+    python -m benchmarks.serving --server      the server instead, see serving_load.py
 
 26 tables of Criteo's sizes, D 64, one id a bag, Zipf ids, one thread. "bare operator" gets ids and
 offsets that are ready, and checks nothing. Every other call gets a fresh KeyedJaggedTensor of
@@ -209,8 +210,15 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--cap", type=int, default=1_000_000)
+    parser.add_argument("--server", action="store_true", help="time the server instead")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each load on the server")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.server:
+        from benchmarks import serving_load
+
+        serving_load.run(args.cap, args.seconds)
+        return
     tune_malloc()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -42,17 +42,22 @@ def cutoffs(text: str) -> tuple[int, ...]:
     return lengths
 
 
-def add_scaling_options(group: Group, *, plan: bool = True, local: bool = False) -> None:
+def add_scaling_options(
+    group: Group, *, plan: bool = True, local: bool = False, elastic: bool = False
+) -> None:
     """Add the options of where the ranks run, which `scaling_of` reads.
 
     Args:
+        elastic: the number of ranks may change during the job.
         plan: the job places tables, so that a plan can be chosen.
         local: the job can run without Ray.
     """
     add = group.add_argument
     # There is no default value: `scaling_of` must see whether --ranks was given beside --local.
     text = f"number of ranks, one Ray actor each (default here {default_ranks()})"
-    add("--ranks", type=arguments.whole(), help=text)
+    if elastic:
+        text += "; LEAST:MOST lets the run grow and shrink, see docs/resilience.md"
+    add("--ranks", type=arguments.ranks if elastic else arguments.whole(), help=text)
     if local:
         text = "one rank in this process, without Ray; for small runs and debuggers"
         add("--local", action="store_true", help=text)

@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "the one logit follows by itself (default 64,32)"
     add("--over-layers", type=sizes, default=(64, 32), help=text)
     run = parser.add_argument_group("run")
-    add_scaling_options(run, local=True)
+    add_scaling_options(run, local=True, elastic=True)
     add_training_options(run, batch=4096, epochs=1, sparse_lr=0.1, dense_lr=3e-3)
     add_keeping_options(parser.add_argument_group("what is kept, and where a run starts"))
     return parser.parse_args(argv)

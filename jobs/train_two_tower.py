@@ -179,7 +179,7 @@ def _check_batch(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: it has fewer than two rows.
     """
-    ranks = max(1, scaling_of(args).num_workers)
+    ranks = max(1, scaling_of(args).most)
     if args.global_batch_size < 2 * ranks:
         raise ConfigError(
             f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's "

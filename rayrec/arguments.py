@@ -34,6 +34,26 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def ranks(text: str) -> int | tuple[int, int]:
+    """Take a number of ranks, such as 4, or the least and the most that there may be: 2:4.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    if ":" not in text:
+        return whole()(text)
+    least, _, most = text.partition(":")
+    try:
+        both = int(least), int(most)
+    except ValueError:
+        both = 0, 0
+    if not 1 <= both[0] <= both[1]:
+        raise ArgumentTypeError(
+            f"{text!r} must be a whole number of at least 1, or LEAST:MOST such as 2:4"
+        )
+    return both
+
+
 def seed(text: str) -> int:
     """Take a seed.
 

@@ -50,6 +50,22 @@ class ArtifactError(RayrecError):
     """An artifact is missing, damaged or of another version, or too far from its model."""
 
 
+class ServingError(RayrecError):
+    """A server gave no score: for now, or by a defect of its own."""
+
+
+class OverloadedError(ServingError):
+    """So much waits already that the server takes no more; ask again a little later."""
+
+
+class DeadlineError(ServingError):
+    """The time that the caller gave passed before the scores were there."""
+
+
+class UnavailableError(ServingError):
+    """No server answers at the address, or it is about to end."""
+
+
 class CommError(RayrecError):
     """A collective failed or timed out, mostly because another rank is gone."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
+from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Resized, Saved
 
 WINDOW = 50  # steps
 BLOCK = 32 * 1024  # bytes, of a W&B file
@@ -88,7 +88,11 @@ def tell(
             lost = {"rank": 1, "host": "10.0.0.2", "cause": "its process died"}
             callback.on_failure(Failure(step=step, **lost))
             back = {"step": step - WINDOW, "path": None, "failed_step": step, "seconds": 2.5}
-            callback.on_recovery(Recovered(**lost, **back, replaced=True))
+            callback.on_recovery(Recovered(**lost, **back, replaced=False, dropped=True))
+            fewer = Resized(
+                step=step - WINDOW, ranks_before=ranks, ranks=ranks - 1, lost=True, seconds=0.0
+            )
+            callback.on_resize(fewer)
             callback.on_window(report(step, rate, ranks))
         ended = step == last and error is None
         if step % (4 * WINDOW) == 0 or ended:

@@ -26,6 +26,7 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "evaluate": "score a checkpoint",
     "predict": "write the score of every row, by an artifact or a checkpoint",
     "export": "make a served artifact of a checkpoint",
+    "serve": "answer requests for an artifact's scores",
     "inspect": "look into data or a checkpoint",
     "report": "show runs on one HTML page",
     "plan": "plan where every table lies, without a cluster",

@@ -44,7 +44,7 @@ def calibrate(
         if isinstance(event, str):
             say(event)
 
-    if scaling.num_workers < 1:
+    if scaling.most < 1:
         raise ConfigError(
             "calibration measures the ranks of a cluster; give num_workers of at least 1 (--ranks)."
         )

@@ -6,7 +6,7 @@ mistake costs no cluster start; what is not supported yet is refused and never i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,8 @@ from rayrec.train.callbacks import Callback, check_callback
 from rayrec.train.config import ProfileConfig, RunOptions
 
 PLACEMENT_TIMEOUT_S = 120.0
+SHRINK_AFTER_S = 30.0
+GROW_AFTER_S = 30.0
 LATEST = "latest"
 AUTO = "auto"
 LEAST_CPUS = 0.0001  # Ray counts resources in steps of it
@@ -28,7 +30,9 @@ class ScalingConfig:
 
     Attributes:
         num_workers: ranks; each is one Ray actor. 0 is one rank in this very process, without Ray,
-            for small runs and debuggers.
+            for small runs and debuggers. (least, most) lets a run change its number of ranks: it
+            starts with as many as there is room for, asks the cluster for the rest, and grows and
+            shrinks between the two; see docs/resilience.md. (n, n) is n.
         use_gpu: one GPU per rank and NCCL between them; otherwise CPU and gloo.
         cpus_per_worker: CPUs that Ray reserves for a rank; also its number of threads (at least
             one). May be a fraction, to put more ranks on a small machine than it has cores.
@@ -43,9 +47,14 @@ class ScalingConfig:
             Linux machines that run nothing else.
         memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None
             derives it from the nodes.
+        shrink_after_s: with (least, most), how long a run that lost a rank waits for another place
+            before it goes on with fewer ranks. None waits `SHRINK_AFTER_S`, and not at all on a
+            cluster that cannot have the room: one that does not grow by itself.
+        grow_after_s: with (least, most), how often a run looks whether there is room for more
+            ranks, and the shortest time from one change to the next growth.
     """
 
-    num_workers: int = 1
+    num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     cpus_per_worker: float = 1
     resources_per_worker: Mapping[str, float] | None = None
@@ -53,9 +62,15 @@ class ScalingConfig:
     placement_timeout_s: float | None = None
     memory_per_worker: int | None = None
     pin_cores: bool = False
+    shrink_after_s: float | None = None
+    grow_after_s: float = GROW_AFTER_S
 
     def __post_init__(self) -> None:
-        whole_number("ScalingConfig has num_workers", self.num_workers, 0)
+        if isinstance(self.num_workers, tuple | list):
+            self._check_range(self.num_workers)
+        else:
+            whole_number("ScalingConfig has num_workers", self.num_workers, 0)
+        self._check_changes()
         positive("ScalingConfig has cpus_per_worker", self.cpus_per_worker)
         self._check_cpus()
         if self.placement_timeout_s is not None:
@@ -81,6 +96,38 @@ class ScalingConfig:
                 )
             positive(f"ScalingConfig has resources_per_worker[{name!r}]", amount)
 
+    def _check_range(self, given: Sequence[int]) -> None:
+        """Refuse what is no (least, most), and make one number of two equal ones."""
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in given)
+        if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
+            raise ConfigError(
+                f"ScalingConfig has num_workers={tuple(given)!r}; it must be a whole number, or "
+                "(least, most) with 1 <= least <= most."
+            )
+        least, most = given
+        object.__setattr__(self, "num_workers", least if least == most else (least, most))
+
+    def _check_changes(self) -> None:
+        """Check what is about a number of ranks that may change."""
+        seconds("ScalingConfig has grow_after_s", self.grow_after_s)
+        if self.shrink_after_s is not None:
+            seconds("ScalingConfig has shrink_after_s", self.shrink_after_s)
+        if self.is_elastic:
+            if self.placement_strategy != "PACK":
+                raise ConfigError(
+                    f"placement_strategy {self.placement_strategy!r} is about ranks that are "
+                    f"placed together, and num_workers={self.num_workers} places them one by one; "
+                    "use PACK, or one number of ranks."
+                )
+            return
+        for name, default in (("shrink_after_s", None), ("grow_after_s", GROW_AFTER_S)):
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"{name} is about a number of ranks that changes, and this ScalingConfig has "
+                    f"num_workers={self.num_workers}; leave it out, or give num_workers=(least, "
+                    "most)."
+                )
+
     def _check_cpus(self) -> None:
         """Refuse amounts that Ray does not reserve, and options of a cluster if there is none."""
         whole = self.cpus_per_worker == int(self.cpus_per_worker)
@@ -103,6 +150,21 @@ class ScalingConfig:
                 "num_workers=0 "
                 "runs one rank in this process. Leave it out, or give num_workers."
             )
+
+    @property
+    def least(self) -> int:
+        """The smallest number of ranks of a run."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def most(self) -> int:
+        """The largest number of ranks of a run."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether a run may change its number of ranks."""
+        return self.least < self.most
 
     @property
     def bundle(self) -> dict[str, float]:

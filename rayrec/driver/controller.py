@@ -2,9 +2,10 @@
 
 INITIALIZING connects, SCHEDULING reserves room, FILLING gives every rank its process, PLANNING says
 what they are to do, STARTING begins it, RUNNING polls. After a failure that the run recovers from,
-GATHERING has the survivors leave the world that failed, and the run goes on at FILLING. Each state
-does one thing; `states.TRANSITIONS` says which follows, and what to make of polls and failures is
-decided in `policies`.
+GATHERING has the survivors leave the world that failed, and the run goes on at FILLING. It goes on
+there, too, when its ranks have paused for a change of their number. Each state does one thing;
+`states.TRANSITIONS` says which follows, and what to make of polls and failures is decided in
+`policies`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from typing import Any
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.placement import placed, wait_for_room
 from rayrec.driver.policies import Blame, answer, judge, to_replace
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew, crew_of
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.seating import Seating
+from rayrec.driver.sizing import Sizing
 from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.driver.standing import SILENT_S, Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
@@ -55,6 +58,8 @@ class Controller:
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
         max_failures: how many failures the run recovers from; -1 for any number.
+        resizes: the task saves when it is asked to stop, so that its ranks may be more or fewer
+            afterwards; see `ScalingConfig.num_workers`.
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
             by a signal.
         log: receives what is too long for a line; by default a temporary file.
@@ -74,6 +79,7 @@ class Controller:
         setup_timeout_s: float = 120.0,
         stop_timeout_s: float = 60.0,
         max_failures: int = 0,
+        resizes: bool = False,
         obeys_stop: bool = True,
         log: RunLog | None = None,
         on_poll: Callable[[], None] = lambda: None,
@@ -87,6 +93,7 @@ class Controller:
         self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
         self._standing = Standing(self._watch, on_event, on_step)
         self._recovery = Recovery()
+        self._resizes, self._sizing = resizes, Sizing.of(scaling)
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._heartbeat_s, self._max_failures = heartbeat_timeout_s, max_failures
@@ -95,8 +102,8 @@ class Controller:
         self._cut_at: float | None = None
         self._shown = 0
         self._cluster: Cluster | None = None
-        self._room: Any = None
         self._crew: Crew | None = None
+        self._seating: Seating | None = None
         self._group: RankGroup | None = None
         self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
@@ -105,6 +112,15 @@ class Controller:
     def request_stop(self) -> None:
         """Ask the ranks to stop at their next agreed point; from any thread or signal handler."""
         self._stopping.want()
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the number of ranks may change on the way."""
+        return self._resizes
+
+    def resize(self, ranks: int) -> None:
+        """Wish for another number of ranks, between least and most; from any thread."""
+        self._sizing.ask(ranks)
 
     def run(self) -> Ran:
         """Go through all states.
@@ -142,7 +158,13 @@ class Controller:
             self._stack.close()
         if self._error is not None:
             raise self._error
-        return Ran(self._prepared, self._results, self._stopping.signals.number, self._recovery)
+        return Ran(
+            self._prepared,
+            self._results,
+            self._stopping.signals.number,
+            self._recovery,
+            self._sizing.resizes,
+        )
 
     def _initialize(self) -> Turn:
         signals = self._stack.enter_context(hold_signals())
@@ -159,24 +181,21 @@ class Controller:
         assert self._cluster is not None
         check = self._stopping.signals.check
         self._watch.at("waiting for room on the cluster", patient=True)
-        self._room = self._stack.enter_context(
-            placed(self._scaling, self._cluster, self._on_event, check)
+        enter, scaling = self._stack.enter_context, self._scaling
+        room = enter(room_for(scaling, self._cluster, self._on_event, check))
+        self._crew = enter(crew_of(scaling, room.places(), check))
+        self._seating = Seating(
+            scaling, room, self._crew, self._sizing, self._recovery, self._watch
         )
-        self._crew = self._stack.enter_context(crew_of(self._scaling, self._room, check))
+        self._seating.say_how_many(self._on_event)
         self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
         return "on"
 
     def _fill(self) -> Turn:
         """Give a process to every rank that has none."""
-        assert self._crew is not None and self._cluster is not None
-        if self._recovery.under_way:
-            self._watch.at("waiting for room for the lost ranks", patient=True)
-            check = self._stopping.signals.check
-            wait_for_room(self._scaling, self._cluster, self._room, self._on_event, check)
-        self._watch.at("starting the ranks' actors")
-        new = self._crew.fill(self._setup_timeout_s, self._heartbeat_s)
-        if self._recovery.under_way:
-            self._recovery.replaced(new)
+        assert self._seating is not None
+        if not self._seating.fill(self._setup_timeout_s, self._heartbeat_s):
+            return "stay"
         self._on_event(Milestone("actors"))
         return "on"
 
@@ -198,6 +217,7 @@ class Controller:
         self._group.start(self._prepared.task, self._timeout_s, self._setup_timeout_s)
         self._shown, self._trouble_since = 0, None
         self._stopping.begin()
+        self._sizing.start()
         self._on_event(Milestone("torch on the ranks"))
         return "on"
 
@@ -220,19 +240,34 @@ class Controller:
         verdict = judge(ranks, trouble_s, silent_limit_s, self._heartbeat_s)
         if verdict.action == "finish":
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
+            if self._has_paused():
+                return "resize"
             self._recovery.caught_up(now)
             return "end"
         if verdict.failure is not None:
             return self._failed(verdict.failure)
+        assert self._seating is not None
+        if self._resizes and not self._stopping.wanted and self._seating.wants_pause(ranks, now):
+            self._sizing.pause(now)
+            self._group.request_stop()
         return "stay"
+
+    def _has_paused(self) -> bool:
+        """Whether the ranks ended their task because they were asked to pause."""
+        paused = self._sizing.paused_since is not None
+        return paused and not self._stopping.wanted and self._results[0].stopped
 
     def _tell(self, group: RankGroup) -> None:
         """Hand on what the ranks told since the last look."""
         news, self._shown = group.events[self._shown :], len(group.events)
         for event in news:
             if isinstance(event, Began):
-                for told in self._recovery.began(event, time.monotonic()):
+                now, lost = time.monotonic(), self._recovery.under_way
+                for told in self._recovery.began(event, now):
                     self._on_event(told)
+                resized = self._sizing.began(event, group.world_size, now, lost=lost)
+                if resized is not None:
+                    self._on_event(resized)
                 self._standing.go_back(event.step)
             self._on_event(event)
 
@@ -287,7 +322,8 @@ class Controller:
 
     def _ending(self, blame: Blame, more: str = "") -> Exception:
         past = [old for old in self._recovery.past if old is not blame]
-        return ending(blame, self._scaling.num_workers, past, self.log, more)
+        ranks = self._group.world_size if self._group is not None else self._scaling.least
+        return ending(blame, ranks, past, self.log, more)
 
     def _rank_stacks(self) -> str:
         return self._group.stacks(STACKS_S) if self._group is not None else "-- no ranks yet"

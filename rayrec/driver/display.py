@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.train.progress import Evaluation, Event, Milestone, ProgressReport, Recovered
+from rayrec.train.progress import Evaluation, Event, Milestone, ProgressReport, Recovered, Resized
 
 
 class Display:
@@ -53,8 +53,8 @@ class Display:
         elif isinstance(event, Recovered):
             self.go_back(event.step)
             self.line(str(event))
-        elif isinstance(event, str):
-            self.line(event)
+        elif isinstance(event, str | Resized):
+            self.line(str(event))
         elif isinstance(event, Evaluation):
             self.evaluations.append(event)
             # the job tells of the last one, beside what it was trained on

@@ -92,7 +92,10 @@ class Driver:
                 f"model is a {type(model).__name__}; pass a function that builds the module on "
                 "each rank."
             )
+        from rayrec.driver.shape import check_sizes
+
         check_plan_word(plan)
+        check_sizes(plan, run, scaling)
         check_same_features(data, eval_data)
         self._model, self._data, self._eval_data = model, data, eval_data
         self._scaling, self._run = scaling, run
@@ -158,7 +161,7 @@ class Driver:
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
         from rayrec.driver.lives import Lives, fit_task
-        from rayrec.driver.shape import check_recovery, check_shape, run_info
+        from rayrec.driver.shape import check_pauses, check_recovery, check_shape, run_info
         from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
         from rayrec.driver.start import find_start
 
@@ -166,6 +169,7 @@ class Driver:
         check_values(data)
         check_values(held_out)
         check_recovery(run, self._scaling)
+        check_pauses(run, self._scaling)
         display = Display(run.progress)
         log = RunLog(run.run_path, run.name)
         # The folder is taken before its checkpoints are looked at, so that no other driver changes
@@ -297,6 +301,25 @@ class Driver:
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
         self._ranks.request_stop()
+
+    def resize(self, num_workers: int) -> None:
+        """Have a running `fit` go on with another number of ranks.
+
+        A callback or any other thread may call it. The ranks finish their window and save, and the
+        run goes on from there. A smaller number takes effect at once; a larger one as soon as the
+        cluster, which is asked for it, has the room. The run keeps to this number until the next
+        call: it does not grow above it by itself.
+
+        Args:
+            num_workers: within those of `ScalingConfig`.
+        Raises:
+            ConfigError: the number is outside of them, the run has one number of ranks or no
+                storage path, or no `fit` runs.
+        """
+        from rayrec.driver.shape import check_resize
+
+        check_resize(num_workers, self._run, self._scaling)
+        self._ranks.resize(num_workers)
 
     def _score(self, data: Dataset, task: Callable[..., RankTask], files: Files) -> Any:
         """What rank 0 returns of a task that reads `data` and changes no model."""

@@ -1,4 +1,4 @@
-"""`Lives`: from where a run goes on after a failure, as the spec that its ranks are then given.
+"""`Lives`: from where a run goes on after a failure or a pause, as the spec that its ranks get.
 
 A run goes on from its newest whole checkpoint, with older ones to fall back on. Without any it
 begins as its first life did. What stood in the run's folder before the run and is not of its past
@@ -95,7 +95,7 @@ class Lives:
             changes["new_data"] = False
         profile = spec.profile
         if profile is not None and spec.steps - step < profile.skip_steps + 2 * profile.steps:
-            self._say("no profile is made, since too few steps are left after the failure")
+            self._say("no profile is made, since too few steps are left")
             changes["profile"] = None
         return replace(spec, **changes)
 

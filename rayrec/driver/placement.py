@@ -20,23 +20,28 @@ NOTICE_AFTER_S = 3.0
 WAIT_TURN_S = 0.25
 
 
-def shortage(scaling: ScalingConfig, total: Mapping[str, float]) -> str:
-    """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can."""
+def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int | None = None) -> str:
+    """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can.
+
+    Args:
+        ranks: how many; None means the smallest number that a run may have.
+    """
+    ranks = scaling.least if ranks is None else ranks
     for resource, each in scaling.bundle.items():
-        have, need = total.get(resource, 0.0), each * scaling.num_workers
+        have, need = total.get(resource, 0.0), each * ranks
         # Sums of fractions of a CPU may be off in their last digits.
         if need > have + 1e-6:
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
             if resource == "CPU":
-                cpus = _fraction(have / scaling.num_workers)
+                cpus = _fraction(have / ranks)
                 remedy += f", cpus_per_worker={cpus}, or a larger cluster."
             elif resource == "GPU":
                 remedy += ", use_gpu=False, or a larger cluster."
             else:
                 remedy += f" or start nodes with --resources '{{\"{resource}\": ...}}'."
             return (
-                f"{scaling.num_workers} ranks with {each:g} {resource} each need {need:g} "
+                f"{ranks} ranks with {each:g} {resource} each need {need:g} "
                 f"{resource}, the cluster has {have:g}. {remedy}"
             )
     return ""
@@ -51,6 +56,8 @@ def placed(
 ) -> Iterator[Any]:
     """Hold a placement group with a bundle per rank inside the block; it is removed at the end.
 
+    It is for the smallest number of ranks that a run may have.
+
     Args:
         notice: told once when the cluster has no room yet.
         check: called several times a second while waiting; what it raises ends the wait.
@@ -60,8 +67,8 @@ def placed(
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    _refuse_too_much(scaling, cluster)
-    bundles = [dict(scaling.bundle)] * scaling.num_workers
+    refuse_too_much(scaling, cluster)
+    bundles = [dict(scaling.bundle)] * scaling.least
     group = placement_group(bundles, strategy=scaling.placement_strategy)
     try:
         wait_for_room(scaling, cluster, group, notice, check)
@@ -86,10 +93,8 @@ def wait_for_room(
     """
     import ray
 
-    missing = _refuse_too_much(scaling, cluster)
-    wait_s = scaling.placement_timeout_s
-    if wait_s is None:
-        wait_s = PLACEMENT_TIMEOUT_S
+    missing = refuse_too_much(scaling, cluster)
+    wait_s = longest_wait(scaling)
     if _wait(group, min(NOTICE_AFTER_S, wait_s), check):
         return
     # a lost node takes a moment to leave the sum
@@ -97,10 +102,16 @@ def wait_for_room(
     what = missing or "other work holds the resources"
     notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
     if not _wait(group, wait_s - NOTICE_AFTER_S, check):
-        raise ConfigError(_refusal(scaling, group, wait_s))
+        raise ConfigError(refusal(scaling, group, wait_s))
 
 
-def _refuse_too_much(scaling: ScalingConfig, cluster: Cluster) -> str:
+def longest_wait(scaling: ScalingConfig) -> float:
+    """Seconds that a run waits for room."""
+    wait_s = scaling.placement_timeout_s
+    return PLACEMENT_TIMEOUT_S if wait_s is None else wait_s
+
+
+def refuse_too_much(scaling: ScalingConfig, cluster: Cluster) -> str:
     """Refuse what a cluster can never hold; what is missing from one that may grow, or ""."""
     import ray
 
@@ -127,7 +138,8 @@ def _wait(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:
             return False
 
 
-def _refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
+def refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
+    """Why there was no room for the ranks, with Ray's own word for the state of their group."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -140,7 +152,7 @@ def _refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
         have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy."
     )
     return (
-        f"no room for {scaling.num_workers} ranks of {scaling.bundle} "
+        f"no room for {scaling.least} ranks of {scaling.bundle} "
         f"({scaling.placement_strategy}) after {waited_s:.0f} s; Ray says {state}. {why}"
     )
 

@@ -38,9 +38,11 @@ class Ran:
         results: the task's result by rank; empty without a task.
         signal_number: the signal that ended the run early, or None.
         recovery: the account of its failures.
+        resizes: how often it went on with another number of ranks.
     """
 
     prepared: Prepared
     results: tuple[Any, ...] = ()
     signal_number: int | None = None
     recovery: Recovery = field(default_factory=Recovery)
+    resizes: int = 0

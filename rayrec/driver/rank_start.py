@@ -1,6 +1,7 @@
-"""`Crew`: the actors of a world by rank, each on a bundle of a placement group.
+"""`Crew`: the actors of a world by rank, each at a place on the cluster.
 
-Every rank without an actor is given one, at the start and after a failure; the others keep theirs.
+Every rank without an actor is given one, at the start, after a failure, and where the number of
+ranks grows; the others keep theirs.
 The actors are sorted so that the ranks of one host are neighbours, the driver's host first. They
 import torch while the caller goes on, and are killed when the block of `started` ends.
 """
@@ -18,6 +19,7 @@ from typing import Any
 from rayrec.driver.answers import Awakening, answers
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.room import Place
 from rayrec.train.seat import RankAddress
 
 
@@ -25,17 +27,19 @@ class Crew:
     """The actors of a world.
 
     Args:
-        placement: the placement group, with a bundle for each rank.
+        places: one for each rank.
         check: called several times a second while actors start; what it raises ends the wait.
     """
 
     def __init__(
-        self, scaling: ScalingConfig, placement: Any, check: Callable[[], None] = lambda: None
+        self,
+        scaling: ScalingConfig,
+        places: Sequence[Place],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scaling, self._placement, self._check = scaling, placement, check
-        self._actors: list[Any] = [None] * scaling.num_workers
-        self._addresses: list[RankAddress | None] = [None] * scaling.num_workers
-        self._bundles = list(range(scaling.num_workers))
+        self._scaling, self._places, self._check = scaling, list(places), check
+        self._actors: list[Any] = [None] * len(places)
+        self._addresses: list[RankAddress | None] = [None] * len(places)
 
     @property
     def actors(self) -> list[Any]:
@@ -47,24 +51,59 @@ class Crew:
         """Where the ranks live; of all ranks, once `fill` is done."""
         return tuple(address for address in self._addresses if address is not None)
 
-    def fill(self, timeout_s: float, heartbeat_s: float = math.inf) -> tuple[int, ...]:
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the ranks are, or will be once `fill` is done."""
+        return tuple(self._places)
+
+    @property
+    def vacant(self) -> tuple[int, ...]:
+        """The ranks without an actor that is known to live."""
+        return tuple(rank for rank, address in enumerate(self._addresses) if address is None)
+
+    def seat(self, places: Sequence[Place]) -> tuple[int, ...]:
+        """Have a rank at each of `places` and nowhere else, from the next `fill` on.
+
+        Ranks whose place stays keep their actor and their order.
+
+        Returns:
+            the ranks that are no more, by their numbers until now.
+        """
+        gone = [rank for rank, place in enumerate(self._places) if place not in places]
+        for rank in gone:
+            self.dismiss(rank)
+        stay = [rank for rank in range(len(self._places)) if rank not in gone]
+        new = [place for place in places if place not in self._places]
+        self._actors[:] = [self._actors[rank] for rank in stay] + [None] * len(new)
+        self._addresses = [self._addresses[rank] for rank in stay] + [None] * len(new)
+        self._places = [self._places[rank] for rank in stay] + new
+        return tuple(gone)
+
+    def fill(
+        self,
+        timeout_s: float,
+        heartbeat_s: float = math.inf,
+        look: Callable[[], None] = lambda: None,
+    ) -> tuple[int, ...]:
         """Give an actor to every rank that has none; the ranks that got one.
 
         Args:
             heartbeat_s: one whose process runs and says nothing for so long has failed.
+            look: called as `check`.
         Raises:
             TrainingFailed: an actor did not come up within `timeout_s` seconds, or fell silent.
         """
         for rank, actor in enumerate(self._actors):
             if actor is None:
-                self._actors[rank] = self._hire(self._bundles[rank])
-        new = [rank for rank, address in enumerate(self._addresses) if address is None]
+                self._actors[rank] = self._hire(self._places[rank])
+        new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
         pairs = {rank: (self._actors[rank], reference) for rank, reference in asked.items()}
         awakening = Awakening(pairs, len(self._actors), heartbeat_s)
 
         def check() -> None:
             self._check()
+            look()
             awakening.check()
 
         told = answers(asked, (), len(self._actors), "start", timeout_s, check)
@@ -98,7 +137,7 @@ class Crew:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
 
-    def _hire(self, bundle_index: int) -> Any:
+    def _hire(self, place: Place) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -116,7 +155,7 @@ class Crew:
             # a poll must pass while another call waits
             max_concurrency=4,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._placement, placement_group_bundle_index=bundle_index
+                place.group, placement_group_bundle_index=place.bundle
             ),
         )
         # torch's profiler writes to stderr else
@@ -128,7 +167,7 @@ class Crew:
         order = neighbours(self.addresses, ray.get_runtime_context().get_node_id())
         self._actors[:] = [self._actors[i] for i in order]
         self._addresses = [self._addresses[i] for i in order]
-        self._bundles = [self._bundles[i] for i in order]
+        self._places = [self._places[i] for i in order]
 
 
 @contextmanager
@@ -147,17 +186,18 @@ def started(
     Raises:
         TrainingFailed: an actor did not come up within `timeout_s` seconds.
     """
-    with crew_of(scaling, placement, check) as crew:
+    places = [Place(placement, bundle) for bundle in range(scaling.least)]
+    with crew_of(scaling, places, check) as crew:
         crew.fill(timeout_s)
         yield RankGroup(crew, scaling, check)
 
 
 @contextmanager
 def crew_of(
-    scaling: ScalingConfig, placement: Any, check: Callable[[], None] = lambda: None
+    scaling: ScalingConfig, places: Sequence[Place], check: Callable[[], None] = lambda: None
 ) -> Iterator[Crew]:
     """A crew without actors, whose actors are killed at the end of the block."""
-    crew = Crew(scaling, placement, check)
+    crew = Crew(scaling, places, check)
     try:
         yield crew
     finally:

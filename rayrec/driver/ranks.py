@@ -15,6 +15,7 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.topology import discover
+from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks
 from rayrec.train.progress import Event
@@ -44,6 +45,20 @@ class Ranks:
         self._stop.set()
         if self._controller is not None:
             self._controller.request_stop()
+
+    def resize(self, ranks: int) -> None:
+        """Have a running training go on with another number of ranks; see `Driver.resize`.
+
+        Raises:
+            ConfigError: none is running.
+        """
+        controller = self._controller
+        if controller is None or not controller.resizes:
+            raise ConfigError(
+                f"Driver.resize({ranks}): no fit is running; call it from a callback or another "
+                "thread while Driver.fit runs."
+            )
+        controller.resize(ranks)
 
     def do(
         self,
@@ -101,7 +116,7 @@ class Ranks:
                 self.request_stop()
 
         try:
-            if scaling.num_workers == 0:
+            if scaling.most == 0:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 scaling,
@@ -112,6 +127,7 @@ class Ranks:
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
                 max_failures=run.failure.max_failures if lives is not None else 0,
+                resizes=lives is not None,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,

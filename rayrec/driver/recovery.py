@@ -28,6 +28,7 @@ class Recovery:
     # failures after which the run has not begun again, and when they were noticed
     _open: list[tuple[Blame, float]] = field(default_factory=list)
     _replaced: set[int] = field(default_factory=set)
+    _dropped: set[int] = field(default_factory=set)
     _behind: int = 0
     _behind_since: float | None = None
 
@@ -54,6 +55,10 @@ class Recovery:
         """Note which ranks have a new process."""
         self._replaced |= set(ranks)
 
+    def dropped(self, ranks: Collection[int]) -> None:
+        """Note which ranks the run goes on without."""
+        self._dropped |= set(ranks)
+
     def began(self, began: Began, now: float) -> tuple[Recovered, ...]:
         """Note that all ranks train again; what there is to tell, one for each failure."""
         told = tuple(
@@ -66,12 +71,14 @@ class Recovery:
                 cause=blame.cause,
                 seconds=now - since,
                 replaced=blame.rank in self._replaced,
+                dropped=blame.rank in self._dropped - self._replaced,
             )
             for blame, since in self._open
         )
         self.recoveries += 1 if told else 0
         self._open.clear()
         self._replaced.clear()
+        self._dropped.clear()
         return told
 
     def at_step(self, step: int, now: float) -> None:

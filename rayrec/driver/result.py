@@ -51,6 +51,7 @@ class Result:
             after them; two failures at once are recovered from together.
         seconds_lost: from the notice of a failure until the run was again at the step that it had
             reached, over all failures.
+        resizes: how often the run went on with another number of ranks; `plan` is that of the last.
     """
 
     steps: int
@@ -73,6 +74,7 @@ class Result:
     failures: int = 0
     recoveries: int = 0
     seconds_lost: float = 0.0
+    resizes: int = 0
 
 
 def checked_predictions(
@@ -124,6 +126,7 @@ def result_of(ran: Ran, display: Display) -> Result:
         failures=len(ran.recovery.past),
         recoveries=ran.recovery.recoveries,
         seconds_lost=ran.recovery.seconds_lost,
+        resizes=ran.resizes,
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
+from rayrec.checks import whole_number
 from rayrec.driver.config import RunConfig, ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan
+from rayrec.layout import KINDS, ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
@@ -79,6 +80,71 @@ def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
             f"FailureConfig has max_failures={run.failure.max_failures}, and num_workers=0 runs "
             "the one rank in this process, which cannot be replaced; leave it out, or give "
             "num_workers."
+        )
+
+
+def check_sizes(plan: str | ShardingPlan, run: RunConfig, scaling: ScalingConfig) -> None:
+    """Check that what a user says fits every number of ranks that a run may have.
+
+    Raises:
+        ConfigError: a plan is for one number of ranks; or groups of ranks do not part all of them.
+    """
+    if not scaling.is_elastic:
+        return
+    words = f"num_workers={scaling.num_workers}"
+    if isinstance(plan, ShardingPlan) or (plan != "auto" and plan not in KINDS):
+        raise ConfigError(
+            f"a plan is for one number of ranks, and {words} lets the run change it; give "
+            "plan='auto' or a sharding kind, so that every number gets its own plan, or one number "
+            "of ranks."
+        )
+    group = run.sharding_group_size
+    for ranks in range(scaling.least, scaling.most + 1):
+        if group is not None and (ranks % group or ranks == group):
+            raise ConfigError(
+                f"sharding_group_size={group} does not part {ranks} ranks into two or more equal "
+                f"groups, and {words} lets the run have so many; leave it out, or give one number "
+                "of ranks."
+            )
+
+
+def check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Refuse a training that could not save when its number of ranks changes.
+
+    Raises:
+        ConfigError: it has no folder, or keeps no checkpoint when it is stopped.
+    """
+    if not scaling.is_elastic:
+        return
+    words = f"num_workers={scaling.num_workers} changes the number of ranks through a checkpoint"
+    if run.storage_path is None:
+        raise ConfigError(
+            f"{words}; give RunConfig(storage_path=...) (--checkpoint-dir), or one number of ranks."
+        )
+    if not run.checkpoint.at_end:
+        raise ConfigError(
+            f"{words}, and CheckpointConfig(at_end=False) saves none when ranks pause; leave it "
+            "out, or give one number of ranks."
+        )
+
+
+def check_resize(ranks: int, run: RunConfig, scaling: ScalingConfig) -> None:
+    """Check that a run may go on with so many ranks.
+
+    Raises:
+        ConfigError: it may not; says between which numbers it may.
+    """
+    whole_number("Driver.resize(num_workers)", ranks)
+    if not scaling.is_elastic:
+        raise ConfigError(
+            f"Driver.resize({ranks}): this driver has num_workers={scaling.num_workers}; give "
+            "ScalingConfig(num_workers=(least, most)) to change it during a run."
+        )
+    check_pauses(run, scaling)
+    if not scaling.least <= ranks <= scaling.most:
+        raise ConfigError(
+            f"Driver.resize({ranks}) is outside of num_workers={scaling.num_workers}; give a "
+            f"number from {scaling.least} to {scaling.most}."
         )
 
 

@@ -3,7 +3,9 @@
 A run goes down the first column of the table to its end. A failure that the run recovers from leads
 from any state that has ranks to GATHERING, where the survivors leave the world that failed. From
 there the run takes the same way as at its start: FILLING gives every rank without a process a new
-one, PLANNING says what to do, STARTING begins it.
+one, PLANNING says what to do, STARTING begins it. A run whose number of ranks may change goes back
+to FILLING, too, when its ranks have saved and paused for a change; there it may have to look for
+room several times.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Literal
 
-# how a state ended: "stay" looks again, "on" goes ahead, "end" has nothing left to do
-Turn = Literal["stay", "on", "end", "recover", "fail"]
+# how a state ended: "stay" looks again, "on" goes ahead, "end" has nothing left to do, "resize" has
+# ranks that paused for a change of their number
+Turn = Literal["stay", "on", "end", "resize", "recover", "fail"]
 
 
 class State(Enum):
@@ -36,10 +39,15 @@ _FAILED: dict[Turn, State] = {"recover": State.GATHERING, "fail": State.SHUTTING
 TRANSITIONS: Mapping[State, Mapping[Turn, State]] = {
     State.INITIALIZING: {"on": State.SCHEDULING, "fail": State.SHUTTING_DOWN},
     State.SCHEDULING: {"on": State.FILLING, "fail": State.SHUTTING_DOWN},
-    State.FILLING: {"on": State.PLANNING, **_FAILED},
+    State.FILLING: {"stay": State.FILLING, "on": State.PLANNING, **_FAILED},
     State.PLANNING: {"on": State.STARTING, "end": State.SHUTTING_DOWN, **_FAILED},
     State.STARTING: {"on": State.RUNNING, **_FAILED},
-    State.RUNNING: {"stay": State.RUNNING, "end": State.SHUTTING_DOWN, **_FAILED},
+    State.RUNNING: {
+        "stay": State.RUNNING,
+        "end": State.SHUTTING_DOWN,
+        "resize": State.FILLING,
+        **_FAILED,
+    },
     State.GATHERING: {"stay": State.GATHERING, "on": State.FILLING, **_FAILED},
     State.SHUTTING_DOWN: {"end": State.FINISHED, "fail": State.ERRORED},
 }

@@ -80,6 +80,9 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
     if result.failures:
         times = f"{result.failures} failure" + ("s" if result.failures > 1 else "")
         print(f"recovered from {times}, which cost {result.seconds_lost:.1f} s")
+    if result.resizes:
+        times = "once" if result.resizes == 1 else f"{result.resizes} times"
+        print(f"changed its number of ranks {times}, to {result.plan.world_size}")
     if result.ended_early:
         print(f"ended early: {result.ended_early}")
     if result.best_score is not None:
@@ -100,6 +103,7 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
         "failures": result.failures,
         "recoveries": result.recoveries,
         "seconds_lost": result.seconds_lost,
+        "resizes": result.resizes,
         "startup_s": seconds_by_part(timing),
         "seed": reporting.seed,
     }

@@ -19,7 +19,7 @@ def default_ranks() -> int:
 
 def scaling_from(
     *,
-    ranks: int | None,
+    ranks: int | tuple[int, int] | None,
     local: bool,
     gpu: bool,
     cpus_per_rank: float,
@@ -29,7 +29,7 @@ def scaling_from(
     """Where the ranks run, by the options of the same names.
 
     Args:
-        ranks: None takes `default_ranks`.
+        ranks: a number, or the least and the most; None takes `default_ranks`.
         local: one rank in this process, without Ray.
         placement_timeout: seconds to wait for room on the cluster, or None.
     Raises:

@@ -69,7 +69,7 @@ def score_checkpoint(scoring: Scoring) -> Scored:
     metrics = driver.evaluate(
         scoring.checkpoint, predictions=scoring.predictions, keys=scoring.keys
     )
-    ranks = max(1, scoring.scaling.num_workers)
+    ranks = max(1, scoring.scaling.most)
     return Scored(step, ranks, scores_beside_truth(metrics, truth))
 
 

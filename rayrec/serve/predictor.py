@@ -145,7 +145,19 @@ class Predictor:
                 number is not finite; names column, row and value.
             ConfigError: rows of columns are given, and the artifact has no schema.
         """
-        return self._finish(self._run(self._request(rows, dense)), as_logits=False)
+        return self.score(self.read(rows, dense))
+
+    def read(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Request:
+        """What `predict` takes, checked, as the tensors that `score` takes.
+
+        Raises:
+            InputError, ConfigError: as `predict`.
+        """
+        return self._request(rows, dense)
+
+    def score(self, request: Request) -> Scores:
+        """What `predict` gives, for a request of `read`."""
+        return self._finish(self._run(request), as_logits=False)
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """As `predict`, with logits in place of probabilities."""

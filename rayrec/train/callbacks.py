@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CallbackError, ConfigError, RayrecError
-from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
+from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Resized, Saved
 
 if TYPE_CHECKING:
     from rayrec.layout import ShardingPlan
@@ -80,6 +80,12 @@ class Callback:
         `recovered.step` is told again.
         """
 
+    def on_resize(self, resized: Resized) -> None:
+        """In the driver alone: the run goes on with another number of ranks; see `ScalingConfig`.
+
+        Every change of the ranks gives the ranks new copies of their callbacks.
+        """
+
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Training is over; `error` is what ended it early, or None. It is called once."""
 
@@ -102,6 +108,7 @@ _MOMENTS: Mapping[type, str] = {
     Saved: "on_checkpoint",
     Failure: "on_failure",
     Recovered: "on_recovery",
+    Resized: "on_resize",
 }
 
 
@@ -146,11 +153,13 @@ class Hooks:
             self._call(callback, "on_step", step, step)
 
     def event(self, event: object) -> None:
-        """A window, an evaluation or a checkpoint is done, or a failure came or is over."""
+        """A window, an evaluation, a checkpoint or a change of ranks is done, or a failure."""
         moment = _MOMENTS.get(type(event))
         if moment is None:
             return
-        assert isinstance(event, ProgressReport | Evaluation | Saved | Failure | Recovered)
+        assert isinstance(
+            event, ProgressReport | Evaluation | Saved | Failure | Recovered | Resized
+        )
         for callback in self._callbacks:
             self._call(callback, moment, event.step, event)
 

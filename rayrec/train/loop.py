@@ -21,6 +21,7 @@ from rayrec.report.profile_page import Profile, check_folder
 from rayrec.train.config import TrainSpec
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
 from rayrec.train.progress import Event
+from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.rates import LearningRates, clip_dense
 from rayrec.train.step import checked, summarize
@@ -57,7 +58,7 @@ class RankTrainer(RankRun):
     ) -> None:
         super().__init__(spec, device, on_phase)
         # Dense layers are made on every rank and must be equal, so all ranks draw the same numbers.
-        torch.manual_seed(spec.seed)
+        seed_all(spec.seed)
         self.shard(spec.model(), prefetch=True)
         parameters = [p for _, p in self.model.dense_parameters()]
         self._dense = spec.dense_optimizer.make_dense(parameters) if parameters else None

@@ -32,6 +32,7 @@ from rayrec.layout import ShardingPlan
 from rayrec.train.config import TrainSpec
 from rayrec.train.outcome import FitOutcome
 from rayrec.train.progress import Began
+from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
 from rayrec.train.step import StepResult, loss_weight
@@ -51,7 +52,7 @@ class LoopContext(RankRun):
     def __init__(self, spec: TrainSpec, context: RankContext) -> None:
         device = "cuda:0" if context.seat.device == "cuda" else "cpu"
         super().__init__(spec, device, context.phase)
-        torch.manual_seed(spec.seed)
+        seed_all(spec.seed)
         self._context, self._tell = context, context.report
         self._window: Window | None = None
         self._told: tuple[Tensor, Any, Any] | None = None

@@ -113,6 +113,7 @@ class Recovered:
         rank, host, cause: the failure.
         seconds: from the notice of the failure until all ranks had begun again.
         replaced: the process of the rank is a new one.
+        dropped: the run goes on without the rank, with fewer ranks.
     """
 
     step: int
@@ -123,20 +124,52 @@ class Recovered:
     cause: str
     seconds: float
     replaced: bool
+    dropped: bool = False
 
     def __str__(self) -> str:
         """One line for the user."""
         what = f"rank {self.rank} on {self.host or 'an unknown host'}"
-        if self.replaced:
+        if self.replaced or self.dropped:
             # what may have been the reason stands in brackets there
             cause = self.cause.partition(" (")[0]
-            what += f" lost ({cause}) at step {self.failed_step}; replaced in"
+            how = "replaced in" if self.replaced else "the others met again in"
+            what += f" lost ({cause}) at step {self.failed_step}; {how}"
         else:
             what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"
         where = f"went on from step {self.step}"
         if self.path is None:
             where = "began again, since there is no checkpoint of this run yet"
         return f"{what} {self.seconds:.1f} s; {where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resized:
+    """A run goes on with another number of ranks; see `ScalingConfig.num_workers`.
+
+    Attributes:
+        step: global steps done where it goes on.
+        ranks_before, ranks: how many there were, and are.
+        lost: ranks failed and got no other place; otherwise the run paused for the change.
+        seconds: how long training stood still where it paused, from the wish until all ranks had
+            begun again; 0 where ranks failed, of which `Recovered` tells.
+    """
+
+    step: int
+    ranks_before: int
+    ranks: int
+    lost: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        if self.lost:
+            verb = "is" if self.ranks == 1 else "are"
+            return (
+                f"{self.ranks} of {self.ranks_before} ranks {verb} left; goes on with {self.ranks} "
+                f"from step {self.step}"
+            )
+        how = "grown" if self.ranks > self.ranks_before else "shrunk"
+        return f"{how} from {self.ranks_before} to {self.ranks} ranks at step {self.step}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +198,9 @@ class Milestone:
     at: float = field(default_factory=time.time)
 
 
-Event = ProgressReport | Evaluation | Saved | Failure | Recovered | Began | Milestone | str
+Event = (
+    ProgressReport | Evaluation | Saved | Failure | Recovered | Resized | Began | Milestone | str
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,13 @@ import numpy as np
 import torch
 
 
+def seed_all(seed: int) -> None:
+    """Begin all generators anew from one number; torch's are those of the GPUs, too."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """The state of this process's generators, as a checkpoint can hold it.
 
@@ -73,7 +80,4 @@ def go_on(
         set_random_state(saved[rank], device)
     elif saved:
         # Python's own generator makes one number of any text, the same in every process.
-        seed = random.Random(f"{place} rank {rank} of {world_size}").getrandbits(63)
-        torch.manual_seed(seed)  # of the GPUs, too
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_all(random.Random(f"{place} rank {rank} of {world_size}").getrandbits(63))

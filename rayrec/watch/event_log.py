@@ -1,10 +1,10 @@
 """`EventLog`: a run's events as JSON lines in its folder, for its page and for any other reader.
 
 The driver writes one line when training starts, for every window, evaluation and checkpoint, for a
-failure and the recovery from it, and at the end. A run that is continued appends to the same log:
-every life begins with a start line. `rayrec.watch.schema` has the fields, `rayrec.watch.event_file`
-says where the lines go. It costs one short write for a window, in the driver's process; the ranks
-do not wait for it.
+failure and the recovery from it, for a new number of ranks, and at the end. A run that is continued
+appends to the same log: every life begins with a start line. `rayrec.watch.schema` has the fields,
+`rayrec.watch.event_file` says where the lines go. It costs one short write for a window, in the
+driver's process; the ranks do not wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayrec.checks import lasting_path
 from rayrec.errors import CheckpointError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.storage import one_line
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Saved
+from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Resized, Saved
 from rayrec.version import VERSION
 from rayrec.watch.event_file import Patient, check_events, open_events
 from rayrec.watch.schema import FORMAT, plain
@@ -95,6 +95,10 @@ class EventLog(Callback):
         self._step = recovered.step
         self._write("recovery", recovered)
 
+    def on_resize(self, resized: Resized) -> None:
+        """Write the new number of ranks."""
+        self._write("resize", resized)
+
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Write the failure, if there is one, and the end."""
         if self._file is None:
@@ -109,7 +113,9 @@ class EventLog(Callback):
         self._file = None
 
     def _write(
-        self, event: str, values: ProgressReport | Evaluation | Saved | Failure | Recovered
+        self,
+        event: str,
+        values: ProgressReport | Evaluation | Saved | Failure | Recovered | Resized,
     ) -> None:
         self._step = max(self._step, values.step)
         if self._file is None:

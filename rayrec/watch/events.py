@@ -32,7 +32,7 @@ class RunEvent:
     """One line.
 
     Attributes:
-        kind: start, window, evaluation, checkpoint, failure, recovery or end.
+        kind: start, window, evaluation, checkpoint, failure, recovery, resize or end.
         at: seconds of the driver's wall clock since 1970.
         step: global steps done.
         life: counts the start lines from 0.

@@ -210,6 +210,10 @@ def _words(event: RunEvent) -> str:
         where = "" if values["rank"] is None else f"rank {values['rank']} on {values['host']}: "
         return f"{where}{values['cause']}"
     if event.kind == "recovery":
-        how = "replaced" if values["replaced"] else "all ranks met again"
+        others = "the other ranks" if values.get("dropped") else "all ranks"
+        how = "replaced" if values["replaced"] else f"{others} met again"
         return f"{how} in {values['seconds']:.1f} s, went on from step {event.step:,}"
+    if event.kind == "resize":
+        change = f"from {values['ranks_before']} to {values['ranks']} ranks"
+        return f"{change}, since ranks were lost" if values["lost"] else change
     return str(values["outcome"])

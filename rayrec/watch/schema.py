@@ -59,6 +59,13 @@ FIELDS: dict[str, dict[str, str]] = {
         "cause": "text",
         "seconds": "number",
         "replaced": "flag",
+        "dropped": "flag or absent",
+    },
+    "resize": {
+        "ranks_before": "whole number",
+        "ranks": "whole number",
+        "lost": "flag",
+        "seconds": "number",
     },
     "end": {"outcome": "text"},
 }
@@ -98,6 +105,8 @@ _CHECKS = {
     "text": lambda value: isinstance(value, str),
     "text or null": lambda value: value is None or isinstance(value, str),
     "flag": lambda value: isinstance(value, bool),
+    # written since runs may change their number of ranks
+    "flag or absent": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),
     "object or null": lambda value: value is None or isinstance(value, dict),
     "list of numbers": _are_numbers,
@@ -120,6 +129,8 @@ def trouble(line: Any) -> str:
             return f"its {name!r} is {line.get(name)!r} and no {kind}"
     for name, kind in FIELDS.get(line["event"], {}).items():
         if name not in line:
+            if kind == "flag or absent":
+                continue
             return f"the {line['event']} has no {name!r}"
         if not _CHECKS[kind](line[name]):
             return f"{name!r} of the {line['event']} is no {kind}"

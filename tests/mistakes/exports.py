@@ -1,4 +1,4 @@
-"""Mistakes at `rayrec export`."""
+"""Mistakes at `rayrec export` and `rayrec serve`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,32 @@ EXPORTS = [
     ("extra", "unrecognized arguments: extra"),
 ]
 
+SERVE = "serve {own}/nothing --port 0 "
+SERVES = [
+    ("serve", "ARTIFACT"),
+    ("serve '' --port 0", "ARTIFACT|must be a path"),
+    (SERVE, "nothing|manifest.json|rayrec export"),
+    ("serve {data}/clicks --port 0", "clicks has no file manifest.json"),
+    ("serve s3://b/served --port 0", "another file system"),
+    (SERVE + "more", "unrecognized arguments: more"),
+    (SERVE + "--replicas 0", "--replicas|at least 1"),
+    (SERVE + "--replicas many", "--replicas|'many'"),
+    (SERVE + "--threads 0", "--threads|at least 1"),
+    (SERVE + "--port 65536", "--port|between 0 and 65535"),
+    (SERVE + "--http-port -1", "--http-port|between 0 and 65535"),
+    (SERVE + "--port 9000 --http-port 9000", "port=9000 is both that of gRPC and of HTTP"),
+    (SERVE + "--host ''", "host=''"),
+    (SERVE + "--host nowhere.invalid", "cannot listen at nowhere.invalid|a host of this machine"),
+    (SERVE + "--host 192.0.2.1", "cannot listen at 192.0.2.1|a host of this machine"),
+    (SERVE + "--max-batch-rows 0", "--max-batch-rows|at least 1"),
+    (SERVE + "--queue-rows 1.5", "--queue-rows|'1.5'"),
+    (SERVE + "--drain 0", "--drain|above 0"),
+    (SERVE + "--drain", "--drain: expected one argument"),
+    (SERVE + "--workers 2", "unrecognized arguments: --workers"),
+]
+
 MISTAKES = [
+    *mistakes("rayrec serve", "", SERVES),
     *mistakes("rayrec export", "export", EXPORTS),
     *mistakes(
         "rayrec export",

@@ -32,6 +32,7 @@ COMMANDS = {
     "rayrec predict": "rayrec.cli.main",
     "rayrec export": "rayrec.cli.main",
     "rayrec chaos": "rayrec.cli.main",
+    "rayrec serve": "rayrec.cli.main",
     "rayrec": "rayrec.cli.main",
 }
 

@@ -12,6 +12,10 @@ VALUES = [
     ("--ranks x", "--ranks|whole number"),
     ("--ranks ''", "--ranks|whole number"),
     ("--ranks 1.5", "--ranks|whole number"),
+    ("--ranks 2:", "--ranks|LEAST:MOST"),
+    ("--ranks 4:2", "--ranks|LEAST:MOST"),
+    ("--ranks 0:2", "--ranks|LEAST:MOST"),
+    ("--ranks 1:2:3", "--ranks|LEAST:MOST"),
     ("--model nothing", "--model|'dcn'"),
     ("--model ''", "--model"),
     ("--dense-layers ''", "--dense-layers|whole numbers"),
@@ -111,6 +115,7 @@ TOGETHER = [
     ("--rows 100", "--rows|--train"),
     ("--eval-rows 100", "--eval-rows|--train"),
     ("--ranks 1", "--ranks|--local"),
+    ("--ranks 1:2", "--ranks|--local"),
     ("--ranks 0", "--ranks|at least 1"),
     ("--placement-timeout 5", "placement|--local"),
     ("--pin-cores", "--pin-cores|--local"),
@@ -169,6 +174,8 @@ ON_RANKS = [
     ("--cpus-per-rank 1e-9", "--cpus-per-rank|0.0001"),
     ("--cpus-per-rank 1.5", "--cpus-per-rank|whole"),
     ("--plan {data}/plan.json --ranks 2", "plan is for 1 ranks|2"),
+    ("--plan {data}/plan.json --ranks 1:2", "plan is for one number of ranks|num_workers=(1, 2)"),
+    ("--ranks 1:2", "num_workers=(1, 2)|--checkpoint-dir"),
 ]
 
 OVERWRITES = [

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ from rayrec.train.config import CheckpointConfig, EvaluationConfig
 from rayrec.train.progress import Failure, Recovered
 from rayrec.watch import EventLog, read_events
 from tests.ray import worlds
+from tests.ray.acting import Act, acting, pids
 from tests.ray.heads import ROOT
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 STEPS = 24
 BATCH = 256
-Act = Callable[[int, int, int], None]
 
 
 def run(
@@ -60,44 +59,6 @@ def run(
     result = worlds.driver(clicks, ranks, **{**chosen, **options}).fit()
     assert result.checkpoint is not None
     return result, worlds.digests(result.checkpoint)
-
-
-def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]:
-    """The tiny model, which calls act(rank, life, step); made of closures, so that it travels."""
-    build, where = worlds.recipe(clicks), str(scratch)
-
-    def model() -> Any:
-        import torch.distributed as dist
-
-        module = build()
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        if not dist.is_initialized():
-            return module
-        life = 0
-        while True:
-            try:
-                with open(f"{where}/{rank}-{life}", "x") as file:
-                    file.write(str(os.getpid()))
-                break
-            except FileExistsError:
-                life += 1
-        steps = [0]
-
-        def before(_module: Any, _inputs: Any) -> None:
-            if module.training:
-                steps[0] += 1
-            act(rank, life, steps[0])
-
-        module.register_forward_pre_hook(before)
-        return module
-
-    return model
-
-
-def pids(folder: Path, rank: int) -> list[int]:
-    """The processes of a rank by life."""
-    paths = sorted((folder / "scratch").glob(f"{rank}-*"), key=lambda path: int(path.name[2:]))
-    return [int(path.read_text()) for path in paths]
 
 
 @pytest.fixture(scope="module")

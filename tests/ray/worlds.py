@@ -48,7 +48,7 @@ def recipe(clicks: SyntheticPaths, model: str = "dlrm") -> ModelRecipe:
 
 def driver(
     clicks: SyntheticPaths,
-    ranks: int,
+    ranks: int | tuple[int, int],
     *,
     model: Callable[[], nn.Module] | None = None,
     plan: Any = "auto",
@@ -124,6 +124,25 @@ def wait_for_pid(folder: Path, rank: int, timeout_s: float = 60.0) -> int:
             return int(path.read_text())
         time.sleep(0.05)
     raise TimeoutError(f"rank {rank} did not reach step 3 in {timeout_s} s")
+
+
+def compare(checkpoint: str, other: str) -> None:
+    """Compare all tables, their state and the dense layers of runs on other numbers of ranks."""
+    import numpy as np
+
+    from rayrec.checkpoint import load_table, read_manifest, restore_checkpoint
+
+    close = {"rtol": 1e-4, "atol": 2e-5}
+    for table in read_manifest(checkpoint).tables:
+        ours, theirs = load_table(checkpoint, table.name), load_table(other, table.name)
+        assert ours.column_names == theirs.column_names
+        for name in ours.column_names:
+            one, two = (np.array(t[name].to_pylist()) for t in (ours, theirs))
+            np.testing.assert_allclose(two, one, **close)
+    ours, theirs = (restore_checkpoint(path, []).dense for path in (checkpoint, other))
+    assert set(ours) == set(theirs) and ours
+    for name, tensor in ours.items():
+        np.testing.assert_allclose(theirs[name], tensor, **close)
 
 
 def digests(checkpoint: str) -> dict[str, str]:

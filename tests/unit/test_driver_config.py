@@ -61,7 +61,18 @@ from rayrec.train.window import next_length
             ),
             "temporary copy",
         ),
-        (lambda: ScalingConfig(num_workers=(1, 4)), "num_workers"),  # type: ignore[arg-type]
+        (lambda: ScalingConfig(num_workers=(4, 1)), "least <= most"),
+        (lambda: ScalingConfig(num_workers=(0, 4)), "1 <= least"),
+        (lambda: ScalingConfig(num_workers=(1, 2, 3)), "least, most"),  # type: ignore[arg-type]
+        (lambda: ScalingConfig(num_workers=(1, True)), "least, most"),
+        (lambda: ScalingConfig(num_workers=(1, 2), shrink_after_s=0), "shrink_after_s=0"),
+        (lambda: ScalingConfig(num_workers=(1, 2), grow_after_s=-1), "grow_after_s=-1"),
+        (lambda: ScalingConfig(num_workers=2, shrink_after_s=5), "number of ranks that changes"),
+        (lambda: ScalingConfig(num_workers=(2, 2), grow_after_s=5), "num_workers=2"),
+        (
+            lambda: ScalingConfig(num_workers=(1, 2), placement_strategy="STRICT_PACK"),
+            "one by one; use PACK",
+        ),
         (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
         (lambda: ScalingConfig(cpus_per_worker=1.5), "cpus_per_worker=1.5.*--cpus-per-rank.*whole"),
         (lambda: ScalingConfig(cpus_per_worker=1e-9), "cpus_per_worker=1e-09.*0.0001"),

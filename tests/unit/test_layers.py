@@ -48,6 +48,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "recipe": 6,
     "distributed.program": 7,
     "serve": 7,
+    "serve.server": 8,
     "distributed.kernels": 8,
     "distributed.steps": 9,
     "distributed.ways": 10,

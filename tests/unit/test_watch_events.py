@@ -160,7 +160,7 @@ def test_every_run_with_a_folder_has_one_log(tmp_path: Path):
 def test_an_event_of_a_later_version_is_passed_over(tmp_path: Path):
     tell(EventLog(tmp_path), 200)
     with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"event":"resize","at":1.5,"step":200}\n')
+        file.write('{"event":"merger","at":1.5,"step":200}\n')
     assert len(read_events(tmp_path).of("window")) == 4
 
 

@@ -1,0 +1,96 @@
+"""`rayrec serve`: replicas of a predictor that answer gRPC and HTTP."""
+
+from __future__ import annotations
+
+import click
+
+from rayrec import arguments
+from rayrec.cli.base import PATH, Checked, Command, count
+
+
+@click.command(
+    cls=Command,
+    examples="""
+rayrec serve served/clicks --replicas 2
+rayrec serve served/clicks --host 0.0.0.0 --port 9000 --http-port 9001
+""",
+)
+@click.argument("artifact", type=PATH, metavar="ARTIFACT")
+@click.option("--replicas", type=count(), default=1, show_default=True, help="processes")
+@click.option(
+    "--port", type=count(0, 65535), default=8500, show_default=True, help="of gRPC; 0: a free one"
+)
+@click.option(
+    "--http-port",
+    type=count(0, 65535),
+    metavar="COUNT",
+    help="of HTTP; 0: a free one; by default the next one after --port",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="address to listen at; the default is reached from this machine alone",
+)
+@click.option(
+    "--threads", type=count(), default=1, show_default=True, help="cores that a replica scores with"
+)
+@click.option(
+    "--max-batch-rows",
+    type=count(),
+    default=1024,
+    show_default=True,
+    help="rows of waiting requests that are scored in one call at most",
+)
+@click.option(
+    "--queue-rows",
+    type=count(),
+    default=16384,
+    show_default=True,
+    help="rows that may wait in a replica; beyond them requests are refused",
+)
+@click.option(
+    "--drain",
+    type=Checked(arguments.seconds, "seconds"),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="time to answer what is there, after SIGTERM",
+)
+def command(
+    artifact: str,
+    replicas: int,
+    port: int,
+    http_port: int | None,
+    host: str,
+    threads: int,
+    max_batch_rows: int,
+    queue_rows: int,
+    drain: float,
+) -> None:
+    """Answer requests for scores until SIGTERM or Ctrl-C.
+
+    gRPC takes Arrow streams (rayrec.serve.Client), HTTP takes JSON at /predict and answers
+    /health, /ready and /metrics.
+    """
+    from rayrec.serve.server.needed import check_installed
+
+    check_installed()
+    from rayrec.serve.server.settings import ServerSettings
+
+    if http_port is None:
+        http_port = min(port + 1, 65535) if port else 0
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        http_port=http_port,
+        replicas=replicas,
+        threads=threads,
+        max_batch_rows=max_batch_rows,
+        queue_rows=queue_rows,
+        drain_s=drain,
+    )
+    from rayrec.serve.server.supervisor import serve
+
+    serve(artifact, settings)

@@ -1,0 +1,227 @@
+"""`Room`: the places on the cluster that the ranks of a run hold, and those that it asks for.
+
+The smallest number of ranks shares one placement group: they get their places together or not at
+all, so that two runs never wait for each other with half of their ranks. Every further rank has a
+group of its own. A group without a place stays asked for, so that an autoscaler sees it, and Ray
+finds places by itself for what a lost node held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rayrec.driver.cluster import Cluster
+from rayrec.driver.config import SHRINK_AFTER_S, ScalingConfig
+from rayrec.driver.placement import (
+    NOTICE_AFTER_S,
+    WAIT_TURN_S,
+    longest_wait,
+    placed,
+    refusal,
+    refuse_too_much,
+    shortage,
+    wait_for_room,
+)
+from rayrec.errors import ConfigError
+
+# how long a run waits at its start for one more place than it has
+SETTLE_S = 2.0
+LOOK_S = 1.0
+# places that are asked for beyond those that ranks hold: each is a question at every look
+MOST_ASKED = 128
+
+
+class Place(NamedTuple):
+    """A place for one rank: a bundle of a placement group."""
+
+    group: Any
+    bundle: int
+
+
+class PlaceLost(Exception):
+    """The place of a rank that is being started is gone."""
+
+
+class Room:
+    """The places of one run; see `room_for`.
+
+    Args:
+        base: the placement group of the smallest number of ranks.
+        notice: told once when a run waits for room.
+        check: called several times a second while it waits; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        cluster: Cluster,
+        base: Any,
+        notice: Callable[[str], None] = lambda line: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._scaling, self._cluster, self._base = scaling, cluster, base
+        self._notice, self._check = notice, check
+        self._single: list[Any] = []
+        self._told = False
+        self._looked_at = 0.0
+
+    def places(self) -> tuple[Place, ...]:
+        """The places that exist now, also those that ranks hold; one question for each group."""
+        least = self._scaling.least
+        if not self._scaling.is_elastic:
+            return tuple(Place(self._base, bundle) for bundle in range(least))
+        import ray
+
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        there = []
+        for group in (self._base, *self._single):
+            there += [Place(group, bundle) for bundle in bundles_on(group, alive)]
+        return tuple(there)
+
+    def ask(self, ranks: int, taken: Collection[Place] = ()) -> None:
+        """Ask the cluster for so many places in all, and give back what is too much.
+
+        Args:
+            ranks: between the smallest and the largest number of ranks.
+            taken: places that ranks hold, which are given back last. So many more are asked for
+                at a time as `MOST_ASKED` says.
+        """
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        self._single.sort(key=lambda group: Place(group, 0) not in taken)
+        held = sum(Place(group, 0) in taken for group in self._single)
+        # where the base has lost a place, more ranks than these have one of their own
+        wanted = min(max(ranks - self._scaling.least, held), held + MOST_ASKED)
+        for group in self._single[wanted:]:
+            remove_placement_group(group)
+        del self._single[wanted:]
+        while len(self._single) < wanted:
+            bundle = dict(self._scaling.bundle)
+            self._single.append(placement_group([bundle], strategy="PACK"))
+
+    def settle(self) -> None:
+        """Wait until all places that were asked for are there, or no more seem to come."""
+        seen, since = 0, time.monotonic()
+        while seen < self._scaling.most and time.monotonic() - since < SETTLE_S:
+            self._check()
+            there = len(self.places())
+            if there > seen:
+                seen, since = there, time.monotonic()
+            time.sleep(WAIT_TURN_S)
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank of a fixed number has a place again; see `wait_for_room`."""
+        wait_for_room(self._scaling, self._cluster, self._base, self._notice, self._check)
+
+    def shrink_after_s(self, ranks: int) -> float:
+        """How long a run of so many ranks waits for a lost place before it goes on with fewer."""
+        import ray
+
+        given = self._scaling.shrink_after_s
+        if given is not None:
+            return given
+        # no waiting for a node that nobody will add
+        never = self._cluster.fixed and shortage(self._scaling, ray.cluster_resources(), ranks)
+        return 0.0 if never else SHRINK_AFTER_S
+
+    def wait_on(self, room: int, ranks: int, waited_s: float) -> None:
+        """Spend one turn of waiting for more places than there are.
+
+        Args:
+            room: places that there are. ranks: ranks that the run had.
+            waited_s: how long it has waited until now.
+        Raises:
+            ConfigError: there are too few even for the smallest number of ranks, and they cannot
+                come or did not come in time.
+        """
+        least, limit_s = self._scaling.least, longest_wait(self._scaling)
+        self._check()
+        if room < least:
+            refuse_too_much(self._scaling, self._cluster)
+            if waited_s >= limit_s:
+                raise ConfigError(refusal(self._scaling, self._base, waited_s))
+        if waited_s < NOTICE_AFTER_S:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            until = f"at least {least} are needed, up to {limit_s:.0f} s"
+            if room >= least:
+                until = f"goes on with {room} after {self.shrink_after_s(ranks):.0f} s"
+            self._notice(f"waiting for room: {room} of {ranks} ranks have a place ({until})")
+        time.sleep(WAIT_TURN_S)
+
+    def check_places(self, taken: Collection[Place]) -> None:
+        """See about once a second that places still exist, where they may be lost for good.
+
+        Raises:
+            PlaceLost: one does not.
+        """
+        now = time.monotonic()
+        if not self._scaling.is_elastic or now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        if not set(taken) <= set(self.places()):
+            raise PlaceLost
+
+    def close(self) -> None:
+        """Give back all places but those of the base."""
+        from ray.util.placement_group import remove_placement_group
+
+        for group in self._single:
+            remove_placement_group(group)
+        self._single.clear()
+
+
+def bundles_on(group: Any, alive: Collection[str]) -> list[int]:
+    """The bundles of a placement group that have a place on a node that is alive."""
+    from ray.util.placement_group import placement_group_table
+
+    table = placement_group_table(group)
+    # A pending group has no place yet; one that lost a node keeps its other places.
+    if table.get("state") not in ("CREATED", "RESCHEDULING"):
+        return []
+    nodes = table.get("bundles_to_node_id", {})
+    return sorted(int(bundle) for bundle, node in nodes.items() if node in alive)
+
+
+def choose(there: Sequence[Place], taken: Sequence[Place], ranks: int) -> list[Place]:
+    """The places of `ranks` ranks: first those that ranks hold, in the order of the ranks.
+
+    Args:
+        there: all places; those that can only be given back together come first.
+        taken: the place of every rank, also of lost ones.
+    """
+    held = [place for place in taken if place in there]
+    order = sorted(held, key=there.index)[:ranks]
+    kept = [place for place in held if place in order]
+    return kept + [place for place in there if place not in held][: ranks - len(kept)]
+
+
+@contextmanager
+def room_for(
+    scaling: ScalingConfig,
+    cluster: Cluster,
+    notice: Callable[[str], None] = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[Room]:
+    """Hold places for the ranks of a run inside the block; they are given back at its end.
+
+    Args:
+        notice: told once when the cluster has no room yet.
+        check: called several times a second while waiting; what it raises ends the wait.
+    Raises:
+        ConfigError: the smallest number of ranks does not fit, or not within the time that
+            `scaling` allows.
+    """
+    with placed(scaling, cluster, notice, check) as base:
+        room = Room(scaling, cluster, base, notice, check)
+        try:
+            if scaling.is_elastic:
+                room.ask(scaling.most)
+                room.settle()
+            yield room
+        finally:
+            room.close()

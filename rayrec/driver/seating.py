@@ -1,0 +1,113 @@
+"""`Seating`: gives the ranks of a run their places, of which there may be more or fewer each time.
+
+It asks `Room` what there is, has `sizing` decide, and tells the `Crew` where its ranks shall be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.policies import Observation
+from rayrec.driver.rank_start import Crew
+from rayrec.driver.recovery import Recovery
+from rayrec.driver.room import PlaceLost, Room, choose
+from rayrec.driver.sizing import Sizing, seats
+from rayrec.driver.stall import StallWatch
+from rayrec.train.progress import Event
+
+
+class Seating:
+    """Places for the ranks of one run.
+
+    Args:
+        room: what the cluster has.
+        crew: the ranks.
+        sizing: how many they shall be.
+        recovery: is told which lost ranks were replaced, and which the run goes on without.
+        watch: is told of waiting.
+    """
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        room: Room,
+        crew: Crew,
+        sizing: Sizing,
+        recovery: Recovery,
+        watch: StallWatch,
+    ) -> None:
+        self._scaling, self._room, self._crew, self._sizing = scaling, room, crew, sizing
+        self._recovery, self._watch = recovery, watch
+        self._short_since: float | None = None
+
+    def say_how_many(self, say: Callable[[Event], None]) -> None:
+        """Say with how many ranks a run starts that may have more."""
+        ranks, most = len(self._crew.places), self._scaling.most
+        if ranks < most:
+            say(f"starts with {ranks} of at most {most} ranks; the cluster is asked for the rest")
+
+    def fill(self, setup_timeout_s: float, heartbeat_s: float) -> bool:
+        """Give every rank a place and a process; False to look for room again.
+
+        Raises:
+            ConfigError: the smallest number of ranks has no room, and does not get it in time.
+            TrainingFailed: a process did not come up.
+        """
+        if self._scaling.is_elastic:
+            if not self._seat():
+                return False
+        elif self._recovery.under_way:
+            self._watch.at("waiting for room for the lost ranks", patient=True)
+            self._room.wait_for_all()
+        crew, room = self._crew, self._room
+        self._watch.at("starting the ranks' actors")
+        try:
+            new = crew.fill(setup_timeout_s, heartbeat_s, lambda: room.check_places(crew.places))
+        except PlaceLost:
+            for rank in crew.vacant:
+                crew.dismiss(rank)
+            return False
+        if self._recovery.under_way and not self._scaling.is_elastic:
+            self._recovery.replaced(new)
+        return True
+
+    def _seat(self) -> bool:
+        """Give every rank a place, and end those that get none; False while it waits for room."""
+        room, crew = self._room, self._crew
+        there, ranks, now = room.places(), len(crew.places), time.monotonic()
+        self._short_since = self._short_since or now
+        waited_s, wanted = now - self._short_since, self._sizing.wanted
+        shrink_after_s = 0.0 if len(there) >= ranks else room.shrink_after_s(ranks)
+        seated = seats(ranks, wanted, self._scaling.least, len(there), waited_s, shrink_after_s)
+        if seated is None:
+            self._watch.at("waiting for room for the ranks", patient=True)
+            room.wait_on(len(there), ranks, waited_s)
+            return False
+        self._short_since = None
+        chosen = choose(there, crew.places, seated)
+        lost = set(crew.vacant)
+        gone = sorted(lost & set(crew.seat(chosen)))
+        # a rank whose place is another one now has not left the run
+        dropped = set(gone[: max(0, ranks - seated)])
+        if self._recovery.under_way:
+            self._recovery.dropped(dropped)
+            self._recovery.replaced(lost - dropped)
+        room.ask(wanted, chosen)
+        return True
+
+    def wants_pause(self, ranks: Sequence[Observation], now: float) -> bool:
+        """Whether ranks that train should pause, so that the run goes on with more or fewer."""
+        sizing, size = self._sizing, len(ranks)
+        if not self._scaling.is_elastic or sizing.paused_since is not None:
+            return False
+        # An evaluation would be made again, and what is at its end needs no change.
+        polls = [rank.poll for rank in ranks]
+        if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
+            return False
+        room = None
+        if sizing.looks(size, now):
+            self._room.ask(sizing.wanted, self._crew.places)
+            room = len(self._room.places())
+        return sizing.goal(size, room, now) != size

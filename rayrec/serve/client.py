@@ -1,0 +1,125 @@
+"""`Client`: asks a server of `rayrec serve` for scores, by gRPC.
+
+    with Client("127.0.0.1:8500") as client:
+        client.predict({"user": [7], "item": [12], "age": [0.3]})
+
+It needs grpcio, pyarrow and numpy, and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+
+from rayrec.errors import (
+    ConfigError,
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    RayrecError,
+    ServingError,
+    UnavailableError,
+)
+from rayrec.serve.wire import METHOD, SERVICE, Answer, Columns, Scores, read_answer, request_bytes
+from rayrec.storage import one_line
+
+_RAISED: dict[str, type[RayrecError]] = {
+    "INVALID_ARGUMENT": InputError,
+    "RESOURCE_EXHAUSTED": OverloadedError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "UNAVAILABLE": UnavailableError,
+    # a request that reached a replica at its end, and that it has not read
+    "CANCELLED": UnavailableError,
+}
+# a score changes nothing, so a request may be sent again to another replica
+_RETRY = {
+    "maxAttempts": 4,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 3,
+    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+}
+_TOO_LARGE = "larger than max"  # what gRPC says of a message beyond the server's bound
+
+
+class Client:
+    """Asks one server; its calls may come from several threads.
+
+    Args:
+        address: host and gRPC port.
+        timeout_s: seconds that a call waits where it does not say otherwise.
+    Raises:
+        ConfigError: grpcio is not installed.
+    """
+
+    def __init__(self, address: str = "127.0.0.1:8500", *, timeout_s: float = 10.0) -> None:
+        try:
+            import grpc
+        except ImportError as error:
+            raise ConfigError(
+                f"a client needs the package grpcio: {one_line(error)}. Install it with pip "
+                "install 'rayrec[serve]'."
+            ) from None
+        self.address, self._timeout_s, self._error = address, timeout_s, grpc.RpcError
+        retries = {"methodConfig": [{"name": [{"service": SERVICE}], "retryPolicy": _RETRY}]}
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_receive_message_length", -1),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.service_config", json.dumps(retries)),
+                # every client has a connection of its own, so that clients spread over replicas
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+        # no serializers: bytes in, bytes out
+        self._call = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
+
+    def predict(self, rows: Columns, *, timeout_s: float | None = None) -> Scores:
+        """The scores of B rows.
+
+        Args:
+            rows: an Arrow record batch or table; a dict from column to a list or array of B values;
+                or a list of B dicts from column to value.
+            timeout_s: seconds to wait; None for those of the client.
+        Returns:
+            (B,) float32. Of a model of several tasks a dict by their names.
+        Raises:
+            InputError: as the predictor's; or the request is larger than the server takes.
+            OverloadedError: the server takes no more for now.
+            DeadlineError: the time passed first.
+            UnavailableError: no server answers at the address.
+            ServingError: the server failed.
+        """
+        return self.ask(rows, timeout_s=timeout_s).scores
+
+    def ask(self, rows: Columns, *, timeout_s: float | None = None) -> Answer:
+        """As `predict`, with the version of the weights beside the scores."""
+        timeout = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            written = self._call(request_bytes(rows), timeout=timeout)
+        except self._error as error:
+            raise self._raised(error.code().name, error.details() or "") from error
+        return read_answer(written)
+
+    def _raised(self, code: str, text: str) -> RayrecError:
+        if _TOO_LARGE in text:
+            return InputError(f"the request is too large: {text}. Send its rows in several.")
+        kind = _RAISED.get(code, ServingError)
+        own = kind in (InputError, OverloadedError)
+        return kind(text if own else f"{self.address}: {code.lower().replace('_', ' ')}: {text}")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,60 @@
+"""What an error of a request is called: in gRPC, in HTTP, and among the metrics."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import NamedTuple
+
+from rayrec.errors import (
+    ConfigError,
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    RayrecError,
+    UnavailableError,
+)
+
+OK = "ok"
+CANCELLED = "cancelled"
+# gRPC sends the text in a header, of which all together have 8 KB
+_MOST_TEXT = 1000
+
+
+class Fault(NamedTuple):
+    """How an error is told.
+
+    Attributes:
+        outcome: the label of the metrics.
+        code: name of the gRPC status code.
+        status: of HTTP.
+        error: name of the class that a client raises.
+        text: what happened, in one line.
+    """
+
+    outcome: str
+    code: str
+    status: int
+    error: str
+    text: str
+
+
+_KINDS: dict[type[RayrecError], tuple[str, str, int]] = {
+    InputError: ("input", "INVALID_ARGUMENT", 400),
+    ConfigError: ("input", "INVALID_ARGUMENT", 400),
+    OverloadedError: ("overloaded", "RESOURCE_EXHAUSTED", 503),
+    DeadlineError: ("deadline", "DEADLINE_EXCEEDED", 504),
+    UnavailableError: ("draining", "UNAVAILABLE", 503),
+}
+OUTCOMES = (OK, *dict.fromkeys(kind[0] for kind in _KINDS.values()), "defect", CANCELLED)
+
+
+def fault_of(error: Exception) -> Fault:
+    """How an error is told; a defect's traceback goes to standard error, not to the caller."""
+    for kind, (outcome, code, status) in _KINDS.items():
+        if isinstance(error, kind):
+            text = " ".join(str(error).split())
+            return Fault(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
+    traceback.print_exception(error, file=sys.stderr)
+    text = f"the server failed with {type(error).__name__}; its log has the traceback."
+    return Fault("defect", "INTERNAL", 500, "ServingError", text)

@@ -1,0 +1,83 @@
+"""The gRPC side of a replica: one method, bytes in and bytes out, without generated code."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+
+from rayrec.errors import UnavailableError
+from rayrec.serve.server.faults import CANCELLED, OK, fault_of
+from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import RequestReader
+from rayrec.serve.wire import METHOD, SERVICE, answer_bytes
+
+
+class GrpcService:
+    """Answers /rayrec.Serving/Predict.
+
+    Args:
+        reader: of the columns that a request has.
+    Attributes:
+        port: at which it listens, after `start`.
+    """
+
+    def __init__(
+        self, queue: ScoringQueue, reader: RequestReader, settings: ServerSettings, metrics: Metrics
+    ) -> None:
+        self._queue, self._reader = queue, reader
+        self._settings, self._metrics = settings, metrics
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", settings.max_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 1),
+            ]
+        )
+        # no serializers: the handler takes and gives bytes
+        handler = grpc.unary_unary_rpc_method_handler(self._predict)
+        generic = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+        self._server.add_generic_rpc_handlers([generic])
+        self.port = settings.port
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            UnavailableError: the address cannot be had.
+        """
+        address = self._settings.address(self._settings.port)
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise UnavailableError(f"gRPC cannot listen at {address}: {error}.") from error
+        await self._server.start()
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more requests, and wait so long for the answers of those that are here."""
+        await self._server.stop(seconds)
+
+    async def _predict(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        start = perf_counter()
+        outcome = CANCELLED
+        try:
+            rows = self._reader.read(message)
+            answer = await self._queue.score(rows, len(message), context.time_remaining())
+            written = answer_bytes(answer)
+            outcome = OK
+            return written
+        except Exception as error:
+            fault = fault_of(error)
+            outcome = fault.outcome
+            await _abort(context, fault.code, fault.text)
+        finally:
+            self._metrics.answered("grpc", outcome, perf_counter() - start)
+
+
+async def _abort(context: grpc.aio.ServicerContext, code: str, text: str) -> NoReturn:
+    await context.abort(grpc.StatusCode[code], text)
+    raise AssertionError("abort raises")

@@ -1,0 +1,190 @@
+"""The HTTP side of a replica: JSON for people, Arrow for programs, and what a host asks.
+
+POST /predict    {"columns": {"user": [7]}} or {"rows": [{"user": 7}]}, with "timeout_ms" where
+                 the caller does not wait for ever; or an Arrow stream, answered by one
+GET /health      200 while the process works
+GET /ready       200 while it takes requests, 503 before its end
+GET /metrics     for Prometheus
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from aiohttp import web
+
+from rayrec import checks
+from rayrec.errors import InputError, UnavailableError
+from rayrec.serve.server.faults import CANCELLED, OK, fault_of
+from rayrec.serve.server.metrics import CONTENT_TYPE, Metrics
+from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import RequestReader
+from rayrec.serve.wire import (
+    ARROW_TYPE,
+    Answer,
+    answer_bytes,
+    columns_of,
+    record_batch,
+    request_bytes,
+)
+
+JSON_TYPE = "application/json"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Asked(NamedTuple):
+    rows: pa.RecordBatch
+    size: int
+    timeout_s: float | None
+
+
+class HttpService:
+    """Answers the paths above.
+
+    Args:
+        reader: of the columns that a request has.
+    Attributes:
+        port: at which it listens, after `start`.
+        is_ready: what /ready says.
+    """
+
+    def __init__(
+        self, queue: ScoringQueue, reader: RequestReader, settings: ServerSettings, metrics: Metrics
+    ) -> None:
+        self._queue, self._reader = queue, reader
+        self._settings, self._metrics = settings, metrics
+        self.port, self.is_ready = settings.http_port, False
+        app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
+        app.router.add_post("/predict", self._predict)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._text)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=settings.drain_s, handle_signals=False
+        )
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            UnavailableError: the address cannot be had.
+        """
+        await self._runner.setup()
+        host, port = self._settings.host, self._settings.http_port
+        try:
+            await web.TCPSite(self._runner, host, port, reuse_port=True).start()
+        except OSError as error:
+            raise UnavailableError(f"HTTP cannot listen at {host}:{port}: {error}.") from error
+        self.port = self._runner.addresses[0][1]
+        self.is_ready = True
+
+    async def stop(self) -> None:
+        """Take no more requests, and wait for the answers of those that are here."""
+        self.is_ready = False
+        await self._runner.cleanup()
+
+    async def _predict(self, request: web.Request) -> web.Response:
+        start = perf_counter()
+        outcome = CANCELLED
+        try:
+            asked = self._asked(request.content_type, await request.read())
+            answer = await self._queue.score(*asked)
+            response = _response(answer, request.content_type)
+            outcome = OK
+            return response
+        except web.HTTPException:
+            outcome = "input"
+            raise
+        except (ConnectionError, web.RequestPayloadError) as error:
+            # the body did not come to its end, so nobody may be there to read this
+            raise web.HTTPBadRequest(text=f"the body cannot be read: {error}.") from error
+        except Exception as error:
+            fault = fault_of(error)
+            outcome = fault.outcome
+            return _error(fault.status, fault.error, fault.text)
+        finally:
+            self._metrics.answered("http", outcome, perf_counter() - start)
+
+    def _asked(self, content_type: str, body: bytes) -> _Asked:
+        if content_type == ARROW_TYPE:
+            return _Asked(self._reader.read(body), len(body), None)
+        if content_type != JSON_TYPE:
+            raise web.HTTPUnsupportedMediaType(
+                text=f"content-type {content_type} is not read; send {JSON_TYPE} or {ARROW_TYPE}."
+            )
+        given = _json_object(body)
+        timeout_s = given.pop("timeout_ms", None)
+        if timeout_s is not None:
+            timeout_s = checks.positive("timeout_ms", timeout_s) / 1000
+            checks.seconds("timeout_ms / 1000", timeout_s)
+        if set(given) == {"columns"} and isinstance(given["columns"], dict):
+            columns = given["columns"]
+        elif set(given) == {"rows"} and isinstance(given["rows"], list):
+            columns = columns_of(given["rows"])
+        else:
+            raise InputError(
+                f"the body has the fields {sorted(given)}; give one of "
+                '"columns": {"name": [value, ...]} and "rows": [{"name": value}, ...].'
+            )
+        # the same checks as for bytes: text of JSON can be as wrong
+        whole = request_bytes(record_batch(columns))
+        return _Asked(self._reader.read(whole), len(whole), timeout_s)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        version, step = self._queue.version
+        said = {"status": "alive", "version": version, "step": step, "pid": os.getpid()}
+        return web.json_response(said)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if not self.is_ready:
+            return _error(503, UnavailableError.__name__, "the replica is about to end.")
+        return web.json_response({"status": "ready", "version": self._queue.version[0]})
+
+    async def _text(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is no JSON: {error}.") from error
+    if not isinstance(given, dict):
+        raise InputError(f"the body is a JSON {type(given).__name__}; send an object.")
+    return given
+
+
+def _response(answer: Answer, content_type: str) -> web.Response:
+    if content_type == ARROW_TYPE:
+        return web.Response(body=answer_bytes(answer), content_type=ARROW_TYPE)
+    scores: Any = answer.scores
+    listed = (
+        {name: part.tolist() for name, part in scores.items()}
+        if isinstance(scores, dict)
+        else scores.tolist()
+    )
+    return web.json_response({"scores": listed, "version": answer.version, "step": answer.step})
+
+
+def _error(status: int, error: str, text: str) -> web.Response:
+    headers = {"retry-after": "1"} if status == 503 else {}
+    said = {"error": error, "message": text}
+    return web.json_response(said, status=status, headers=headers)
+
+
+@web.middleware
+async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors of HTTP itself (no such path, too large a body) in the form of all others."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        text = error.text or error.reason
+        return _error(error.status, InputError.__name__, " ".join(text.split()))

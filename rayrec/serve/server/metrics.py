@@ -1,0 +1,113 @@
+"""What a server counts for Prometheus.
+
+All replicas listen at one port, so a scrape reaches any of them. Where the variable
+PROMETHEUS_MULTIPROC_DIR is set, as the supervisor does, every replica keeps its numbers in a file
+there, and whichever is asked gives the sums over all, also of those that are gone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from rayrec.serve.server.faults import OUTCOMES
+from rayrec.serve.server.settings import METRICS_FOLDER
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+PROTOCOLS = "grpc", "http"
+_SECONDS = (
+    *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025),
+    *(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Metrics:
+    """The counters of one replica.
+
+    Args:
+        version: name of the weights that it serves.
+    """
+
+    def __init__(self, version: str) -> None:
+        own = self._registry = CollectorRegistry()
+        self._is_joined = METRICS_FOLDER in os.environ
+        names = ["protocol"]
+        requests = Counter(
+            "rayrec_serve_requests",
+            "requests that were answered",
+            [*names, "outcome"],
+            registry=own,
+        )
+        # every series is there from the start, so that a rate over it is never undefined
+        self._requests = {
+            (protocol, outcome): requests.labels(protocol, outcome)
+            for protocol in PROTOCOLS
+            for outcome in OUTCOMES
+        }
+        latency = Histogram(
+            "rayrec_serve_latency_seconds",
+            "seconds from a whole request to its answer, of requests that were scored",
+            names,
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self._latency = {protocol: latency.labels(protocol) for protocol in PROTOCOLS}
+        self._batch_requests = Histogram(
+            "rayrec_serve_batch_requests",
+            "requests that were scored in one call",
+            buckets=_COUNTS,
+            registry=own,
+        )
+        self._batch_rows = Histogram(
+            "rayrec_serve_batch_rows", "rows scored in one call", buckets=_COUNTS, registry=own
+        )
+        self._unknown = Counter(
+            "rayrec_serve_unknown_ids",
+            "features of rows that had no id: a null, or an empty list",
+            registry=own,
+        )
+        self.queue_rows = Gauge(
+            "rayrec_serve_queue_rows",
+            "rows that wait or are being scored",
+            registry=own,
+            multiprocess_mode="livesum",
+        )
+        Gauge(
+            "rayrec_serve_replicas",
+            "replicas that serve these weights",
+            ["version"],
+            registry=own,
+            multiprocess_mode="livesum",
+        ).labels(version).set(1)
+        starts = Counter("rayrec_serve_starts", "replicas that were started", registry=own)
+        starts.inc()
+
+    def answered(self, protocol: str, outcome: str, seconds: float) -> None:
+        """Count an answer."""
+        self._requests[protocol, outcome].inc()
+        if outcome == OUTCOMES[0]:
+            self._latency[protocol].observe(seconds)
+
+    def scored(self, requests: int, rows: int, unknown: int) -> None:
+        """Count a call of the predictor; from its thread."""
+        self._batch_requests.observe(requests)
+        self._batch_rows.observe(rows)
+        self._unknown.inc(unknown)
+
+    def text(self) -> bytes:
+        """All numbers in the format of Prometheus."""
+        if not self._is_joined:
+            return generate_latest(self._registry)
+        joined = CollectorRegistry()
+        MultiProcessCollector(joined)
+        return generate_latest(joined)

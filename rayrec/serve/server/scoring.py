@@ -1,0 +1,217 @@
+"""`ScoringQueue`: requests that wait, and the thread that scores whatever waits.
+
+There is no timer. When the thread is free it takes the requests that wait, up to a bound of rows,
+reads those with equal columns as one table and scores it in one call. So a lone request waits for
+nobody, and under load the price of a call is shared. Where such a table cannot be read, its
+requests are scored one by one, so that an error names the row of its own request and no other
+request has it.
+
+The queue has a bound in rows and in bytes. Everything but the scoring runs in the event loop's
+thread.
+
+    # B rows of a request
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from rayrec.errors import DeadlineError, OverloadedError, UnavailableError
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.served import version_of
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.wire import Answer, Scores
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    rows: pa.RecordBatch
+    size: int
+    cost: int
+    future: asyncio.Future[Answer]
+
+
+Outcome = Answer | Exception
+
+
+class ScoringQueue:
+    """The queue of one replica and its thread; made inside of a running event loop.
+
+    Args:
+        predictor: scores; called from the thread alone.
+        failed: called in the event loop when the thread ends by a defect.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        settings: ServerSettings,
+        metrics: Metrics,
+        failed: Callable[[], None],
+    ) -> None:
+        self._predictor, self._settings, self._metrics = predictor, settings, metrics
+        self._loop, self._failed = asyncio.get_running_loop(), failed
+        self.version = version_of(predictor)
+        self._jobs: deque[_Job] = deque()
+        self._rows = self._bytes = 0
+        self._changed = threading.Condition()
+        self._is_closed = self._is_ended = False
+        self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
+        self._thread.start()
+
+    async def score(self, rows: pa.RecordBatch, size: int, timeout_s: float | None) -> Answer:
+        """Wait for the scores of B rows.
+
+        Args:
+            rows: the columns of the request.
+            size: bytes of the request.
+            timeout_s: seconds that the caller waits; None for ever.
+        Raises:
+            OverloadedError: too much waits already.
+            DeadlineError: the time passed first; a request that still waits is not scored then.
+            UnavailableError: the replica is about to end.
+            InputError: names column, row and value of the first bad entry.
+        """
+        job = self._add(rows, size)
+        if timeout_s is None:
+            return await job.future
+        timer = self._loop.call_later(max(0.0, timeout_s), _expire, job, timeout_s)
+        try:
+            return await job.future
+        finally:
+            timer.cancel()
+
+    def _add(self, rows: pa.RecordBatch, size: int) -> _Job:
+        if self._is_closed:
+            raise UnavailableError("the replica is about to end; ask again for another one.")
+        # an empty request waits as well
+        cost = max(1, rows.num_rows)
+        most = self._settings
+        is_full = self._rows + cost > most.queue_rows or self._bytes + size > most.queue_bytes
+        # a request that is larger than the whole queue is taken when nothing else waits
+        if is_full and self._rows:
+            raise OverloadedError(
+                f"{self._rows} rows of {self._bytes} bytes wait already, and {most.queue_rows} "
+                f"rows or {most.queue_bytes} bytes may; ask again a little later."
+            )
+        job = _Job(rows, size, cost, self._loop.create_future())
+        with self._changed:
+            self._jobs.append(job)
+            self._rows += cost
+            self._bytes += size
+            self._changed.notify()
+        self._metrics.queue_rows.set(self._rows)
+        return job
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until all that wait have their answer."""
+        with self._changed:
+            self._is_closed = True
+        while self._jobs or self._rows:
+            await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        """End the thread, after the call that it is in."""
+        with self._changed:
+            self._is_closed = self._is_ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._jobs or self._is_ended)
+                    if self._is_ended:
+                        return
+                    jobs = self._take()
+                outcomes = self._outcomes([job for job in jobs if not job.future.done()])
+                self._loop.call_soon_threadsafe(self._finish, jobs, outcomes)
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._failed)
+            raise
+
+    def _take(self) -> list[_Job]:
+        """The requests that wait longest, up to the bound of rows; at least one."""
+        jobs = [self._jobs.popleft()]
+        rows = jobs[0].cost
+        while self._jobs and rows + self._jobs[0].cost <= self._settings.max_batch_rows:
+            job = self._jobs.popleft()
+            rows += job.cost
+            jobs.append(job)
+        return jobs
+
+    def _outcomes(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
+        """Score requests; those with equal columns together."""
+        kinds: list[tuple[pa.Schema, list[_Job]]] = []
+        for job in jobs:
+            for schema, own in kinds:
+                if schema.equals(job.rows.schema):
+                    own.append(job)
+                    break
+            else:
+                kinds.append((job.rows.schema, [job]))
+        return [pair for _, own in kinds for pair in self._together(own)]
+
+    def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
+        try:
+            scores = self._score([job.rows for job in jobs])
+        except Exception as error:
+            if len(jobs) == 1:
+                return [(jobs[0], error)]
+            return [pair for job in jobs for pair in self._together([job])]
+        outcomes: list[tuple[_Job, Outcome]] = []
+        start = 0
+        for job in jobs:
+            stop = start + job.rows.num_rows
+            outcomes.append((job, Answer(_cut(scores, start, stop), *self.version)))
+            start = stop
+        return outcomes
+
+    def _score(self, parts: list[pa.RecordBatch]) -> Scores:
+        """(sum of B,) float32, or by name of the task."""
+        rows = parts[0]
+        if len(parts) > 1:
+            (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches() or [rows]
+        request = self._predictor.read(rows)
+        scores = self._predictor.score(request)
+        lengths = request.ids.lengths()
+        self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
+        if isinstance(scores, Tensor):
+            return scores.numpy()
+        return {name: part.numpy() for name, part in scores.items()}
+
+    def _finish(self, jobs: list[_Job], outcomes: list[tuple[_Job, Outcome]]) -> None:
+        for job, outcome in outcomes:
+            if job.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+        for job in jobs:
+            self._rows -= job.cost
+            self._bytes -= job.size
+        self._metrics.queue_rows.set(self._rows)
+
+
+def _cut(scores: Scores, start: int, stop: int) -> Scores:
+    if isinstance(scores, np.ndarray):
+        return scores[start:stop]
+    return {name: part[start:stop] for name, part in scores.items()}
+
+
+def _expire(job: _Job, timeout_s: float) -> None:
+    if not job.future.done():
+        job.future.set_exception(
+            DeadlineError(f"the request had {timeout_s * 1000:.0f} ms, which have passed.")
+        )

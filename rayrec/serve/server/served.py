@@ -1,0 +1,50 @@
+"""What a server needs of a predictor: its columns, its version, and a first call."""
+
+from __future__ import annotations
+
+import torch
+
+from rayrec.errors import ConfigError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.requests import Request, nothing
+from rayrec.sparse import KeyedJaggedTensor
+
+
+def served_schema(predictor: Predictor) -> FeatureSchema:
+    """The schema by which a server reads columns.
+
+    Raises:
+        ConfigError: the artifact has none.
+    """
+    if predictor.schema is None:
+        raise ConfigError(
+            "the artifact has no schema, so a server cannot read columns; export the checkpoint "
+            "with schema=."
+        )
+    return predictor.schema
+
+
+def request_columns(schema: FeatureSchema) -> list[str]:
+    """The columns that a request has: those of the schema without labels and weights of rows."""
+    left_out = {*schema.labels, schema.weight}
+    return [name for name in schema.columns() if name not in left_out]
+
+
+def version_of(predictor: Predictor) -> tuple[str, int]:
+    """Name and step of the weights: the step, and the first digits of the manifest's sha256."""
+    manifest = predictor.manifest
+    return f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
+
+
+def warm(predictor: Predictor) -> None:
+    """Score a row of no ids, so that no caller waits for what the first call sets up."""
+    schema = served_schema(predictor)
+    empty = nothing(schema).sparse_features
+    ids = KeyedJaggedTensor(
+        empty.keys(),
+        empty.values(),
+        empty.weights_or_none(),
+        lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
+    )
+    predictor.score(Request(torch.zeros(1, len(schema.dense)), ids))

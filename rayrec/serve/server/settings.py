@@ -1,0 +1,76 @@
+"""`ServerSettings`: where a server listens, and how much it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec import checks
+from rayrec.errors import ConfigError
+
+GRPC_PORT, HTTP_PORT = 8500, 8501
+MAX_PORT = 65535
+LOOPBACK = "127.0.0.1"
+_LOCAL = (LOOPBACK, "::1", "localhost")
+# where it is set, replicas keep their numbers in files of that folder, which they share
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """Where a server listens, and how much it takes.
+
+    Attributes:
+        host: name or address to listen at; the default is reached from this machine alone.
+        port: of gRPC; 0 takes a free one.
+        http_port: of HTTP; 0 takes a free one.
+        replicas: processes that answer at these ports.
+        threads: cores that one replica scores with.
+        max_batch_rows: rows that are scored in one call at most, where requests wait for each
+            other; a larger request is scored alone.
+        max_rows: rows of one request at most.
+        max_bytes: bytes of one request at most.
+        queue_rows: rows that may wait in one replica; beyond them a request is refused.
+        drain_s: seconds that requests have to be answered after the server was told to end.
+    Raises:
+        ConfigError: a number is out of range, or the two ports are one.
+    """
+
+    host: str = LOOPBACK
+    port: int = GRPC_PORT
+    http_port: int = HTTP_PORT
+    replicas: int = 1
+    threads: int = 1
+    max_batch_rows: int = 1024
+    max_rows: int = 16384
+    max_bytes: int = 4 << 20
+    queue_rows: int = 16384
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("port", "http_port"):
+            checks.whole_number(name, getattr(self, name), 0, MAX_PORT)
+        for name in ("replicas", "threads", "max_batch_rows", "max_rows"):
+            checks.whole_number(name, getattr(self, name), 1, 1 << 20)
+        checks.whole_number("max_bytes", self.max_bytes, 1 << 10, 1 << 30)
+        checks.whole_number("queue_rows", self.queue_rows, 1, 1 << 30)
+        checks.seconds("drain_s", self.drain_s)
+        if self.port and self.port == self.http_port:
+            raise ConfigError(f"port={self.port} is both that of gRPC and of HTTP; give two.")
+        if not self.host.strip():
+            raise ConfigError(
+                f"host={self.host!r}; give the address to listen at, such as {LOOPBACK}."
+            )
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes of requests that may wait in one replica."""
+        return 16 * self.max_bytes
+
+    @property
+    def is_local(self) -> bool:
+        """Whether programs of this machine alone can reach the server."""
+        return self.host in _LOCAL
+
+    def address(self, port: int) -> str:
+        """Host and port as one text, also of an address with colons."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"

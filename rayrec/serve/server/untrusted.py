@@ -1,0 +1,168 @@
+"""Bytes from anybody as a table that is safe to read.
+
+An Arrow stream says itself where its buffers begin and how long they are. Arrow checks that they
+lie inside of the message; offsets, text and dictionaries are checked here, in full, before anything
+reads them. A few bytes must not stand for a lot of memory either: compressed bodies are refused, so
+are types that repeat values, and the rows have a bound. So what a request takes is a small multiple
+of its bytes and rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from rayrec.data.column_types import is_list, is_text
+from rayrec.errors import InputError
+from rayrec.storage import one_line
+
+_ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+# schemas that are remembered, and bytes of one of them at most
+_MOST_KEPT, _LARGEST_KEPT = 64, 1 << 16
+
+
+class _Layout(NamedTuple):
+    """What follows from the schema of a stream.
+
+    Attributes:
+        at: numbers of the columns that are kept, in the order wanted; None keeps all as they are.
+        of_nulls: numbers of those among them that are lists of nulls.
+    """
+
+    at: list[int] | None
+    of_nulls: list[int]
+
+
+class RequestReader:
+    """Reads requests.
+
+    Args:
+        columns: what is kept of a request, in this order; a column that is missing is told by the
+            reader of the schema.
+        most_rows: refuse requests of more.
+    """
+
+    def __init__(self, columns: Sequence[str], most_rows: int) -> None:
+        self._columns, self._most_rows = list(columns), most_rows
+        # most requests have one of a few schemas, whose check takes longer than all the rest
+        self._layouts: dict[bytes, _Layout] = {}
+
+    def read(self, data: bytes) -> pa.RecordBatch:
+        """Read one Arrow IPC stream.
+
+        Raises:
+            InputError: the bytes are no such stream, are compressed, hold too many rows or a column
+                of a type that is not read.
+        """
+        if not data:
+            raise InputError("the request is empty; send one Arrow IPC stream with the columns.")
+        try:
+            return self._read(data)
+        except InputError:
+            raise
+        # of headers, of names that are no text, of offsets that lead elsewhere
+        except (pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
+            raise InputError(
+                f"the request is no whole Arrow IPC stream: {one_line(error)}. Write it with "
+                "pyarrow.ipc.new_stream, or ask by rayrec.serve.Client."
+            ) from error
+
+    def _read(self, data: bytes) -> pa.RecordBatch:
+        # sees that the first message is a schema; `pa.ipc.read_schema` crashes where it is another
+        reader = pa.ipc.open_stream(pa.py_buffer(data), options=_ALIGNED)
+        messages = pa.ipc.MessageReader.open_stream(data)
+        layout = self._layout(messages.read_next_message(), reader)
+        for message in messages:
+            if _is_compressed(message):
+                raise InputError("the request is compressed; send the Arrow stream as it is.")
+        table = reader.read_all()
+        if table.num_rows > self._most_rows:
+            raise InputError(
+                f"the request has {table.num_rows} rows and at most {self._most_rows} are taken; "
+                "send them in several requests."
+            )
+        if layout.at is not None:
+            table = table.select(layout.at).replace_schema_metadata(None)
+        table.validate(full=True)
+        batches = table.combine_chunks().to_batches()
+        if not batches:
+            return pa.RecordBatch.from_pylist([], schema=table.schema)
+        batch: pa.RecordBatch = batches[0]
+        for number in layout.of_nulls:
+            # they take no bytes, and may be of any length
+            if len(batch.column(number).values):
+                raise InputError(
+                    f"column {batch.schema.names[number]!r} has a null inside the list; leave null "
+                    "elements out."
+                )
+        return batch
+
+    def _layout(self, message: pa.Message, reader: pa.RecordBatchReader) -> _Layout:
+        key = message.metadata.to_pybytes()
+        if key in self._layouts:
+            return self._layouts[key]
+        schema = reader.schema
+        places: dict[str, list[int]] = {}
+        for number, name in enumerate(schema.names):
+            places.setdefault(name, []).append(number)
+        # a name that stands there twice is kept twice, which the reader of the schema tells
+        at = [number for name in self._columns for number in places.get(name, ())]
+        fields = [schema.field(number) for number in at]
+        for field in fields:
+            _check_type(field.name, field.type)
+        of_nulls = [
+            number
+            for number, field in enumerate(fields)
+            if is_list(field.type) and pa.types.is_null(field.type.value_type)
+        ]
+        is_plain = at == list(range(len(schema))) and schema.metadata is None
+        layout = _Layout(None if is_plain else at, of_nulls)
+        if len(key) <= _LARGEST_KEPT:
+            if len(self._layouts) >= _MOST_KEPT:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Whether the buffers of a message are compressed, which its header says.
+
+    The header is a flatbuffer of Arrow's Message, which Arrow has verified: a table holds the
+    distance to its list of fields, and that the place of each field, or 0.
+    """
+    if message.type not in ("record batch", "dictionary"):
+        return False
+    header = memoryview(message.metadata)
+
+    def field(table: int, number: int) -> int:
+        listed = table - struct.unpack_from("<i", header, table)[0]
+        place = 4 + 2 * number
+        if place >= struct.unpack_from("<H", header, listed)[0]:
+            return 0
+        distance = struct.unpack_from("<H", header, listed + place)[0]
+        return table + distance if distance else 0
+
+    def follow(place: int) -> int:
+        distance: int = struct.unpack_from("<I", header, place)[0]
+        return place + distance
+
+    batch = follow(field(follow(0), 2))
+    if message.type == "dictionary":
+        batch = follow(field(batch, 1))
+    return field(batch, 3) != 0
+
+
+def _check_type(name: str, kind: pa.DataType) -> None:
+    t = pa.types
+    leaf = kind.value_type if is_list(kind) else kind
+    inner = leaf.value_type if t.is_dictionary(leaf) else leaf
+    number = t.is_integer(inner) or t.is_floating(inner) or t.is_boolean(inner)
+    text = is_text(inner) and not (t.is_fixed_size_binary(inner) and inner.byte_width == 0)
+    if not (number or text or t.is_decimal(inner) or t.is_null(inner)):
+        raise InputError(
+            f"column {name!r} of the request has type {kind}; send numbers, text, or lists of "
+            "either."
+        )

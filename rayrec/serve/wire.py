@@ -1,0 +1,169 @@
+"""What travels between a client and a server: Arrow IPC streams of columns and of scores.
+
+A request is one stream with the raw columns of its rows, as the schema of the training names them.
+An answer is one stream with one record batch: a float32 column per task, a row per row of the
+request. The metadata of its schema says which weights gave the scores. Needs pyarrow and numpy, and
+no torch.
+
+    # B rows of the request, C classes of a task
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rayrec.errors import InputError, ServingError
+from rayrec.storage import one_line
+
+SERVICE, METHOD = "rayrec.Serving", "Predict"
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+SCORE = "score"  # the column of a model without named tasks
+_VERSION, _STEP, _TASKS = b"rayrec.version", b"rayrec.step", b"rayrec.tasks"
+
+Columns: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]"
+Scores = NDArray[np.float32] | dict[str, NDArray[np.float32]]
+
+
+class Answer(NamedTuple):
+    """Scores, and which weights gave them.
+
+    Attributes:
+        scores: (B,) float32, or by name of the task; (B, C) of a multiclass task.
+        version: of the artifact; equal for equal manifests.
+        step: the training step of the weights.
+    """
+
+    scores: Scores
+    version: str
+    step: int
+
+
+def request_bytes(rows: Columns) -> bytes:
+    """Rows as a request.
+
+    Args:
+        rows: an Arrow record batch or table; a dict from column to a list or array of B values; or
+            a list of B dicts from column to value.
+    Raises:
+        InputError: names the column whose values have no one type, or whose length is another.
+    """
+    data = rows if isinstance(rows, pa.RecordBatch | pa.Table) else _batch_of(rows)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write(data)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _batch_of(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    if isinstance(rows, Mapping):
+        return record_batch(rows)
+    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence):
+        raise InputError(
+            f"the request is of {type(rows).__name__}; give an Arrow record batch or table, a dict "
+            "from column to values, or a list of dicts from column to value."
+        )
+    return record_batch(columns_of(rows))
+
+
+def columns_of(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Rows as columns.
+
+    Raises:
+        InputError: a row is no dict, or has not the columns of the first.
+    """
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f"row {number} of the request is of {type(row).__name__}; a row is a dict from "
+                "column to value."
+            )
+        different = row.keys() ^ rows[0].keys()
+        if different:
+            raise InputError(
+                f"only one of rows 0 and {number} of the request has {sorted(different)[0]!r}; "
+                "write None where a value is not known."
+            )
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """Columns, each of B values, as one record batch.
+
+    Raises:
+        InputError: names the column whose values have no one type, or whose length is another.
+    """
+    arrays: list[pa.Array] = []
+    names = list(columns)
+    for name, values in columns.items():
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+            raise InputError(
+                f"column {name!r} of the request is of {type(values).__name__}; give a list or an "
+                "array with a value for each row."
+            )
+        try:
+            array = values if isinstance(values, pa.Array) else pa.array(values)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise InputError(
+                f"column {name!r} of the request holds values of several types: {one_line(error)}. "
+                "Give all rows the same."
+            ) from error
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        if arrays and len(array) != len(arrays[0]):
+            raise InputError(
+                f"column {name!r} of the request has {len(array)} values and column {names[0]!r} "
+                f"has {len(arrays[0])}; give every column a value for each row."
+            )
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def answer_bytes(answer: Answer) -> bytes:
+    """An answer as the server sends it."""
+    tasks = answer.scores if isinstance(answer.scores, dict) else {"": answer.scores}
+    arrays, names = [], []
+    for name, values in tasks.items():
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        if values.ndim == 2:
+            flat = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        arrays.append(flat)
+        names.append(name or SCORE)
+    said = {_VERSION: answer.version, _STEP: str(answer.step), _TASKS: json.dumps(list(tasks))}
+    batch = pa.RecordBatch.from_arrays(arrays, names=names).replace_schema_metadata(said)
+    return request_bytes(batch)
+
+
+def read_answer(data: bytes) -> Answer:
+    """Read what `answer_bytes` wrote.
+
+    Raises:
+        ServingError: these are no scores of a rayrec server.
+    """
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            batch = reader.read_next_batch()
+        said = batch.schema.metadata or {}
+        names = json.loads(said[_TASKS])
+        scores = {name: _matrix(batch.column(at)) for at, name in enumerate(names)}
+        version, step = said[_VERSION].decode(), int(said[_STEP])
+    except (pa.ArrowException, OSError, ValueError, LookupError, StopIteration) as error:
+        raise ServingError(
+            f"the answer is no stream of scores: {one_line(error)}. See that the address is that "
+            "of rayrec serve, and its version that of this client."
+        ) from error
+    return Answer(scores[""] if names == [""] else scores, version, step)
+
+
+def _matrix(column: pa.Array) -> NDArray[np.float32]:
+    """(B,), or (B, C) of a column of lists."""
+    if not pa.types.is_fixed_size_list(column.type):
+        values: NDArray[np.float32] = column.to_numpy()
+        return values
+    flat: NDArray[np.float32] = column.flatten().to_numpy()
+    return flat.reshape(len(column), column.type.list_size)

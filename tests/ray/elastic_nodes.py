@@ -1,0 +1,99 @@
+"""A run whose node is lost amid training, goes on with fewer ranks, and grows when a node comes.
+
+`python -m tests.ray.elastic_nodes FOLDER` prints what the run said, and "equal tables" where it
+ends as one that nothing happened to. It needs a process and a cluster of its own, as `lost_node`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rayrec.data.synthetic import SyntheticPaths
+from rayrec.train.callbacks import Callback
+from rayrec.train.progress import Resized
+from tests.clicks import write_clicks
+from tests.ray.lost_node import HEALTH, Moment, slow
+
+STEPS = 60
+
+
+class Changes(Moment):
+    """Tells, too, of every new number of ranks."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        self.told: list[Resized] = []
+
+    def on_resize(self, resized: Resized) -> None:
+        """The run goes on with other ranks."""
+        self.told.append(resized)
+
+
+def train(clicks: SyntheticPaths, folder: Path, callback: Callback, ranks: Any) -> Any:
+    """One run; a range of ranks looks for room every second."""
+    from rayrec.driver import Driver, FailureConfig, OptimizerConfig, RunConfig, ScalingConfig
+    from rayrec.runs.inputs import open_data
+    from rayrec.train.config import CheckpointConfig
+
+    more = {} if isinstance(ranks, int) else {"grow_after_s": 1.0}
+    return Driver(
+        slow(clicks),
+        open_data(str(clicks.train), clicks.schema.read_text()),
+        ScalingConfig(num_workers=ranks, **more),
+        RunConfig(
+            global_batch_size=128,
+            steps=STEPS,
+            storage_path=str(folder),
+            checkpoint=CheckpointConfig(every_n_steps=10),
+            failure=FailureConfig(max_failures=3),
+            sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.05),
+            dense_optimizer=OptimizerConfig(name="adagrad", lr=0.01),
+            callbacks=(callback,),
+            progress="plain",
+            report_every_s=0.5,
+            timeout_s=120.0,
+        ),
+        plan="row_wise",
+    ).fit()
+
+
+def main(folder: Path) -> None:
+    """Train twice: on two ranks throughout, and on two, one and two."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from tests.ray import worlds
+
+    clicks = write_clicks(
+        folder, rows_train=8000, rows_eval=500, num_features=6, num_dense=3, dim=8, cap=200, seed=3
+    )
+    head = {"num_cpus": 1, "_system_config": dict(HEALTH)}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    node = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    calm = train(clicks, folder / "calm", Callback(), 2)
+    # Ray adds a node in the main thread alone, so training takes another one.
+    with ThreadPoolExecutor(1) as pool:
+        moment = Changes(12)
+        shaken = pool.submit(train, clicks, folder / "shaken", moment, (1, 2))
+        assert moment.reached.wait(150)
+        cluster.remove_node(node, allow_graceful=False)
+        deadline = time.monotonic() + 100
+        while not moment.told and time.monotonic() < deadline:
+            time.sleep(0.1)
+        cluster.add_node(num_cpus=1)
+        result = shaken.result(200)
+    print([(told.ranks_before, told.ranks, told.lost) for told in moment.told])
+    print(f"{result.failures} failures, {result.resizes} resizes, {result.plan.world_size} ranks")
+    worlds.compare(calm.checkpoint, result.checkpoint)
+    print("equal tables")
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,178 @@
+"""Runs whose number of ranks changes: they end with the tables of a run that kept its ranks.
+
+The tables are equal within the tolerance that runs of different numbers of ranks have, since sums
+over ranks are made in another order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.data.synthetic import SyntheticPaths
+from rayrec.driver import Driver, FailureConfig
+from rayrec.errors import ConfigError
+from rayrec.train.callbacks import Callback
+from rayrec.train.config import CheckpointConfig
+from rayrec.train.progress import Recovered, Resized
+from rayrec.watch import read_events
+from tests.ray import worlds
+from tests.ray.acting import acting, pids
+from tests.ray.heads import ROOT
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
+
+STEPS = 40
+
+
+class Plan(Callback):
+    """In the driver: asks for numbers of ranks at steps, each once the one before has come."""
+
+    def __init__(self, wishes: list[tuple[int, int]]) -> None:
+        self._wishes, self._ranks = list(wishes), 0
+        self.driver: Driver | None = None
+        self.told: list[Resized] = []
+        self.recovered: list[Recovered] = []
+
+    def on_step(self, step: int, trainer: Any = None) -> None:
+        """Ask for the next number when its step is done."""
+        waits = len(self.told) < self._ranks
+        if self._wishes and step >= self._wishes[0][0] and not waits:
+            assert self.driver is not None
+            self.driver.resize(self._wishes.pop(0)[1])
+            self._ranks += 1
+
+    def on_resize(self, resized: Resized) -> None:
+        """The run goes on with other ranks."""
+        self.told.append(resized)
+
+    def on_recovery(self, recovered: Recovered) -> None:
+        """The run goes on after a failure."""
+        self.recovered.append(recovered)
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "steps": STEPS,
+        "batch": 128,
+        "storage_path": str(folder),
+        "checkpoint": CheckpointConfig(every_n_steps=10),
+        "plan": "row_wise",
+        "report_every_s": 0.2,
+        "timeout_s": 120.0,
+        **more,
+    }
+
+
+def slowly(own: int, life: int, now: int) -> None:
+    """Take a moment for every step, so that a wish finds the run under way."""
+    import time
+
+    time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def calm(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The last checkpoint of a run of two ranks."""
+    result = worlds.driver(clicks, 2, **options(tmp_path_factory.mktemp("calm"))).fit()
+    assert result.resizes == 0 and result.checkpoint is not None
+    return result.checkpoint
+
+
+def test_a_run_is_resized_by_hand(
+    clicks: SyntheticPaths, tmp_path: Path, calm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    plan = Plan([(8, 2), (20, 3)])
+    model = acting(clicks, tmp_path / "scratch", slowly)
+    chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
+    plan.driver = worlds.driver(clicks, (2, 3), **chosen)
+    result = plan.driver.fit()
+    told = [(one.ranks_before, one.ranks, one.lost) for one in plan.told]
+    assert told == [(3, 2, False), (2, 3, False)] and result.resizes == 2
+    assert all(one.seconds > 0 and one.step >= 8 for one in plan.told)
+    assert (result.steps, result.failures, result.plan.world_size) == (STEPS, 0, 3)
+    assert result.checkpoint is not None
+    worlds.compare(calm, result.checkpoint)
+    out = capfd.readouterr().out
+    assert f"shrunk from 3 to 2 ranks at step {plan.told[0].step}\n" in out
+    assert f"grown from 2 to 3 ranks at step {plan.told[1].step}\n" in out
+    assert len(set(pids(tmp_path, 0))) == 1, "a survivor keeps its process"
+    steps = [report.step for report in result.reports]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    events = read_events(tmp_path / "run")
+    assert [event.values["ranks"] for event in events.of("resize")] == [2, 3]
+    with pytest.raises(ConfigError, match="no fit is running"):
+        plan.driver.resize(2)
+
+
+def test_a_kill_amid_a_run_that_was_resized(
+    clicks: SyntheticPaths, tmp_path: Path, calm: str
+) -> None:
+    """The killed rank's place is still there, so it is replaced, and the run keeps its size."""
+    (tmp_path / "scratch").mkdir()
+    plan = Plan([(6, 2)])
+
+    def act(own: int, life: int, now: int) -> None:
+        slowly(own, life, now)
+        if own == 1 and life == 1 and now == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model = acting(clicks, tmp_path / "scratch", act)
+    failure = FailureConfig(max_failures=2)
+    chosen = options(tmp_path, model=model, callbacks=(plan,), failure=failure)
+    plan.driver = worlds.driver(clicks, (1, 3), **chosen)
+    result = plan.driver.fit()
+    assert [(one.ranks_before, one.ranks) for one in plan.told] == [(3, 2)]
+    (recovered,) = plan.recovered
+    assert recovered.replaced and not recovered.dropped and result.failures == 1
+    assert result.checkpoint is not None
+    worlds.compare(calm, result.checkpoint)
+
+
+def test_a_run_starts_with_what_there_is_room_for(
+    clicks: SyntheticPaths, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = options(tmp_path, steps=4, progress="plain")
+    half = worlds.CLUSTER_CPUS / 2
+    result = worlds.driver(clicks, (1, 3), cpus_per_worker=half, **chosen).fit()
+    assert result.plan.world_size == 2
+    out = capfd.readouterr().out
+    assert "starts with 2 of at most 3 ranks; the cluster is asked for the rest" in out
+
+
+def test_two_threads_may_ask(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    model = acting(clicks, tmp_path / "scratch", slowly)
+    plan = Plan([])
+    driver = worlds.driver(clicks, (1, 2), **options(tmp_path, model=model, callbacks=(plan,)))
+    began = threading.Event()
+    plan.on_step = lambda step, trainer=None: began.set()  # type: ignore[method-assign]
+    asked = threading.Thread(target=lambda: began.wait(60) and driver.resize(1))
+    asked.start()
+    result = driver.fit()
+    asked.join()
+    assert result.plan.world_size == 1 and [one.ranks for one in plan.told] == [1]
+
+
+def test_a_lost_node_leaves_fewer_ranks_and_a_new_one_brings_more(
+    private_home: Path, tmp_path: Path
+) -> None:
+    """In a process of its own, since it needs a cluster of several nodes."""
+    command = [sys.executable, "-m", "tests.ray.elastic_nodes", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "[(2, 1, True), (1, 2, False)]" in done.stdout
+    assert "1 of 2 ranks is left; goes on with 1 from step" in done.stdout
+    assert "grown from 1 to 2 ranks at step" in done.stdout
+    assert "the others met again in" in done.stdout
+    assert "2 resizes, 2 ranks" in done.stdout and "equal tables" in done.stdout

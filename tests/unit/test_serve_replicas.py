@@ -1,0 +1,190 @@
+"""`rayrec serve` as processes: a replica that dies returns, and what ends answers what it has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from rayrec.errors import UnavailableError
+from rayrec.serve import Client, Predictor, export
+from tests.leftovers import processes_with
+from tests.unit.documents import ROOT
+from tests.unit.serve_worlds import a_world, rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+MARK = "RAYREC_SERVE_TEST"
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    world = a_world(folder)
+    export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
+    return folder / "artifact"
+
+
+class Server(NamedTuple):
+    """A server of two replicas: its process, its ports and the mark of its processes."""
+
+    process: subprocess.Popen[str]
+    port: int
+    http_port: int
+    mark: str
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as said:
+            return said.read()
+
+    def number(self, name: str) -> float:
+        """A metric without labels."""
+        return float(re.search(rf"^{name} (\S+)$", self.get("/metrics").decode(), re.M)[1])
+
+    def replicas(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
+
+
+def command(artifact: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "rayrec.cli.main", "serve", str(artifact), *options]
+
+
+@contextmanager
+def server(artifact: Path) -> Iterator[Server]:
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    process = subprocess.Popen(
+        command(artifact, "--replicas", "2", "--port", "0"),
+        env=os.environ | {"PYTHONPATH": str(ROOT), MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        ports = re.search(r"step 7, 2 replicas, gRPC at [\d.]+:(\d+), HTTP at [\d.]+:(\d+)$", line)
+        assert ports, line + process.stderr.read()
+        yield Server(process, int(ports[1]), int(ports[2]), mark)
+    finally:
+        process.kill()
+        process.communicate()
+        wait_for(lambda: not processes_with(mark))
+
+
+def wait_for(holds) -> None:
+    end = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class Load:
+    """Some clients that ask without a pause, and compare all scores."""
+
+    def __init__(self, server: Server, predictor: Predictor) -> None:
+        self._server, self._ended = server, threading.Event()
+        tables = [rows(count, count).drop_columns(["click"]) for count in (1, 3, 20)]
+        self._given = [(table, predictor.predict(table).numpy()) for table in tables]
+        self.right = self.unavailable = 0
+        self.wrong: list[object] = []
+        self._threads = [threading.Thread(target=self._ask) for _ in range(6)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            # a new connection now and then, so that every replica has some
+            with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
+                for table, wanted in self._given * 5:
+                    if self._ended.is_set():
+                        return
+                    try:
+                        scores = client.predict(table)
+                    except UnavailableError:
+                        self.unavailable += 1
+                        continue
+                    except Exception as error:
+                        self.wrong.append(error)
+                        return
+                    if not np.allclose(scores, wanted, rtol=1e-5, atol=1e-6):
+                        self.wrong.append(scores)
+                    self.right += 1
+
+
+def test_a_replica_that_is_killed_returns_and_others_go_on(artifact):
+    predictor = Predictor.load(artifact)
+    with server(artifact) as one, Load(one, predictor) as load:
+        wait_for(lambda: load.right > 100)
+        before = one.replicas()
+        for victim in before:
+            right = load.right
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda: load.right > right + 100)  # noqa: B023
+            wait_for(lambda: len(one.replicas()) == 2 and victim not in one.replicas())  # noqa: B023
+        assert not set(before) & set(one.replicas())
+        wait_for(lambda: one.number("rayrec_serve_starts_total") == 4)
+        pids = set()
+        wait_for(lambda: pids.add(json.loads(one.get("/health"))["pid"]) or len(pids) == 2)
+        assert pids == set(one.replicas())
+        live = one.get("/metrics").decode()
+        version = f"7-{predictor.manifest.sha256[:12]}"
+        assert f'rayrec_serve_replicas{{version="{version}"}} 2.0' in live
+        assert one.number("rayrec_serve_batch_rows_count") > 200
+    assert not load.wrong
+
+
+def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
+    with server(artifact) as one:
+        with Load(one, Predictor.load(artifact)) as load:
+            wait_for(lambda: load.right > 100)
+            one.process.send_signal(signal.SIGTERM)
+            assert one.process.wait(200) == 0
+            wait_for(lambda: load.unavailable > 0)
+        assert not load.wrong
+        assert not processes_with(one.mark)
+        assert one.process.stderr.read() == ""
+
+
+def test_replicas_end_with_a_server_that_is_killed(artifact):
+    with server(artifact) as one:
+        assert len(processes_with(one.mark)) == 3
+        one.process.kill()
+        wait_for(lambda: not processes_with(one.mark))
+
+
+def test_a_port_that_is_taken_is_refused_also_by_another_server(artifact):
+    with server(artifact) as one, socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        for port in (one.port, other.getsockname()[1]):
+            done = subprocess.run(
+                command(artifact, "--port", str(port), "--http-port", "0"),
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert done.returncode == 2 and done.stdout == ""
+            assert f"cannot listen at 127.0.0.1:{port} (port): " in done.stderr
+            assert done.stderr.count("\n") == 1

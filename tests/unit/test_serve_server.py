@@ -1,0 +1,394 @@
+"""A replica answers as its predictor does, refuses what it cannot take, and loses no request."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.errors import (
+    ConfigError,
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    ServingError,
+    UnavailableError,
+)
+from rayrec.serve import Client, export
+from rayrec.serve.server import needed
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.wire import METHOD, SERVICE, Answer, answer_bytes, read_answer, request_bytes
+from tests.unit.bad_requests import mutated, streams
+from tests.unit.running_replica import HeldPredictor, running
+from tests.unit.serve_worlds import a_world, rows
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a product of matrices depends on their size in its last bits
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory) -> HeldPredictor:
+    folder = tmp_path_factory.mktemp("served")
+    world = a_world(folder)
+    export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
+    return HeldPredictor.load(folder / "artifact")
+
+
+@pytest.fixture(scope="module")
+def server(predictor):
+    with running(predictor, max_bytes=1 << 16, max_rows=500, queue_rows=400) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def asked() -> pa.Table:
+    return rows(20, 5).drop_columns(["click"])
+
+
+def test_every_form_of_rows_has_the_predictors_scores(server, client, predictor, asked):
+    wanted = predictor.predict(asked).numpy()
+    columns = asked.to_pydict()
+    arrays = {**columns, "item": np.array(columns["item"]), "price": asked["price"]}
+    for given in (asked, asked.to_batches()[0], asked.to_pylist(), columns, arrays):
+        scores = client.predict(given)
+        assert scores.dtype == np.float32
+        np.testing.assert_allclose(scores, wanted, **CLOSE)
+    answer = client.ask(asked)
+    assert answer.step == 7 and answer.version == f"7-{predictor.manifest.sha256[:12]}"
+    for body in ({"columns": columns}, {"rows": asked.to_pylist(), "timeout_ms": 200_000}):
+        status, said, _ = server.http("/predict", body)
+        assert status == 200 and (said["version"], said["step"]) == (answer.version, 7)
+        np.testing.assert_allclose(said["scores"], wanted, **CLOSE)
+    assert server.http("/health")[1]["status"] == "alive"
+    assert server.http("/ready")[1] == {"status": "ready", "version": answer.version}
+    kind = "application/vnd.apache.arrow.stream"
+    status, content, headers = server.http("/predict", request_bytes(asked), kind)
+    assert status == 200 and headers["content-type"] == kind
+    np.testing.assert_allclose(read_answer(content).scores, wanted, **CLOSE)
+    assert (
+        client.predict(asked[:0]).shape == client.predict(asked.to_batches()[0][:0]).shape == (0,)
+    )
+
+
+def test_answers_of_several_tasks_keep_names_and_shapes():
+    scores = {"buy": np.float32([0.5, 1]), "kind": np.float32([[1, 0, 0], [0.2, 0.3, 0.5]])}
+    again = read_answer(answer_bytes(Answer(scores, "7-ab", 7)))
+    assert list(again.scores) == ["buy", "kind"] and again[1:] == ("7-ab", 7)
+    for name, values in scores.items():
+        assert again.scores[name].dtype == np.float32
+        np.testing.assert_array_equal(again.scores[name], values)
+    for damaged in (b"", b"abc", request_bytes({"a": [1]})):
+        with pytest.raises(ServingError, match="no stream of scores"):
+            read_answer(damaged)
+
+
+BAD = {
+    "a missing column": lambda t: t.drop_columns(["item"]),
+    "an id beyond its table": lambda t: _with(t, "item", 3, 60),
+    "a negative id": lambda t: _with(t, "item", 3, -1),
+    "a NaN": lambda t: _with(t, "price", 2, float("nan")),
+    "text for a number": lambda t: _put(t, "price", ["x"] * len(t)),
+    "text for ids": lambda t: _put(t, "item", ["x"] * len(t)),
+    "a null in a list": lambda t: _put(t, "seen", [[1, None]] * len(t)),
+    "a column twice": lambda t: t.append_column("item", t["item"]),
+}
+
+
+def _put(table, name, values):
+    return table.set_column(table.schema.get_field_index(name), name, pa.array(values))
+
+
+def _with(table, name, row, value):
+    values = table[name].to_pylist()
+    values[row] = value
+    return _put(table, name, values)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_rows_have_the_predictors_error(server, client, predictor, asked, what):
+    bad = BAD[what](asked)
+    with pytest.raises(InputError) as wanted:
+        predictor.predict(bad)
+    with pytest.raises(InputError) as caught:
+        client.predict(bad)
+    # the server keeps the columns of the schema, so a list of all columns is another one
+    start = str(wanted.value).split("; the columns are")[0]
+    assert str(caught.value).startswith(start) and "\n" not in str(caught.value)
+    if what != "a column twice":
+        status, said, _ = server.http("/predict", {"columns": bad.to_pydict()})
+        assert (status, said["error"]) == (400, "InputError") and said["message"].startswith(start)
+
+
+def test_rows_that_are_none_are_told_by_the_client(client):
+    for given, says in [
+        ("abc", "is of str"),
+        (7, "is of int"),
+        ([{"a": 1}, 5], "row 1 of the request is of int"),
+        ([{"a": 1}, {"b": 1}], "only one of rows 0 and 1 of the request has 'a'"),
+        ({"a": [1], "b": [1, 2]}, "column 'b' of the request has 2 values and column 'a' has 1"),
+        ({"a": "xyz"}, "column 'a' of the request is of str"),
+        ({"a": [1, "x"]}, "column 'a' of the request holds values of several types"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            client.predict(given)
+
+
+def test_what_http_cannot_take_is_said_in_json(server, asked):
+    text = "text/plain"
+    for path, body, kind, method, status, says in [
+        ("/predict", b"{}", text, "POST", 415, "text/plain is not read; send application/json"),
+        ("/predict", b"", "application/json", "POST", 400, "no JSON"),
+        ("/predict", b"{", "application/json", "POST", 400, "no JSON"),
+        ("/predict", b"[" * 50_000, "application/json", "POST", 400, "no JSON"),
+        ("/predict", [1], "application/json", "POST", 400, "a JSON list; send an object"),
+        ("/predict", {}, "application/json", "POST", 400, "give one of"),
+        ("/predict", {"rows": 5}, "application/json", "POST", 400, "give one of"),
+        ("/predict", {"rows": [5]}, "application/json", "POST", 400, "row 0 of the request is of"),
+        ("/predict", {"columns": {"item": 5}}, "application/json", "POST", 400, "is of int"),
+        ("/predict", {"rows": [], "timeout_ms": -1}, "application/json", "POST", 400, "above 0"),
+        ("/predict", {"rows": [], "timeout_ms": "x"}, "application/json", "POST", 400, "a number"),
+        ("/predict", b" " * 70_000, "application/json", "POST", 413, "65536"),
+        ("/predict", None, text, "GET", 405, "405"),
+        ("/nothing", None, text, "GET", 404, "404"),
+    ]:
+        got, said, _ = server.http(path, body, kind, method)
+        assert (got, set(said)) == (status, {"error", "message"}), said
+        assert says in said["message"] and "\n" not in said["message"], said
+
+
+def test_too_large_a_request_is_refused(client, asked):
+    with pytest.raises(InputError, match=r"too large: .* larger than max \(\d+ vs. 65536\)"):
+        client.predict({"item": np.zeros(9000, np.int64)})
+    with pytest.raises(InputError, match="has 501 rows and at most 500 are taken"):
+        client.predict({"item": np.zeros(501, np.int8)})
+
+
+def ask_bytes(channel: grpc.Channel, message: bytes) -> str:
+    """OK, or the name of the status code, of raw bytes."""
+    try:
+        read_answer(channel.unary_unary(f"/{SERVICE}/{METHOD}")(message, timeout=200))
+        return "OK"
+    except grpc.RpcError as error:
+        assert error.details() and "\n" not in error.details(), message
+        return error.code().name
+
+
+def of_nulls(count: int) -> pa.Array:
+    """Nulls without a byte of memory."""
+    return pa.Array.from_buffers(pa.null(), count, [None])
+
+
+def test_bytes_that_stand_for_much_memory_are_refused(server, asked):
+    nulls = pa.record_batch(dict.fromkeys(asked.column_names, of_nulls(2**31 - 1)))
+    offsets = pa.array([0, 2**31 - 1], pa.int32())
+    listed = pa.ListArray.from_arrays(offsets, of_nulls(2**31 - 1))
+    folded = pa.RunEndEncodedArray.from_arrays(pa.array([400], pa.int32()), pa.array([7]))
+    zipped = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(zipped, asked.schema, options=options) as writer:
+        writer.write(asked)
+    with grpc.insecure_channel(server.address) as channel:
+        for message in (
+            request_bytes(nulls),
+            request_bytes(pa.record_batch({"item": listed})),
+            request_bytes(pa.record_batch({"item": folded})),
+            zipped.getvalue().to_pybytes(),
+            b"",
+        ):
+            assert ask_bytes(channel, message) == "INVALID_ARGUMENT"
+        assert ask_bytes(channel, request_bytes(asked)) == "OK"
+
+
+@pytest.mark.parametrize(
+    "count", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_a_replica_outlives_any_bytes(server, client, predictor, asked, count):
+    """Each answer has a status that says whose fault it is, and none is a defect of the server."""
+    rng = random.Random(count)
+    whole = streams(asked)
+    seen = set()
+    with grpc.insecure_channel(server.address) as channel:
+        for _ in range(count):
+            seen.add(ask_bytes(channel, mutated(rng.choice(whole), rng)))
+    assert seen <= {"OK", "INVALID_ARGUMENT"} and "INVALID_ARGUMENT" in seen
+    np.testing.assert_allclose(client.predict(asked), predictor.predict(asked), **CLOSE)
+
+
+def test_requests_that_wait_are_scored_together_and_apart_in_their_errors(server, predictor, asked):
+    parts = [asked[at : at + 2] for at in range(0, 20, 2)]
+    wanted = [predictor.predict(part).numpy() for part in parts]
+    broken = _with(parts[4], "price", 1, HeldPredictor.BREAKS_AT)
+    far = _with(parts[5], "item", 1, 99)
+    narrow = _put(parts[6], "item", pa.array(parts[6]["item"].to_pylist(), pa.int16()))
+    given = [*parts[:4], broken, far, narrow, *parts[7:]]
+    before = server.numbers()
+    with server.client() as client, ThreadPoolExecutor(len(given) + 1) as pool:
+        with predictor.held():
+            first = pool.submit(client.predict, asked)
+            wait_for(lambda: server.replica.queue._rows == 20)
+            time.sleep(0.05)
+            asks = [pool.submit(client.predict, part) for part in given]
+            wait_for(lambda: server.replica.queue._rows == 40)
+        np.testing.assert_allclose(first.result(), predictor.predict(asked), **CLOSE)
+        for number, (ask, scores) in enumerate(zip(asks, wanted, strict=True)):
+            if number == 4:
+                with pytest.raises(ServingError, match="failed with RuntimeError; its log has"):
+                    ask.result()
+            elif number == 5:
+                with pytest.raises(InputError, match="holds id 99 in row 1 of the request"):
+                    ask.result()
+            else:
+                np.testing.assert_allclose(ask.result(), scores, **CLOSE)
+    change = {name: value - before[name] for name, value in server.numbers().items()}
+    assert change['rayrec_serve_requests_total{outcome="ok",protocol="grpc"}'] == 9
+    assert change['rayrec_serve_requests_total{outcome="input",protocol="grpc"}'] == 1
+    assert change['rayrec_serve_requests_total{outcome="defect",protocol="grpc"}'] == 1
+    assert change["rayrec_serve_batch_rows_sum"] == 20 + 16
+    assert change['rayrec_serve_latency_seconds_count{protocol="grpc"}'] == 9
+
+
+def test_the_metrics_of_the_page_are_there(server):
+    names = {name.split("{")[0] for name in server.numbers()}
+    assert {
+        "rayrec_serve_requests_total",
+        "rayrec_serve_latency_seconds_bucket",
+        "rayrec_serve_batch_requests_bucket",
+        "rayrec_serve_batch_rows_bucket",
+        "rayrec_serve_unknown_ids_total",
+        "rayrec_serve_queue_rows",
+        "rayrec_serve_replicas",
+        "rayrec_serve_starts_total",
+    } <= names
+
+
+def wait_for(holds) -> None:
+    end = time.monotonic() + 100
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.mark.seeds(range(5))
+def test_what_is_scored_together_has_the_scores_of_each_alone(server, predictor, seed):
+    """Requests of random sizes and column types, from several threads at once."""
+    rng = random.Random(seed)
+
+    def one(number: int) -> tuple[pa.Table, np.ndarray]:
+        table = rows(rng.choice([0, 1, 1, 2, 7]), 100 * seed + number).drop_columns(["click"])
+        if rng.random() < 0.3:
+            table = _put(table, "item", pa.array(table["item"].to_pylist(), pa.int32()))
+        if rng.random() < 0.3:
+            table = _put(table, "words", pa.nulls(len(table)))
+        if rng.random() < 0.3:
+            table = table.select(rng.sample(table.column_names, table.num_columns))
+        return table, predictor.predict(table).numpy()
+
+    given = [one(number) for number in range(40)]
+    with server.client() as client, ThreadPoolExecutor(8) as pool:
+        for (_, wanted), scores in zip(
+            given, pool.map(client.predict, [table for table, _ in given]), strict=True
+        ):
+            np.testing.assert_allclose(scores, wanted, **CLOSE)
+
+
+def test_a_full_queue_says_so_and_recovers(server, predictor, asked):
+    with server.client() as client, ThreadPoolExecutor(30) as pool:
+        with predictor.held():
+            # one is being scored, and 400 rows may wait or be scored
+            asks = [pool.submit(client.predict, asked) for _ in range(20)]
+            wait_for(lambda: server.replica.queue._rows == 400)
+            with pytest.raises(OverloadedError, match=r"400 rows of .* wait already, and 400"):
+                client.predict(asked[:1])
+            status, said, headers = server.http("/predict", {"columns": asked[:1].to_pydict()})
+            assert (status, said["error"]) == (503, "OverloadedError")
+            assert headers["retry-after"] == "1"
+            assert server.numbers()["rayrec_serve_queue_rows"] == 400
+            for name in ("health", "ready"):
+                assert server.http(f"/{name}")[0] == 200
+        wanted = predictor.predict(asked)
+        for ask in asks:
+            np.testing.assert_allclose(ask.result(), wanted, **CLOSE)
+        np.testing.assert_allclose(client.predict(asked), wanted, **CLOSE)
+    assert server.numbers()["rayrec_serve_queue_rows"] == 0
+
+
+def test_a_request_whose_time_has_passed_is_not_scored(server, predictor, asked):
+    before = server.numbers()
+    with server.client() as client, predictor.held(), ThreadPoolExecutor(1) as pool:
+        pool.submit(client.predict, asked[:1])
+        wait_for(lambda: server.replica.queue._rows == 1)
+        time.sleep(0.05)
+        with pytest.raises(DeadlineError):
+            client.predict(asked, timeout_s=0.05)
+        status, said, _ = server.http("/predict", {"columns": asked.to_pydict(), "timeout_ms": 50})
+        assert (status, said["error"]) == (504, "DeadlineError")
+        assert said["message"] == "the request had 50 ms, which have passed."
+        predictor.gate.set()
+    wait_for(lambda: server.replica.queue._rows == 0)
+    after = server.numbers()
+    assert after["rayrec_serve_batch_rows_sum"] - before["rayrec_serve_batch_rows_sum"] == 1
+
+
+def test_a_replica_that_ends_answers_what_it_has(predictor, asked):
+    with running(predictor) as server, server.client() as client, ThreadPoolExecutor(9) as pool:
+        wanted = predictor.predict(asked)
+        with predictor.held():
+            asks = [pool.submit(client.predict, asked) for _ in range(4)]
+            asks += [
+                pool.submit(server.http, "/predict", {"columns": asked.to_pydict()})
+                for _ in range(4)
+            ]
+            wait_for(lambda: server.replica.queue._rows == 160)
+            ended = server.stop()
+            wait_for(lambda: not server.replica.http.is_ready)
+            with pytest.raises((UnavailableError, DeadlineError)):
+                client.predict(asked, timeout_s=0.5)
+            assert not ended.done()
+        for number, ask in enumerate(asks):
+            got = ask.result() if number < 4 else ask.result()[1]["scores"]
+            np.testing.assert_allclose(got, wanted, **CLOSE)
+        ended.result(100)
+        assert server.replica.code == 0
+
+
+def test_nobody_at_the_address_is_said(asked):
+    with Client("127.0.0.1:1", timeout_s=2) as client, pytest.raises(UnavailableError) as caught:
+        client.predict(asked)
+    assert str(caught.value).startswith("127.0.0.1:1: unavailable: ")
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(needed, "find_spec", lambda name: None if name == "aiohttp" else name)
+    with pytest.raises(ConfigError, match=r"needs aiohttp. .*pip install 'rayrec\[serve\]'"):
+        needed.check_installed()
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(ConfigError, match=r"needs the package grpcio.*'rayrec\[serve\]'"):
+        Client()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"port": 70000}, "port=70000"),
+        ({"port": 80, "http_port": 80}, "port=80 is both that of gRPC and of HTTP"),
+        ({"replicas": 0}, "replicas=0"),
+        ({"queue_rows": 0}, "queue_rows=0"),
+        ({"max_bytes": 10}, "max_bytes=10"),
+        ({"drain_s": 0}, "drain_s=0"),
+        ({"host": " "}, "host=' '"),
+    ],
+)
+def test_settings_are_checked(given, says):
+    with pytest.raises(ConfigError, match=says):
+        ServerSettings(**given)

@@ -1,0 +1,260 @@
+"""How a run changes its number of ranks: the pure rules, and thousands of random schedules.
+
+The world of `recovery_world` is played with places that come and go, and with people who ask
+for other numbers of ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.policies import Blame
+from rayrec.driver.room import Place, choose
+from rayrec.driver.sizing import Sizing, seats
+from rayrec.driver.states import TRANSITIONS, State, Turn
+from rayrec.train.progress import Began, Recovered, Resized
+from tests.unit.recovery_world import ENDED, STEPS, TURN_S, Rank, World
+
+SHRINK_S = 4.0
+LIMIT_S = 30.0
+GROW_S = 3.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted", "room", "waited_s", "goes_on_with"),
+    [
+        (4, 4, 4, 0.0, 4),
+        (4, 4, 6, 0.0, 4),
+        (4, 4, 3, 0.0, None),
+        (4, 4, 3, SHRINK_S, 3),
+        (4, 4, 1, 10 * SHRINK_S, None),
+        (3, 4, 4, 0.0, 4),
+        (4, 2, 4, 0.0, 2),
+        (4, 2, 3, 0.0, 2),
+        (2, 4, 3, 0.0, 3),
+    ],
+)
+def test_with_how_many_ranks_a_run_goes_on(
+    ranks: int, wanted: int, room: int, waited_s: float, goes_on_with: int | None
+) -> None:
+    assert seats(ranks, wanted, 2, room, waited_s, SHRINK_S) == goes_on_with
+
+
+def sizing(least: int = 2, most: int = 4) -> Sizing:
+    return Sizing(least=least, most=most, grow_after_s=GROW_S)
+
+
+def test_a_run_looks_for_room_now_and_then_and_grows_once_no_more_comes() -> None:
+    run = sizing()
+    assert run.began(Began(step=0, path=None), 2, 10.0, lost=False) is None
+    assert not run.looks(2, 12.0) and run.looks(2, 13.0)
+    assert run.goal(2, 3, 13.0) == 2, "a node has come, and another one may follow"
+    assert not run.looks(2, 15.9) and run.looks(2, 16.0)
+    assert run.goal(2, 3, 16.0) == 3
+    assert run.goal(2, 4, 17.0) == 4, "all are there"
+    assert not run.looks(4, 100.0), "there is nothing to wait for"
+    run.pause(17.0)
+    run.start()
+    told = run.began(Began(step=60, path="p"), 4, 19.5, lost=False)
+    assert told == Resized(step=60, ranks_before=2, ranks=4, lost=False, seconds=2.5)
+    assert str(told) == "grown from 2 to 4 ranks at step 60"
+    assert run.resizes == 1 and run.paused_since is None
+
+
+def test_a_wish_is_kept_until_the_next_one() -> None:
+    run = sizing()
+    run.began(Began(step=0, path=None), 4, 0.0, lost=False)
+    run.ask(3)
+    assert run.goal(4, None, 0.1) == 3
+    assert run.goal(3, 4, 5.0) == 3, "a run that was told to be smaller does not grow back"
+    told = run.began(Began(step=9, path="p"), 3, 6.0, lost=False)
+    assert str(told) == "shrunk from 4 to 3 ranks at step 9"
+    run.ask(4)
+    assert run.looks(3, 6.1) and run.goal(3, 4, 6.1) == 4, "asked for, it looks at once"
+
+
+def test_ranks_that_are_lost_are_told_of_as_such() -> None:
+    run = sizing()
+    run.began(Began(step=0, path=None), 4, 0.0, lost=False)
+    told = run.began(Began(step=5200, path="p"), 2, 9.0, lost=True)
+    assert str(told) == "2 of 4 ranks are left; goes on with 2 from step 5200"
+    lost = Recovered(
+        step=5200, path="p", failed_step=5210, rank=3, host="h", cause="its process died (x)",
+        seconds=2.0, replaced=False, dropped=True,
+    )  # fmt: skip
+    assert str(lost) == (
+        "rank 3 on h lost (its process died) at step 5210; the others met again in 2.0 s; went on "
+        "from step 5200"
+    )
+
+
+def test_ranks_keep_their_places_and_give_back_those_of_their_own_first() -> None:
+    base, one, two = (Place(name, 0) for name in ("base", "one", "two"))
+    both = Place("base", 1)
+    there = [base, both, one, two]
+    assert choose(there, [two, base, both], 3) == [two, base, both]
+    assert choose(there, [two, base, both], 2) == [base, both]
+    assert choose(there, [two, base, both], 4) == [two, base, both, one]
+    assert choose([base, one, two], [base, both, one], 3) == [base, one, two]
+
+
+@dataclass
+class ElasticWorld(World):
+    """A world whose places come and go."""
+
+    sizing: Sizing = field(default_factory=sizing)
+    there: list[Place] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    born: int = 0
+    short_since: float | None = None
+    no_room: bool = False
+    told: list[Resized] = field(default_factory=list)
+    paused_at: int | None = None
+
+    def __post_init__(self) -> None:
+        least = self.draw.randint(1, 4)
+        self.sizing = sizing(least, self.draw.randint(least + 1, 6))
+        for _ in range(self.draw.randint(least, self.sizing.most)):
+            self.add_place()
+        self.places = list(self.there)
+        self.ranks = [Rank() for _ in self.places]
+
+    def add_place(self) -> None:
+        self.born += 1
+        self.there.append(Place("node", self.born))
+
+    def harm(self) -> None:
+        super().harm()
+        if self.draw.random() < self.hazard and self.there:
+            lost = self.there.pop(self.draw.randrange(len(self.there)))
+            if lost in self.places:
+                self.ranks[self.places.index(lost)].alive = False
+        if self.draw.random() < 2 * self.hazard and len(self.there) < self.sizing.most:
+            self.add_place()
+        if self.draw.random() < self.hazard:
+            self.sizing.ask(self.draw.randint(self.sizing.least, self.sizing.most))
+
+    def fill(self) -> Turn:
+        if self.short_since is None:
+            self.short_since = self.now
+        ranks, wanted, room = len(self.ranks), self.sizing.wanted, len(self.there)
+        waited_s = self.now - self.short_since
+        seated = seats(ranks, wanted, self.sizing.least, room, waited_s, SHRINK_S)
+        if seated is None:
+            assert room < min(ranks, wanted) and waited_s < max(SHRINK_S, LIMIT_S + TURN_S)
+            if room < self.sizing.least and waited_s >= LIMIT_S:
+                self.no_room, self.ended_by = True, Blame(rank=0, host="h", cause="no room")
+                return "fail"
+            return "stay"
+        assert self.sizing.least <= seated <= wanted
+        self.short_since = None
+        self.seat(choose(self.there, self.places, seated))
+        return super().fill()
+
+    def seat(self, chosen: list[Place]) -> None:
+        """Have ranks at these places; survivors whose place is there keep their process."""
+        alive = [n for n, r in enumerate(self.ranks) if r.alive and self.places[n] in self.there]
+        held = [place for place in self.places if place in self.there]
+        if len(chosen) >= len(held):
+            assert all(self.places[number] in chosen for number in alive)
+        at = dict(zip(self.places, self.ranks, strict=True))
+        self.places = chosen
+        self.ranks = [at.get(place, Rank()) for place in chosen]
+
+    def start(self) -> Turn:
+        self.sizing.start()
+        lost = self.recovery.under_way
+        turn = super().start()
+        if turn != "on":
+            return turn
+        if not lost and self.paused_at is not None:
+            assert self.saved == self.paused_at, "a pause loses no step"
+        self.paused_at = None
+        began = Began(step=self.saved, path=None)
+        told = self.sizing.began(began, len(self.ranks), self.now, lost=lost)
+        self.told += [told] if told is not None else []
+        return turn
+
+    def run(self) -> Turn:
+        whole = all(r.alive and not r.frozen and r.state == "running" for r in self.ranks)
+        paused = self.sizing.paused_since is not None
+        if paused and whole and self.draw.random() < 0.5:
+            self.saved = self.paused_at = self.ranks[0].step
+            for rank in self.ranks:
+                rank.state = "done"
+            return "resize"
+        turn = super().run()
+        if turn == "stay" and whole and not paused:
+            size = len(self.ranks)
+            looks = self.sizing.looks(size, self.now)
+            goal = self.sizing.goal(size, len(self.there) if looks else None, self.now)
+            if goal != size:
+                self.sizing.pause(self.now)
+        return turn
+
+
+@pytest.mark.seeds(range(100))
+def test_no_schedule_of_places_leads_astray(seed: int) -> None:
+    """Each seed is a hundred schedules, which end for one of the reasons that there are."""
+    for number in range(100):
+        check_schedule(random.Random(1000 * seed + number))
+
+
+def check_schedule(draw: random.Random) -> None:
+    """Play one world to its end, and look at its numbers of ranks."""
+    bound = draw.choice([0, 2, -1])
+    world = ElasticWorld(draw, bound, hazard=draw.choice([0.0, 0.01, 0.03, 0.06]))
+    turns = 0
+    while world.state not in ENDED:
+        world.turn()
+        turns += 1
+        if turns == 2000:
+            world.hazard = 0.0
+        assert turns < 3000, f"no end in sight in {world.state}"
+    recovery, changes = world.recovery, world.told
+    assert world.sizing.resizes == len(changes)
+    for told, after in pairwise(changes):
+        assert told.ranks == after.ranks_before and told.step <= after.step
+    for told in changes:
+        assert told.ranks != told.ranks_before
+        assert world.sizing.least <= told.ranks <= world.sizing.most
+    assert bound < 0 or len(recovery.past) <= bound
+    if world.state is State.FINISHED:
+        assert not recovery.under_way and all(rank.step == STEPS for rank in world.ranks)
+        return
+    last = world.ended_by
+    assert last is not None
+    again = any((old.cause, old.step) == (last.cause, last.step) for old in recovery.past)
+    spent = 0 <= bound == len(recovery.past)
+    assert world.no_room or last.final or spent or (again and last.kind == "error")
+
+
+def test_a_world_left_in_peace_gets_the_ranks_that_are_wanted() -> None:
+    world = ElasticWorld(random.Random(3), -1, hazard=0.0)
+    world.sizing = sizing(1, 3)
+    world.there = [Place("node", 1)]
+    world.places, world.ranks = list(world.there), [Rank()]
+    seen = []
+    for turn in range(36):
+        if turn in (8, 16):
+            world.add_place()
+        world.turn()
+        seen.append(len(world.ranks))
+    assert seen[0] == 1 and seen[-1] == 3 and sorted(seen) == seen
+    assert [told.ranks for told in world.told][-1] == 3
+    world.sizing.ask(2)
+    while world.state not in ENDED:
+        world.turn()
+    assert len(world.ranks) == 2 and world.state is State.FINISHED
+
+
+def test_the_table_knows_the_new_ways() -> None:
+    assert TRANSITIONS[State.RUNNING]["resize"] is State.FILLING
+    assert TRANSITIONS[State.FILLING]["stay"] is State.FILLING
+    fixed = Sizing.of(ScalingConfig(num_workers=3))
+    assert not fixed.looks(3, 1e9) and fixed.goal(3, None, 0.0) == 3
