@@ -68,7 +68,8 @@ def server(artifact: Path) -> Iterator[Server]:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     process = subprocess.Popen(
         command(artifact, "--replicas", "2", "--port", "0"),
-        env=os.environ | {"PYTHONPATH": str(ROOT), MARK: mark},
+        # a server that is killed leaves the folder of its numbers
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(artifact.parent), MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

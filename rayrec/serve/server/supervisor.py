@@ -5,7 +5,7 @@ replicas share what it has loaded, need no start of their own, and have the same
 happens to the folder later. It scores nothing and has no thread, which a fork would not survive.
 
 All replicas listen at the same ports (SO_REUSEPORT), among which the kernel spreads connections.
-The parent holds the ports without listening, so that no other server can share them by mistake.
+The parent holds them (`held`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext
 from multiprocessing.process import BaseProcess
@@ -28,12 +25,13 @@ from typing import Any
 
 import torch
 
-from rayrec.errors import ConfigError, RayrecError, ServingError
+from rayrec.errors import RayrecError, ServingError
 from rayrec.machine.memory import tune_malloc
 from rayrec.serve.mapping import populate
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
 from rayrec.serve.server.served import served_schema
-from rayrec.serve.server.settings import METRICS_FOLDER, ServerSettings
+from rayrec.serve.server.settings import ServerSettings
 from rayrec.storage import one_line
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -59,56 +57,6 @@ def serve(artifact: str, settings: ServerSettings) -> None:
         served_schema(predictor)
         with metrics_folder():
             Supervisor(predictor, own).run(artifact)
-
-
-@contextmanager
-def reserved(settings: ServerSettings) -> Iterator[ServerSettings]:
-    """Hold the ports of a server; gives the settings with the ports that are held.
-
-    Raises:
-        ConfigError: the host is unknown, or a port is taken.
-    """
-    with _reserve(settings, "port") as port, _reserve(settings, "http_port") as http_port:
-        yield replace(settings, port=port.getsockname()[1], http_port=http_port.getsockname()[1])
-
-
-def _reserve(settings: ServerSettings, name: str) -> socket.socket:
-    """A socket bound to a port that nobody else has, which others of this user may share."""
-    port: int = getattr(settings, name)
-    where = f"{settings.address(port)} ({name})"
-    try:
-        kind, _, _, _, address = socket.getaddrinfo(
-            settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        # without the option first, as nobody shares a port with it
-        with socket.socket(kind, socket.SOCK_STREAM) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind(address)
-            alone.listen(1)
-            address = alone.getsockname()
-        held = socket.socket(kind, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
-    except OSError as error:
-        raise ConfigError(
-            f"the server cannot listen at {where}: {one_line(error)}. Give another port, or 0 for "
-            "a free one, or a host of this machine."
-        ) from None
-    return held
-
-
-@contextmanager
-def metrics_folder() -> Iterator[None]:
-    """A folder in which the replicas keep their numbers, for the time of the server."""
-    before = os.environ.get(METRICS_FOLDER)
-    with tempfile.TemporaryDirectory(prefix="rayrec-serve-") as folder:
-        os.environ[METRICS_FOLDER] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(METRICS_FOLDER)
-            if before is not None:
-                os.environ[METRICS_FOLDER] = before
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +172,7 @@ class Supervisor:
         process = slot.process
         assert process is not None and process.pid is not None
         process.join()
-        _forget_numbers(process.pid)
+        forget_numbers(process.pid)
         if not slot.is_ready:
             self._failed_starts += 1
             if not self._was_ready and self._failed_starts >= _MOST_FAILED_STARTS:
@@ -260,14 +208,6 @@ class Supervisor:
                 f"{len(late)} of {len(alive)} replicas did not end by themselves within "
                 f"{self._settings.drain_s:g} s; some requests were not answered."
             )
-
-
-def _forget_numbers(pid: int) -> None:
-    """Leave a dead process out of the sums of what is there now."""
-    folder = os.environ[METRICS_FOLDER]
-    for name in os.listdir(folder):
-        if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
-            os.unlink(os.path.join(folder, name))
 
 
 def _replica(

@@ -1,0 +1,75 @@
+"""What the parent of the replicas holds for them: their ports, and the folder of their numbers.
+
+The ports are bound without listening, so that no other server can share them by mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rayrec.errors import ConfigError
+from rayrec.serve.server.settings import METRICS_FOLDER, ServerSettings
+from rayrec.storage import one_line
+
+
+@contextmanager
+def reserved(settings: ServerSettings) -> Iterator[ServerSettings]:
+    """Hold the ports of a server; gives the settings with the ports that are held.
+
+    Raises:
+        ConfigError: the host is unknown, or a port is taken.
+    """
+    with _reserve(settings, "port") as port, _reserve(settings, "http_port") as http_port:
+        yield replace(settings, port=port.getsockname()[1], http_port=http_port.getsockname()[1])
+
+
+def _reserve(settings: ServerSettings, name: str) -> socket.socket:
+    """A socket bound to a port that nobody else has, which others of this user may share."""
+    port: int = getattr(settings, name)
+    where = f"{settings.address(port)} ({name})"
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(
+            settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # without the option first, as nobody shares a port with it
+        with socket.socket(kind, socket.SOCK_STREAM) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+            alone.listen(1)
+            address = alone.getsockname()
+        held = socket.socket(kind, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"the server cannot listen at {where}: {one_line(error)}. Give another port, or 0 for "
+            "a free one, or a host of this machine."
+        ) from None
+    return held
+
+
+@contextmanager
+def metrics_folder() -> Iterator[None]:
+    """A folder in which the replicas keep their numbers, for the time of the server."""
+    before = os.environ.get(METRICS_FOLDER)
+    with tempfile.TemporaryDirectory(prefix="rayrec-serve-") as folder:
+        os.environ[METRICS_FOLDER] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(METRICS_FOLDER)
+            if before is not None:
+                os.environ[METRICS_FOLDER] = before
+
+
+def forget_numbers(pid: int) -> None:
+    """Leave a dead process out of the sums of what is there now."""
+    folder = os.environ[METRICS_FOLDER]
+    for name in os.listdir(folder):
+        if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
+            os.unlink(os.path.join(folder, name))
