@@ -7,9 +7,10 @@ data, counters) is kept as bytes. The last two points are kept. All that is need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +82,7 @@ class Slots:
         """Write the bytes of a point that does not count yet."""
         size = max(_LEAST_BYTES, 1 << (len(small) - 1).bit_length())
         piece = self._memory.take(f"small{turn}", size)
-        memoryview(piece.numpy())[: len(small)] = small
+        piece.numpy()[: len(small)] = np.frombuffer(small or b"\0", np.uint8)[: len(small)]
         self._slot(turn)[_BYTES] = len(small)
 
     def count(self, turn: int, point: Point) -> None:
@@ -184,3 +185,15 @@ class RankUndo:
         """Keep no point, since rows are about to change in a way that no log holds."""
         for turn in (0, 1):
             self._slots.drop(turn)
+
+
+def common_point(points: Sequence[Collection[Point]], not_before: int = 0) -> Point | None:
+    """Return the newest point that all ranks have, or None.
+
+    Args:
+        points: of every rank.
+        not_before: points of earlier steps do not count.
+    """
+    common = set(points[0]).intersection(*points[1:])
+    late = [point for point in common if point.step >= not_before]
+    return max(late, key=lambda point: point.step, default=None)

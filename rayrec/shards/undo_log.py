@@ -6,7 +6,7 @@ another has not come to, so that both go back to the one before.
 
 A process may be killed at any instruction. So an entry is written first, then it is counted, and
 only then are the rows updated. Putting rows back changes nothing in the log, so it can be done
-again. A log grows by chunks of doubling size and keeps them.
+again. A log grows by chunks, of doubling size at first, and keeps them.
 """
 
 # n rows, D columns
@@ -25,6 +25,7 @@ from rayrec.shards.state import ShardState
 
 _HEAD = 64  # bytes before the entries of a log: two words, and the rest of a cache line
 _FIRST_ENTRIES = 1 << 10
+_DOUBLINGS = 8
 _COUNT, _ITERATION = 0, 1
 
 
@@ -111,7 +112,7 @@ class _Band:
         chunks = self._chunks[turn]
         while len(chunks) <= number:
             name = f"{self._name}.{turn}.{len(chunks)}"
-            entries = _FIRST_ENTRIES << len(chunks)
+            entries = _FIRST_ENTRIES << min(len(chunks), _DOUBLINGS)
             chunks.append(_Chunk(self._memory, name, entries, self._columns))
         return chunks[number]
 
@@ -232,6 +233,11 @@ def _lies(tensors: Mapping[str, Tensor]) -> tuple[object, ...]:
 
 
 def _place(entry: int) -> tuple[int, int]:
-    """Return the chunk of an entry, and its place there; chunk c has FIRST << c entries."""
+    """Return the chunk of an entry, and its place there."""
     number = (entry // _FIRST_ENTRIES + 1).bit_length() - 1
-    return number, entry - _FIRST_ENTRIES * ((1 << number) - 1)
+    if number <= _DOUBLINGS:
+        return number, entry - _FIRST_ENTRIES * ((1 << number) - 1)
+    # All chunks from here on have as many entries as the last that was doubled.
+    before = _FIRST_ENTRIES * ((1 << _DOUBLINGS) - 1)
+    more, at = divmod(entry - before, _FIRST_ENTRIES << _DOUBLINGS)
+    return _DOUBLINGS + more, at

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from rayrec.layout import Shard
+from rayrec.shards import undo_log
 from rayrec.shards.memory import MemoryHere
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps, TouchClock
 from rayrec.shards.undo import Point, RankUndo
-from rayrec.shards.undo_log import _FIRST_ENTRIES, UndoLog, _place
+from rayrec.shards.undo_log import UndoLog, _place
 
 
 class Kernel:
@@ -160,9 +161,11 @@ def test_a_change_of_all_rows_is_undone() -> None:
     assert equal(kernel.content(), before)
 
 
-def test_entries_lie_one_after_the_other() -> None:
-    places = [_place(entry) for entry in range(10 * _FIRST_ENTRIES)]
-    assert places[0] == (0, 0) and places[_FIRST_ENTRIES] == (1, 0)
+def test_entries_lie_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undo_log, "_FIRST_ENTRIES", 4)
+    monkeypatch.setattr(undo_log, "_DOUBLINGS", 3)
+    places = [_place(entry) for entry in range(4 * (1 + 2 + 4 + 8 + 8 + 8))]
     sizes = np.bincount([chunk for chunk, _ in places])
-    assert sizes[:3].tolist() == [_FIRST_ENTRIES, 2 * _FIRST_ENTRIES, 4 * _FIRST_ENTRIES]
-    assert len(set(places)) == len(places)
+    assert sizes.tolist() == [4, 8, 16, 32, 32, 32]
+    expected = [(chunk, at) for chunk, size in enumerate(sizes) for at in range(size)]
+    assert places == expected
