@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from rayrec.shards.memory import Memory
 _SCRIPT = Path(__file__).with_name("memory_keeper.py")
 _START_S = 30.0
 _ANSWER_S = 30.0
+_AGAIN_S = 0.02
 _connected: dict[str, socket.socket] = {}
 
 
@@ -50,7 +52,7 @@ class KeptMemory(Memory):
         for other in [known for known in _connected if known != name]:
             _connected.pop(other).close()
             end_keeper(other)
-        if name not in _connected:
+        if name not in _connected or not _answers(_connected[name]):
             _connected[name] = _connect(name, rank)
         self._keeper, self._rank = _connected[name], rank
 
@@ -118,29 +120,42 @@ def end_keepers() -> None:
 
 def _connect(name: str, rank: int) -> socket.socket:
     """Connect to the keeper, which is started where there is none."""
-    keeper = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    keeper.settimeout(_ANSWER_S)
-    try:
-        with suppress(OSError):
+    # No site packages and no variables of Python: it starts in 20 ms.
+    command = [sys.executable, "-S", "-E", str(_SCRIPT), _address(name)[1:], str(os.getppid())]
+    deadline, why = time.monotonic() + _START_S, "it ends at once"
+    while time.monotonic() < deadline:
+        keeper = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        keeper.settimeout(_ANSWER_S)
+        try:
             keeper.connect(_address(name))
             return keeper
-        # No site packages and no variables of Python: it starts in 20 ms.
-        command = [sys.executable, "-S", "-E", str(_SCRIPT), _address(name)[1:]]
-        subprocess.run(
-            [*command, str(os.getppid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            timeout=_START_S,
-            check=True,
-        )
-        keeper.connect(_address(name))
-    except (OSError, subprocess.SubprocessError) as error:
-        keeper.close()
-        raise CommError(
-            f"rank {rank}: cannot start the process that keeps the memory of this host ({error}); "
-            "leave out FailureConfig(sync_every_n_steps=...)."
-        ) from error
-    return keeper
+        except OSError:
+            keeper.close()
+        try:
+            # Where another rank has started one just now, this one ends.
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                timeout=_START_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            why = str(error)
+        time.sleep(_AGAIN_S)
+    raise CommError(
+        f"rank {rank}: cannot start the process that keeps the memory of this host ({why}); leave "
+        "out FailureConfig(sync_every_n_steps=...)."
+    )
+
+
+def _answers(keeper: socket.socket) -> bool:
+    """Whether a keeper is there still; it may have been killed since."""
+    try:
+        keeper.sendall(b'["hello", "", 0]\n')
+        return keeper.recv(1) == b"\0"
+    except OSError:
+        return False
 
 
 def _address(name: str) -> str:

@@ -298,8 +298,13 @@ class Keeper:
         torch.save(held, file)
         return file.getvalue()
 
-    def recall(self, remembered: bytes) -> int:
-        """Go on from a sync point, whose rows are in place already; its global steps."""
+    def recall(self, remembered: bytes, note: Callable[[str], None]) -> int:
+        """Go on from a sync point, whose rows are in place already; its global steps.
+
+        Args:
+            note: gets a line about what was done.
+        """
+        self._note = note
         held = torch.load(io.BytesIO(remembered), weights_only=True)
         step = int(held["step"])
         live = dense_tensors(self._model.dense_parameters(), self._model.module)
@@ -311,6 +316,10 @@ class Keeper:
         self.best, self.trained = Best.from_json(held["best"]), tuple(held["trained"])
         set_random_state(held["random"], self._model.device)
         run_path = self._spec.run_path
-        if run_path and CheckpointManager(run_path).path(step) in self._spec.resume_from:
-            self.newest = CheckpointManager(run_path).path(step)
+        if run_path:
+            path = CheckpointManager(run_path).path(step)
+            if path in self._spec.resume_from:
+                self.newest = path
+            # Only damaged ones are later, since a whole one would have been gone on from.
+            self._set_later_aside(path, step, note)
         return step

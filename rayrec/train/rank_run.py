@@ -89,7 +89,7 @@ class RankRun:
             "track_rows": spec.checkpoint.incremental and spec.run_path is not None,
         }
         if self._points is not None:
-            chosen |= {"memory": self._points.memory, "adopt": self._points.goes_on}
+            chosen |= self._points.options()
         self.model = DistributedModelParallel(
             module,
             plan=spec.plan,
@@ -373,7 +373,7 @@ class RankRun:
         point = None if self._points is None else self._points.chosen
         if point is not None and self.model.undo is not None:
             self._on_phase("undoing steps")
-            self.step = self._keeper.recall(self.model.undo.go_back(point))
+            self.step = self._keeper.recall(self.model.undo.go_back(point), note)
         else:
             self.step = self._keeper.begin(note)
         self.rows, self.seconds = self._keeper.trained

@@ -8,6 +8,7 @@ has, before any of them makes its model. The newest that all have is where the r
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ class RankPoints:
     """
 
     def __init__(self, config: SyncPoints, rank: int) -> None:
-        self._config = config
+        self._config, self._given = config, False
         self.memory = KeptMemory(config.name, rank)
         own = tuple(Slots(self.memory).points())
         told = gather_objects((own, secrets.randbits(62)))
@@ -37,10 +38,10 @@ class RankPoints:
         if self.chosen is None:
             self.memory.clear()
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the rows of the run lie in memory."""
-        return self.chosen is not None
+    def options(self) -> dict[str, Any]:
+        """What `DistributedModelParallel` is told; of several models the first is kept."""
+        given, self._given = self._given, True
+        return {} if given else {"memory": self.memory, "adopt": self.chosen is not None}
 
     def next_step(self, step: int) -> int:
         """The step of the next point."""
