@@ -120,7 +120,7 @@ def end_keepers() -> None:
 
 def _connect(name: str, rank: int) -> socket.socket:
     """Connect to the keeper, which is started where there is none."""
-    # No site packages and no variables of Python: it starts in 20 ms.
+    # Without site packages and the variables of Python it starts sooner.
     command = [sys.executable, "-S", "-E", str(_SCRIPT), _address(name)[1:], str(os.getppid())]
     deadline, why = time.monotonic() + _START_S, "it ends at once"
     while time.monotonic() < deadline:
