@@ -141,6 +141,13 @@ class RankActor:
             self._stop.set()
             return shutdown_sockets()
 
+    def free_memory(self) -> None:
+        """Free what this host keeps for the run, which has ended."""
+        self._loading.join()
+        from rayrec.comm.kept_memory import end_keepers
+
+        end_keepers()
+
     def _run(self, task: RankTask, seat: Seat) -> None:
         # only root may leave the low priority that Ray gives its workers
         with contextlib.suppress(PermissionError):

@@ -77,6 +77,10 @@ class RankGroup:
             nodes.setdefault(address.node_id, []).append(rank)
         return tuple(tuple(ranks) for ranks in nodes.values())
 
+    def keep_memory(self) -> None:
+        """Note that hosts keep the memory of ranks, to be freed when the run ends."""
+        self._crew.keeps_memory = True
+
     def start(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> None:
         """Give every rank the task; it begins when all have met at rank 0's rendezvous.
 

@@ -114,6 +114,7 @@ class Recovered:
         seconds: from the notice of the failure until all ranks had begun again.
         replaced: the process of the rank is a new one.
         dropped: the run goes on without the rank, with fewer ranks.
+        in_memory: it goes on from a sync point that the ranks had in memory.
     """
 
     step: int
@@ -125,6 +126,7 @@ class Recovered:
     seconds: float
     replaced: bool
     dropped: bool = False
+    in_memory: bool = False
 
     def __str__(self) -> str:
         """One line for the user."""
@@ -137,7 +139,9 @@ class Recovered:
         else:
             what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"
         where = f"went on from step {self.step}"
-        if self.path is None:
+        if self.in_memory:
+            where += ", in memory"
+        elif self.path is None:
             where = "began again, since there is no checkpoint of this run yet"
         return f"{what} {self.seconds:.1f} s; {where}"
 
@@ -179,10 +183,12 @@ class Began:
     Attributes:
         step: global steps done there.
         path: the checkpoint that it was read from, or None.
+        in_memory: it is a sync point that the ranks had in memory.
     """
 
     step: int
     path: str | None
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

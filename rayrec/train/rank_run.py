@@ -8,7 +8,7 @@ user's own. All ranks call the same methods together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,19 +18,19 @@ from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout import BaseEmbeddingConfig
-from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.train.bulk import predict
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.evaluation import Part, evaluate
 from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
+from rayrec.train.optimizer_config import optimizers_of
 from rayrec.train.place import Place
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.progress import Began, Evaluation, Event, ProgressReport, Saved
 from rayrec.train.scoring import first_of
 from rayrec.train.shaping import Best
+from rayrec.train.sync_points import open_points
 from rayrec.train.window import WindowSum, next_length
 
 
@@ -67,6 +67,7 @@ class RankRun:
         self._saving: Saved | None = None
         self._since_save_s = 0.0
         self._kept: Keeper | None = None
+        self._points = open_points(spec.sync_points, self.rank, self.device)
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
         """Shard the tables of a module by the run's plan, with the run's optimizers and options.
@@ -87,6 +88,8 @@ class RankRun:
             "sync_every": spec.sync_every,
             "track_rows": spec.checkpoint.incremental and spec.run_path is not None,
         }
+        if self._points is not None:
+            chosen |= self._points.options()
         self.model = DistributedModelParallel(
             module,
             plan=spec.plan,
@@ -135,7 +138,15 @@ class RankRun:
         self._since_save_s += merged.seconds
         if self._save_due():
             self.save()
+        if self._points is not None and self._points.due(self.step):
+            self._sync()
         return stopped
+
+    def _sync(self) -> None:
+        """Set a sync point at this step."""
+        if self._points is not None and self.model.undo is not None:
+            small = self._keeper.remember(self.step, self.best, (self.rows, self.seconds))
+            self.model.undo.sync(self._points.at(self.step), small)
 
     def _save_due(self) -> bool:
         """Whether a checkpoint on the way is due at the end of a window."""
@@ -166,6 +177,8 @@ class RankRun:
         evaluation = self._on_the_way.next_step(self.step)
         if evaluation is not None:
             ends.append(evaluation)
+        if self._points is not None:
+            ends.append(self._points.next_step(self.step))
         return min(ends)
 
     def _report_end(self) -> int:
@@ -353,15 +366,28 @@ class RankRun:
             self._kept.saver.give_up()
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
-        """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
-        self.step = self._keeper.begin(note)
+        """Start anew, from another run's weights, from a checkpoint or from a sync point.
+
+        See `Keeper.begin` and `open_points`.
+        """
+        point = None if self._points is None else self._points.chosen
+        if point is not None and self.model.undo is not None:
+            self._on_phase("undoing steps")
+            self.step = self._keeper.recall(self.model.undo.go_back(point), note)
+        else:
+            self.step = self._keeper.begin(note)
         self.rows, self.seconds = self._keeper.trained
         self._on_the_way.resume(self._keeper.best)
-        return Began(step=self.step, path=self._keeper.begun_from)
+        if point is None:
+            self._sync()
+        path, in_memory = self._keeper.begun_from, point is not None
+        return Began(step=self.step, path=path, in_memory=in_memory)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint; see `Keeper.restore`."""
         self._finish_save()
+        if self.model.undo is not None:
+            self.model.undo.forget()
         self.step = self._keeper.restore(path, weights_only=weights_only)
         self._on_the_way.resume(self._keeper.best)
 
@@ -369,24 +395,3 @@ class RankRun:
     def newest(self) -> str | None:
         """Path of the newest checkpoint of the run, or None."""
         return self._kept.newest if self._kept is not None else None
-
-
-def optimizers_of(
-    spec: TrainSpec, tables: Sequence[BaseEmbeddingConfig]
-) -> SparseOptimizer | dict[str, SparseOptimizer]:
-    """The optimizer of all tables, or one per table where some have their own.
-
-    Raises:
-        ConfigError: an optimizer is given for a table that the model does not have.
-    """
-    own = spec.own_optimizers
-    if not own:
-        return spec.tables_optimizer
-    names = {table.name for table in tables}
-    unknown = sorted(set(own) - names)
-    if unknown:
-        raise ConfigError(
-            f"table_optimizers names the table {unknown[0]!r}; the model's tables are "
-            f"{', '.join(sorted(names))}."
-        )
-    return {name: own.get(name, spec.tables_optimizer) for name in names}

@@ -60,6 +60,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "seconds": "number",
         "replaced": "flag",
         "dropped": "flag or absent",
+        "in_memory": "flag or absent",
     },
     "resize": {
         "ranks_before": "whole number",
