@@ -33,8 +33,7 @@ def request_columns(schema: FeatureSchema) -> list[str]:
 
 def version_of(predictor: Predictor) -> tuple[str, int]:
     """Name and step of the weights: the step, and the first digits of the manifest's sha256."""
-    manifest = predictor.manifest
-    return f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
+    return predictor.weights.name, predictor.weights.step
 
 
 def warm(predictor: Predictor) -> None:
