@@ -102,7 +102,8 @@ class LoopContext(RankRun):
             CallbackError: a callback of this rank raised; what the run keeps was saved.
             InputError: the data hold what a batch cannot; or a reported loss is not finite.
         """
-        if self.spec.run_path or self.spec.resume_from or self.spec.init_from:
+        spec = self.spec
+        if spec.run_path or spec.resume_from or spec.init_from or self._publishes:
             _ = self._keeper  # raises where nothing is tracked
         if not hasattr(self, "model"):
             raise ConfigError("call context.shard(module) before context.batches().")

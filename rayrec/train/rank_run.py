@@ -8,7 +8,7 @@ user's own. All ranks call the same methods together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,6 @@ from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout import BaseEmbeddingConfig
-from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.train.bulk import predict
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import Dataset, TrainSpec
@@ -29,8 +27,10 @@ from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.progress import Began, Evaluation, Event, ProgressReport, Saved
+from rayrec.train.publisher import Publisher
 from rayrec.train.scoring import first_of
 from rayrec.train.shaping import Best
+from rayrec.train.table_optimizers import optimizers_of
 from rayrec.train.window import WindowSum, next_length
 
 
@@ -67,6 +67,9 @@ class RankRun:
         self._saving: Saved | None = None
         self._since_save_s = 0.0
         self._kept: Keeper | None = None
+        # a run that scores alone does not publish
+        self._publishes = spec.publish is not None and spec.data is not None
+        self._publisher: Publisher | None = None
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
         """Shard the tables of a module by the run's plan, with the run's optimizers and options.
@@ -85,7 +88,7 @@ class RankRun:
             "share_tables": spec.share_tables,
             "sharding_group_size": spec.sharding_group_size,
             "sync_every": spec.sync_every,
-            "track_rows": spec.checkpoint.incremental and spec.run_path is not None,
+            "track_rows": self._publishes or (spec.checkpoint.incremental and bool(spec.run_path)),
         }
         self.model = DistributedModelParallel(
             module,
@@ -102,6 +105,10 @@ class RankRun:
         self._kept = Keeper(
             self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
         )
+        if self._publishes:
+            self._publisher = Publisher(
+                self.spec, self.model, self.tables, self.rank, self.world_size, self._on_phase
+            )
 
     @property
     def _keeper(self) -> Keeper:
@@ -135,6 +142,8 @@ class RankRun:
         self._since_save_s += merged.seconds
         if self._save_due():
             self.save()
+        if self._publisher is not None:
+            self._publisher.after_window(self.step, merged.seconds)
         return stopped
 
     def _save_due(self) -> bool:
@@ -154,19 +163,20 @@ class RankRun:
             self._kept.ending = True
         if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
             self.save()
+        if self._publisher is not None:
+            self._publisher.at_end(self.step)
         self._finish_save()
         if self.hooks.error is not None:
             raise self.hooks.error
 
     def _next_end(self) -> int:
-        """The step that ends the next window at the latest: a save or an evaluation is due."""
-        ends = [self.spec.steps]
+        """The last step of the next window at the latest, by what is due then."""
+        ends = [self.spec.steps, self._on_the_way.next_step(self.step)]
         if self._save_every:
             ends.append((self.step // self._save_every + 1) * self._save_every)
-        evaluation = self._on_the_way.next_step(self.step)
-        if evaluation is not None:
-            ends.append(evaluation)
-        return min(ends)
+        if self._publisher is not None:
+            ends.append(self._publisher.next_step(self.step))
+        return min(end for end in ends if end is not None)
 
     def _report_end(self) -> int:
         """The step at which the next report is due.
@@ -351,6 +361,8 @@ class RankRun:
         """Leave a checkpoint that is being written, since this rank leaves its world."""
         if self._kept is not None:
             self._kept.saver.give_up()
+        if self._publisher is not None:
+            self._publisher.give_up()
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
@@ -362,6 +374,8 @@ class RankRun:
     def restore(self, path: str, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint; see `Keeper.restore`."""
         self._finish_save()
+        if self._publisher is not None:
+            self._publisher.rebase()
         self.step = self._keeper.restore(path, weights_only=weights_only)
         self._on_the_way.resume(self._keeper.best)
 
@@ -369,24 +383,3 @@ class RankRun:
     def newest(self) -> str | None:
         """Path of the newest checkpoint of the run, or None."""
         return self._kept.newest if self._kept is not None else None
-
-
-def optimizers_of(
-    spec: TrainSpec, tables: Sequence[BaseEmbeddingConfig]
-) -> SparseOptimizer | dict[str, SparseOptimizer]:
-    """The optimizer of all tables, or one per table where some have their own.
-
-    Raises:
-        ConfigError: an optimizer is given for a table that the model does not have.
-    """
-    own = spec.own_optimizers
-    if not own:
-        return spec.tables_optimizer
-    names = {table.name for table in tables}
-    unknown = sorted(set(own) - names)
-    if unknown:
-        raise ConfigError(
-            f"table_optimizers names the table {unknown[0]!r}; the model's tables are "
-            f"{', '.join(sorted(names))}."
-        )
-    return {name: own.get(name, spec.tables_optimizer) for name in names}
