@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -150,7 +151,13 @@ class Predictor:
 
     def score(self, request: Request) -> Scores:
         """What `predict` gives, for a request of `read`."""
-        return self._finish(self._run(request), as_logits=False)
+        return self.score_and_version(request)[0]
+
+    def score_and_version(self, request: Request) -> tuple[Scores, str, int]:
+        """As `score`, with the name and the step of the weights that it was scored with."""
+        with self._held() as weights:
+            outputs = weights.outputs(request)
+        return self._finish(outputs, as_logits=False), weights.name, weights.step
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """As `predict`, with logits in place of probabilities."""
@@ -219,8 +226,13 @@ class Predictor:
             mark_checked(batch.sparse_features)
         return Request(batch.dense_features, batch.sparse_features)
 
+    def _held(self) -> AbstractContextManager[Weights]:
+        """The weights to score one request with."""
+        return nullcontext(self.weights)
+
     def _run(self, request: Request) -> tuple[Tensor, ...]:
-        return self.weights.outputs(request)
+        with self._held() as weights:
+            return weights.outputs(request)
 
     def outputs(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
         """The logits of every output of the manifest, in order, of ids that are checked here."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from rayrec.serve.chain.follower import Follower, Version
 from rayrec.serve.chain.judging import Verdict
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.requests import Request
 from rayrec.serve.weights import Weights
 
 
@@ -44,7 +44,7 @@ class FollowingPredictor(Predictor):
         strict: bool = True,
         model: Callable[[], nn.Module] | None = None,
     ) -> None:
-        self.follower = Follower(path, strict=strict, free=self._wait_for if strict else _at_once)
+        self.follower = Follower(path, strict=strict, free=self.wait_unread if strict else _at_once)
         version = self.follower.version
         packed = self.follower.copies.tables(version.copy, version.powers)
         super().__init__(replace(self.follower.artifact, packed=packed), model)
@@ -84,21 +84,20 @@ class FollowingPredictor(Predictor):
         with self._changed:
             self.weights, self._copy = weights, version.copy
 
-    def _run(self, request: Request) -> tuple[Tensor, ...]:
-        weights, copy = self._enter()
+    @contextmanager
+    def _held(self) -> Iterator[Weights]:
+        """See `Predictor._held`; while it is held, its copy of the tables is not written."""
+        with self._changed:
+            weights, copy = self.weights, self._copy
+            self._readers[copy] += 1
         try:
-            return weights.outputs(request)
+            yield weights
         finally:
             with self._changed:
                 self._readers[copy] -= 1
                 self._changed.notify_all()
 
-    def _enter(self) -> tuple[Weights, int]:
-        with self._changed:
-            self._readers[self._copy] += 1
-            return self.weights, self._copy
-
-    def _wait_for(self, copy: int) -> None:
+    def wait_unread(self, copy: int) -> None:
         """Wait until no call reads a copy; new calls read the other one."""
         with self._changed:
             self._changed.wait_for(lambda: not self._readers[copy])
