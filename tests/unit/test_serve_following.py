@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rayrec.errors import UnavailableError
@@ -56,8 +57,8 @@ def following(folder: Path, *options: str):
 class Answers:
     """Clients that ask without a pause, and keep what they were told."""
 
-    def __init__(self, server: Server) -> None:
-        self._server, self._ended = server, threading.Event()
+    def __init__(self, server: Server, asked: pa.Table = ASKED) -> None:
+        self._server, self._asked, self._ended = server, asked, threading.Event()
         self.told: list[tuple[str, int, np.ndarray]] = []
         self.errors: list[Exception] = []
         self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
@@ -78,7 +79,7 @@ class Answers:
             with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
                 for _ in range(10):
                     try:
-                        answer = client.ask(ASKED)
+                        answer = client.ask(self._asked)
                     except UnavailableError:
                         continue
                     except Exception as error:

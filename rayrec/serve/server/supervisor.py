@@ -160,14 +160,14 @@ class Supervisor:
                 self._bury(slot)
             elif slot.process is None and self._due(slot) <= time.monotonic():
                 self._start(slot)
-        if self._lead is not None:
+        if self._lead is not None and self._was_ready:
             self._follow(self._lead)
 
     def _timeout(self) -> float | None:
         """Seconds until something has to be done; None where nothing is known of."""
         now = time.monotonic()
         due = [self._due(slot) - now for slot in self._slots if slot.process is None]
-        if self._lead is not None:
+        if self._lead is not None and self._was_ready:
             due.append(self._lead.timeout())
         return max(0.0, min(due)) if due else None
 
