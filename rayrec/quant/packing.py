@@ -126,7 +126,9 @@ def pack_rows(rows: Tensor, kind: QuantType, power: int = 0) -> Tensor:
     packed = torch.empty(count, kind.row_bytes(width), dtype=torch.uint8)
     at_a_time = max(1, _CHUNK_VALUES // width)
     for start in range(0, count, at_a_time):
-        chunk = rows[start : start + at_a_time].float() * 2.0**power
+        chunk = rows[start : start + at_a_time].float()
+        if power:
+            chunk = chunk * 2.0**power
         out = packed[start : start + at_a_time]
         if not kind.top_code:
             chunk = chunk.half() if kind is QuantType.FP16 else chunk
@@ -147,7 +149,7 @@ def _pack_codes(rows: Tensor, kind: QuantType, out: Tensor) -> None:
     scale = torch.where(short, _next(scale, math.inf), scale)
     # a row of one value that float16 holds: any scale does, but not zero
     scale = torch.where(scale == 0, _next(scale, math.inf), scale)
-    codes = rows.sub_(bias.float()).div_(scale.float()).round_().to(torch.uint8)
+    codes = rows.sub(bias.float()).div_(scale.float()).round_().to(torch.uint8)
     if kind is QuantType.INT4:
         if codes.shape[1] % 2:
             codes = torch.nn.functional.pad(codes, (0, 1))

@@ -214,6 +214,8 @@ class LoopTask:
         try:
             scores = self.loop(own)
             own._finish_save()  # a loop may leave `batches` before their end
+            if own._publisher is not None:
+                own._publisher.finish()
             if scores is None and self.spec.eval_data is not None and not own.stopped:
                 context.phase("evaluating")
                 scores = own.final_scores(context.should_stop, context.beat)
