@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.quality_run import Trial, driver_of, schema_of, scores_of
-from benchmarks.quality_settings import FILMS, OPTIMIZERS, PLANTED, recipe_of
+from benchmarks.quality_settings import FILMS, OPTIMIZERS, PLANTED
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement, even_cuts
 from rayrec.layout.kinds import KINDS
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
@@ -62,7 +62,7 @@ def kinds(folder: Path) -> dict[str, Trial]:
 
 def optimizers(folder: Path) -> dict[str, Trial]:
     """Every optimizer of the tables with the settings it was tuned to, on one rank."""
-    return {name: Trial(recipe=recipe_of(name)) for name in SPARSE_OPTIMIZERS}
+    return {name: Trial(recipe=OPTIMIZERS[name]) for name in SPARSE_OPTIMIZERS}
 
 
 def wires(folder: Path) -> dict[str, Trial]:
@@ -133,10 +133,14 @@ def lines_of(results: Mapping[str, Any]) -> list[str]:
 
 def settings() -> list[str]:
     """The settings of the optimizers, and both recipes, in Markdown."""
-    lines = ["| optimizer of the tables | lr | options |", "|---|---|---|"]
-    for name, said in OPTIMIZERS.items():
+    lines = ["| optimizer of the tables | lr | options | batch | epochs |", "|---" * 5 + "|"]
+    for name, recipe in OPTIMIZERS.items():
+        said = recipe.tables
         options = ", ".join(f"{option}={value}" for option, value in said.options.items())
-        lines.append(f"| {name} | {said.lr:g} | {options or 'its defaults'} |")
+        lines.append(
+            f"| {name} | {said.lr:g} | {options or 'its defaults'} | {recipe.batch} | "
+            f"{recipe.epochs} |"
+        )
     for about, recipe in (("Planted data", PLANTED), ("MovieLens-100k", FILMS)):
         lines += ["", f"{about}: `{recipe}`"]
     return lines

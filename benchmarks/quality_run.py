@@ -7,16 +7,21 @@ score on the way chooses anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from benchmarks.quality_settings import Recipe
 from rayrec.layout import ShardingPlan
 
 if TYPE_CHECKING:
-    from rayrec.data import FeatureSchema
+    from torch import nn
+
+    from rayrec.data import FeatureSchema, FileDataset
     from rayrec.driver import Driver, RunConfig
 
 
@@ -49,7 +54,59 @@ def schema_of(folder: Path, recipe: Recipe) -> FeatureSchema:
         changes = {"weight_init_min": -recipe.bound, "weight_init_max": recipe.bound}
     if recipe.dim is not None:
         changes["embedding_dim"] = recipe.dim
-    return replace(schema, tables=tuple(replace(table, **changes) for table in schema.tables))
+    tables = tuple(replace(table, **changes) for table in schema.tables)
+    if recipe.tasks:
+        # The first task has the label of the data, and the others have columns of their names.
+        names = [task.name for task in recipe.tasks[1:]]
+        return replace(schema, tables=tables, label=(*schema.labels, *names))
+    return replace(schema, tables=tables)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A DLRM with the outputs of several tasks; calling it builds the module.
+
+    Attributes:
+        means: of the labels; the last layer starts from those of the regressions.
+    """
+
+    recipe: Recipe
+    schema: FeatureSchema
+    means: Sequence[float]
+
+    def __call__(self) -> nn.Module:
+        from torch import nn
+
+        from rayrec.models import DLRM, MultiTaskTrain
+        from rayrec.modules import EmbeddingBagCollection
+
+        recipe, tasks = self.recipe, self.recipe.tasks
+        tables = self.schema.embedding_bag_configs()
+        rows = EmbeddingBagCollection(tables=tables, device="meta")
+        over = [*recipe.over_layers, len(tasks)]
+        dense = [*recipe.dense_layers, tables[0].embedding_dim]
+        model = DLRM(rows, len(self.schema.dense), dense, over)
+        last = [layer for layer in model.over_arch.modules() if isinstance(layer, nn.Linear)][-1]
+        for place, (task, mean) in enumerate(zip(tasks, self.means, strict=True)):
+            if task.kind == "regression":
+                nn.init.constant_(last.bias[place : place + 1], mean)
+        return MultiTaskTrain(model, tasks)
+
+
+def model_of(data: FileDataset, recipe: Recipe) -> Callable[[], nn.Module]:
+    """What builds the recipe's model for the data."""
+    from rayrec.recipe import ModelRecipe
+
+    if recipe.tasks:
+        labels = pq.read_table(data.path, columns=list(data.schema.labels))
+        means = [float(pc.mean(labels[name]).as_py()) for name in data.schema.labels]
+        return Outputs(recipe, data.schema, means)
+    return ModelRecipe(
+        model=recipe.model,
+        schema=data.schema.to_json(),
+        dense_layers=recipe.dense_layers,
+        over_layers=recipe.over_layers,
+    )
 
 
 def run_config(trial: Trial, rows: int) -> RunConfig:
@@ -68,6 +125,7 @@ def run_config(trial: Trial, rows: int) -> RunConfig:
         dense_optimizer=recipe.dense,
         sparse_schedule=stages,
         dense_schedule=stages,
+        tasks=recipe.tasks,
         progress="off",
         **trial.options,
     )
@@ -80,19 +138,12 @@ def driver_of(folder: Path, trial: Trial, train: str = "train", held_out: str = 
         train, held_out: the parts of the data set to train on and to score.
     """
     from rayrec.driver import Driver, ScalingConfig
-    from rayrec.recipe import ModelRecipe
     from rayrec.runs.inputs import open_data
 
     recipe, schema = trial.recipe, schema_of(folder, trial.recipe).to_json()
     data = open_data(str(folder / train), schema)
-    model = ModelRecipe(
-        model=recipe.model,
-        schema=schema,
-        dense_layers=recipe.dense_layers,
-        over_layers=recipe.over_layers,
-    )
     return Driver(
-        model,
+        model_of(data, recipe),
         data,
         ScalingConfig(num_workers=trial.ranks),
         run_config(trial, data.num_rows),
@@ -112,6 +163,8 @@ def scores_of(
     """
     start = time.perf_counter()
     result = driver_of(folder, trial, train, held_out).fit()
-    scores = {name: float(value) for name, value in result.metrics.items()}
+    # Of several tasks the first one counts.
+    first = f"{trial.recipe.tasks[0].name}/" if trial.recipe.tasks else ""
+    scores = {name.removeprefix(first): float(value) for name, value in result.metrics.items()}
     loss = {} if result.train_loss is None else {"train_loss": float(result.train_loss)}
     return scores | loss | {"seconds": time.perf_counter() - start}

@@ -4,8 +4,9 @@ Two forms of it are read: the files of GroupLens (u.data, u.user, u.item; see `g
 tab-separated files with a header of name:type (ml-100k.inter, .user, .item). Users and items become
 ids by their place in the sorted file, so do genres, occupations, the first two characters of the
 zip code, age buckets and release years: side information that is known before any rating. The
-timestamp and title are left out. A random tenth of the ratings is held out by seed, exactly,
-whatever else changes. Everything fits in memory: 100,000 ratings.
+rating itself stays beside the label, for a second task; the schema does not read it. The timestamp
+and title are left out. A random tenth of the ratings is held out by seed, exactly, whatever else
+changes. Everything fits in memory: 100,000 ratings.
 """
 
 from __future__ import annotations
@@ -80,18 +81,18 @@ def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
     """Join ratings, users and items.
 
     Returns:
-        one row per rating with its label, user, item and their side information, all as ids;
-        the number of rows of each embedding table, by column; and the path of the ratings' file.
+        one row per rating with its label, the rating itself, and user, item and their side
+        information, all as ids; the number of rows of each embedding table, by column; and the path of the ratings' file.
     """
     paths, (ratings, users, items) = _read_folder(root)
     user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
     item = _place(ratings["item_id"], items["item_id"], paths[0], "item_id")
     ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", paths[1]), side="right")
-    likes = _numbers(ratings, "rating", paths[0]) >= 4.0
+    stars = _numbers(ratings, "rating", paths[0])
     words = pc.split_pattern(items["class"].fill_null(""), " ").combine_chunks()
     genres, num_genres = _as_ids(words.flatten())
     columns = {
-        "label": pa.array(likes.astype(np.int8)),
+        "label": pa.array((stars >= 4.0).astype(np.int8)),
         "user": pa.array(user),
         "item": pa.array(item),
         "genres": pa.ListArray.from_arrays(words.offsets, pa.array(genres)).take(pa.array(item)),
@@ -106,6 +107,7 @@ def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
         columns[name] = pa.array(ids[user])
     years, sizes["year"] = _as_ids(items["release_year"])
     columns["year"] = pa.array(years[item])
+    columns["rating"] = pa.array(stars.astype(np.float32))
     return pa.table(columns), sizes, paths[0]
 
 

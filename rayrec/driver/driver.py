@@ -166,8 +166,8 @@ class Driver:
         from rayrec.driver.start import find_start
 
         data, held_out, run = self._data, self._eval_data, self._run
-        check_values(data)
-        check_values(held_out)
+        check_values(data, run.tasks)
+        check_values(held_out, run.tasks)
         check_recovery(run, self._scaling)
         check_pauses(run, self._scaling)
         display = Display(run.progress)
@@ -242,7 +242,7 @@ class Driver:
                 "Driver.evaluate needs data: pass it, or make the driver with eval_data."
             )
         wanted = checked_predictions(predictions, keys, scored)
-        check_values(scored)
+        check_values(scored, self._run.tasks)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
             checkpoint = absolute_path("checkpoint", checkpoint)

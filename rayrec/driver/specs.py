@@ -14,7 +14,9 @@ from rayrec.driver.config import RunConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
+from rayrec.spec.task import Task
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.scoring import binary_labels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,11 +110,13 @@ def check_outside(data: Dataset, path: str) -> None:
         )
 
 
-def check_values(data: Dataset | None) -> None:
+def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
     """Find bad ids and labels that the metadata of the data's files tell of, before ranks start.
 
+    Args:
+        tasks: of the run, which say what labels may hold; none means one binary task.
     Raises:
         InputError: names the first bad entry by row and file.
     """
     if isinstance(data, FileDataset):
-        check_statistics(data)
+        check_statistics(data, binary_labels(tasks, data))

@@ -162,13 +162,16 @@ class Scoring:
 
 
 def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[str, ...]:
-    """Which label columns of the data must hold 0 and 1 alone, as the loader takes it."""
+    """Which label columns of the data must hold 0 and 1 alone, as the loader takes it.
+
+    Tasks and label columns go together by their places; the names of tasks are the user's own.
+    """
     if not tasks:
         return True
     if len(tasks) == 1 or not isinstance(data, RowDataset):
         return tasks[0].kind == "binary"
-    labels = data.schema.labels
-    return tuple(task.name for task in tasks if task.kind == "binary" and task.name in labels)
+    labels = zip(tasks, data.schema.labels, strict=False)
+    return tuple(label for task, label in labels if task.kind == "binary")
 
 
 def first_of(scores: Mapping[str, float], name: str) -> float | None:

@@ -219,7 +219,8 @@ def test_movielens_joins_users_and_items_to_ratings(tmp_path):
         user, item = i % 2, i % 3
         # age bucket, gender (F, M), occupation (other, writer), zip (85, T8)
         side = [(1, 1, 1, 0), (0, 0, 0, 1)][user]
-        want.append([int(i % 5 + 1 >= 4), user, item, genres[item], *side, 0 if item != 1 else 1])
+        stars, year = i % 5 + 1, 0 if item != 1 else 1
+        want.append([int(stars >= 4), user, item, genres[item], *side, year, float(stars)])
     assert sorted(map(repr, read(done.train) + read(done.eval))) == sorted(map(repr, want))
 
 

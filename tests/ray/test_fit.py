@@ -101,28 +101,29 @@ def test_a_profile_that_cannot_be_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("plan", "optimizer", "lr"),
+    ("ranks", "plan", "optimizer", "lr"),
     # row-wise Adagrad keeps one value per column block, so under column cuts it is another
     # optimizer by design; SGD is not
     worlds.some(
         [
-            ("row_wise", "rowwise_adagrad", 0.05),
-            ("data_parallel", "adagrad", 0.05),
-            ("column_wise", "sgd", 5.0),
+            (2, "row_wise", "rowwise_adagrad", 0.05),
+            (3, "row_wise", "rowwise_adagrad", 0.05),
+            (3, "data_parallel", "adagrad", 0.05),
+            (3, "column_wise", "sgd", 5.0),
         ],
-        [("row_wise", "rowwise_adagrad", 0.05)],
+        [(2, "row_wise", "rowwise_adagrad", 0.05)],
     ),
 )
 def test_number_of_ranks_does_not_change_the_result(
-    clicks: SyntheticPaths, plan: str, optimizer: str, lr: float
+    clicks: SyntheticPaths, ranks: int, plan: str, optimizer: str, lr: float
 ) -> None:
     options = {
         "sparse_optimizer": OptimizerConfig(name=optimizer, lr=lr),
         # feels the scale of gradients, which Adagrad would hide
         "dense_optimizer": OptimizerConfig(name="sgd", lr=0.1),
     }
-    alone = worlds.driver(clicks, 1, plan="table_wise", **options).fit()
-    together = worlds.driver(clicks, 3, plan=plan, **options).fit()
+    alone = worlds.driver(clicks, 0, plan="table_wise", **options).fit()
+    together = worlds.driver(clicks, ranks, plan=plan, **options).fit()
     assert together.steps == alone.steps and together.rows == alone.rows
     for score in ("auc", "logloss", "ne"):
         assert together.metrics[score] == pytest.approx(alone.metrics[score], abs=SUM_ORDER)

@@ -72,6 +72,7 @@ def data(clicks: SyntheticPaths) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_train_writes_its_result_and_evaluate_agrees(
     cluster: None, private_home: Path, tmp_path: Path, data: list[str], mark: str
 ) -> None:
@@ -124,7 +125,16 @@ def test_train_writes_its_result_and_evaluate_agrees(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), some([(signal.SIGTERM, 143), (signal.SIGINT, 130)], [(signal.SIGTERM, 143)])
+    ("number", "code", "where"),
+    some(
+        [
+            (signal.SIGTERM, 143, ("--local",)),
+            (signal.SIGINT, 130, ("--local",)),
+            (signal.SIGTERM, 143, ("--ranks", "1")),
+            (signal.SIGINT, 130, ("--ranks", "1")),
+        ],
+        [(signal.SIGTERM, 143, ("--local",))],
+    ),
 )
 def test_a_signal_saves_and_leaves_no_process(
     private_home: Path,
@@ -133,20 +143,12 @@ def test_a_signal_saves_and_leaves_no_process(
     mark: str,
     number: signal.Signals,
     code: int,
+    where: tuple[str, ...],
 ) -> None:
     train = job(
         private_home,
         "train_dlrm",
-        *(
-            *data,
-            *SMALL,
-            "--ranks",
-            "1",
-            "--steps",
-            "1000000",
-            "--checkpoint-dir",
-            str(tmp_path / "run"),
-        ),
+        *(*data, *SMALL, *where, "--steps", "1000000", "--checkpoint-dir", str(tmp_path / "run")),
         mark=mark,
     )
     assert train.stdout is not None
