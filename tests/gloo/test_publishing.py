@@ -27,12 +27,10 @@ from rayrec.serve.chain.judging import Verdict
 from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
 from tests.gloo.shaped import whole_numbers
-from tests.gloo.test_saving import WithDropout
-from tests.gloo.trainers import spec_of
+from tests.gloo.trainers import WithDropout, spec_of
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of
-from tests.unit.test_serve_following import Answers, following, said
-from tests.unit.test_serve_replicas import wait_for
+from tests.unit.served_processes import Answers, following, said, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS, EVERY = 500, 20
@@ -139,7 +137,7 @@ def test_a_server_follows_four_ranks_of_a_mixed_plan_for_500_steps(
         return not training.is_alive()
 
     with following(run) as server, Answers(server, asked) as load:
-        wait_for(note_versions)
+        wait_for(note_versions, 1200)
         training.join()
         note_versions()
         wait_for(lambda: said(server)["version"] == own.weights.name)

@@ -2,98 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from rayrec.errors import UnavailableError
-from rayrec.serve import Client, Predictor
-from tests.leftovers import processes_with
-from tests.unit.documents import ROOT
+from rayrec.serve import Predictor
 from tests.unit.published_worlds import assert_equal, published_world
 from tests.unit.serve_worlds import rows
-from tests.unit.test_serve_replicas import MARK, Server, wait_for
+from tests.unit.served_processes import Answers, following, said, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ASKED = rows(12, 5).drop_columns(["click"])
 DELTAS = 12
-
-
-@contextmanager
-def following(folder: Path, *options: str):
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    command = [sys.executable, "-m", "rayrec.cli.main", "serve", "--follow", str(folder)]
-    process = subprocess.Popen(
-        [*command, "--replicas", "2", "--port", "0", "--poll", "0.05", *options],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder.parent), MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        line = process.stdout.readline()
-        ports = re.search(r"2 replicas, gRPC at [\d.]+:(\d+), HTTP at [\d.]+:(\d+)$", line)
-        assert ports, line + process.stderr.read()
-        yield Server(process, int(ports[1]), int(ports[2]), mark)
-    finally:
-        process.kill()
-        process.communicate()
-        wait_for(lambda: not processes_with(mark))
-
-
-class Answers:
-    """Clients that ask without a pause, and keep what they were told."""
-
-    def __init__(self, server: Server, asked: pa.Table = ASKED) -> None:
-        self._server, self._asked, self._ended = server, asked, threading.Event()
-        self.told: list[tuple[str, int, np.ndarray]] = []
-        self.errors: list[Exception] = []
-        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
-
-    def __enter__(self) -> Answers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self) -> None:
-        while not self._ended.is_set():
-            # a new connection now and then, so that every replica has some
-            with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
-                for _ in range(10):
-                    try:
-                        answer = client.ask(self._asked)
-                    except UnavailableError:
-                        continue
-                    except Exception as error:
-                        self.errors.append(error)
-                        return
-                    self.told.append((answer.version, answer.step, answer.scores))
-
-
-def said(server: Server) -> dict[str, str]:
-    """What a replica says of itself; asked again where it is the one that was killed."""
-    for _ in range(3):
-        with suppress(OSError):
-            return json.loads(server.get("/health"))
-    raise AssertionError("no replica answers")
 
 
 def flip(path: Path) -> None:
@@ -107,7 +33,7 @@ def test_every_answer_under_load_is_that_of_one_version(tmp_path):
     world.publish()
     mine = Predictor.follow(world.folder)
     wanted = {mine.weights.name: mine.predict(ASKED).numpy()}
-    with following(world.folder) as server, Answers(server) as load:
+    with following(world.folder) as server, Answers(server, ASKED) as load:
         victim = server.replicas()[0]
         for number in range(DELTAS):
             world.train(rng)
