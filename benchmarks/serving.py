@@ -130,8 +130,8 @@ def cases(predictor: Predictor, schema: FeatureSchema, rows: int) -> Timed:
         ids = batches[call % 64]
         return lookup._operator(*lookup._arguments, ids, offsets, 0, None, 0)
 
-    assert predictor._scorer is not None
-    dlrm = predictor._scorer.model.model
+    assert predictor.weights.scorer is not None
+    dlrm = predictor.weights.scorer.model.model
     rows_BFD = pooled.view(rows, len(names), WIDTH)
 
     def dense_part(_: int) -> Tensor:

@@ -9,6 +9,7 @@ from rayrec.runs.scaling import default_ranks
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.train.config import DENSE_OPTIMIZERS, FULL_EVERY
+from rayrec.train.publish_config import ROW_TYPES
 
 MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
 PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them
@@ -155,3 +156,24 @@ def add_keeping_options(group: Group) -> None:
     text = "with --init-from: take the optimizers' state, too"
     add("--init-optimizer", action="store_true", help=text)
     add("--result", type=arguments.path, metavar="FILE", help="JSON file for the result")
+
+
+def add_publishing_options(group: Group) -> None:
+    """Add the options of what a run publishes for servers, which `run_of` reads."""
+    add = group.add_argument
+    text = "steps between publications, which servers follow; see docs/serving.md"
+    add("--publish-every", type=arguments.whole(), metavar="N", help=text)
+    text = "seconds of training between publications, in place of --publish-every"
+    add("--publish-every-s", type=arguments.seconds, metavar="S", help=text)
+    text = "local folder for them, seen by all hosts (default: published, in --checkpoint-dir)"
+    add("--publish-dir", type=arguments.path, metavar="DIR", help=text)
+    # These have no default value, so that they can be refused without the ones above.
+    text = "type of the published rows (default int8)"
+    add("--publish-dtype", choices=ROW_TYPES, help=text)
+    text = "type of the rows of one table; may be repeated"
+    kind = arguments.named_choice(ROW_TYPES)
+    add("--publish-table", type=kind, action="append", metavar="NAME=TYPE", help=text)
+    text = "every K-th publication has all rows (default: only the first after a start)"
+    add("--publish-full-every", type=arguments.whole(2), metavar="K", help=text)
+    text = "keep only so many newest publications with all rows, and what follows them"
+    add("--publish-keep", type=arguments.whole(), metavar="N", help=text)

@@ -16,6 +16,7 @@ from rayrec.errors import ConfigError
 from rayrec.runs.inputs import open_data, output_path, read_text
 from rayrec.runs.scaling import scaling_from
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.publish_config import PublishConfig
 
 if TYPE_CHECKING:
     from rayrec.driver import RunConfig, ScalingConfig
@@ -86,6 +87,7 @@ def run_of(
         failure=FailureConfig(max_failures=args.max_failures, sync_every_n_steps=args.sync_points),
         drop_last=drop_last,
         profile=_profile(args),
+        publish=_publish(args),
         extras=extras,
     )
 
@@ -113,6 +115,26 @@ def _profile(args: argparse.Namespace) -> ProfileConfig | None:
     )
 
 
+def _publish(args: argparse.Namespace) -> PublishConfig | None:
+    """What to publish; None where no option says so, or the job has none."""
+    if not _value(args, "--publish-every") and not _value(args, "--publish-every-s"):
+        return None
+    tables = args.publish_table or []
+    names = [name for name, _ in tables]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--publish-table names {twice!r} twice; give it one type.")
+    return PublishConfig(
+        path=args.publish_dir,
+        every_n_steps=args.publish_every,
+        every_s=args.publish_every_s,
+        dtype=args.publish_dtype or "int8",
+        tables=dict(tables),
+        full_every=args.publish_full_every,
+        num_to_keep=args.publish_keep,
+    )
+
+
 def _value(args: argparse.Namespace, option: str) -> Any:
     """Return the value of an option by its name; falsy where it is not given or not known here."""
     return getattr(args, option.removeprefix("--").replace("-", "_"), None)
@@ -128,6 +150,7 @@ def _check_together(args: argparse.Namespace) -> None:
         ("--steps", "--epochs"),
         ("--resume", "--init-from"),
         ("--checkpoint-every", "--checkpoint-every-s"),
+        ("--publish-every", "--publish-every-s"),
     ):
         # 'auto' starts with the weights of --init-from once, and then continues
         if one == "--resume" and args.resume == "auto":
@@ -150,6 +173,13 @@ def _check_together(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{option} has no effect without {needed}; give it, too, or leave {option} out."
             )
+    if not _value(args, "--publish-every") and not _value(args, "--publish-every-s"):
+        for name in ("dir", "dtype", "table", "full-every", "keep"):
+            if _value(args, f"--publish-{name}"):
+                raise ConfigError(
+                    f"--publish-{name} has no effect without --publish-every or "
+                    f"--publish-every-s; give one, too, or leave --publish-{name} out."
+                )
     if args.resume in ("latest", "auto") and not args.checkpoint_dir:
         raise ConfigError(
             f"--resume {args.resume} looks for the newest checkpoint in --checkpoint-dir; give "

@@ -19,7 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.options import add_keeping_options, add_scaling_options, add_training_options, sizes
+from jobs.options import (
+    add_keeping_options,
+    add_publishing_options,
+    add_scaling_options,
+    add_training_options,
+    sizes,
+)
 from jobs.settings import output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import separate_files
@@ -65,6 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_scaling_options(run, local=True, elastic=True)
     add_training_options(run, batch=4096, epochs=1, sparse_lr=0.1, dense_lr=3e-3)
     add_keeping_options(parser.add_argument_group("what is kept, and where a run starts"))
+    add_publishing_options(parser.add_argument_group("what servers follow"))
     return parser.parse_args(argv)
 
 

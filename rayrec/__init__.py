@@ -21,6 +21,7 @@ _EXPORTS = {
         "FailureConfig",
         "OptimizerConfig",
         "ProfileConfig",
+        "PublishConfig",
         "RayDataset",
         "Result",
         "RunConfig",

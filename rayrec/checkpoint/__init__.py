@@ -7,7 +7,7 @@ from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import FileEntry, Manifest, Parent
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.rows import TableReader
-from rayrec.checkpoint.save import save_checkpoint, watch_save
+from rayrec.checkpoint.save import agree, save_checkpoint, watch_save, writes
 from rayrec.checkpoint.table import load_table
 from rayrec.shards.copies import TouchedState, copy_touched, copy_whole
 from rayrec.shards.overlap import OverlapWriter
@@ -25,6 +25,7 @@ __all__ = [
     "ShardState",
     "TableReader",
     "TouchedState",
+    "agree",
     "check_tables",
     "check_whole",
     "copy_touched",
@@ -37,4 +38,5 @@ __all__ = [
     "restore_checkpoint",
     "save_checkpoint",
     "watch_save",
+    "writes",
 ]

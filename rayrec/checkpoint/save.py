@@ -109,8 +109,8 @@ def save_checkpoint(
         files = _write_shards(store, shards, plan, rank, batch_bytes)
         return _Written(step, files, _write_dense(store, dense, dense_optimizer, random, rank))
 
-    _agree(f"save to {path}: preparing", prepare, gather)
-    written = _agree(f"save to {path}: writing", write, gather)
+    agree(f"save to {path}: preparing", prepare, gather)
+    written = agree(f"save to {path}: writing", write, gather)
 
     # 3. the manifest, which makes the directory a checkpoint once all files are there
     def publish() -> Manifest:
@@ -122,7 +122,7 @@ def save_checkpoint(
             store.publish(text)
         return manifest
 
-    return _agree(f"save to {path}: publishing", publish, gather, share=False)[0]
+    return agree(f"save to {path}: publishing", publish, gather, share=False)[0]
 
 
 def watch_save(path: str, gather: Gather) -> None:
@@ -134,10 +134,10 @@ def watch_save(path: str, gather: Gather) -> None:
         CheckpointError, SaveError: as on the ranks that write.
     """
     for what in ("preparing", "writing", "publishing"):
-        _agree(f"save to {path}: {what}", lambda: None, gather)
+        agree(f"save to {path}: {what}", lambda: None, gather)
 
 
-def _agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
+def agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = True) -> list[T]:
     """Run `action` on every rank; return all results, or raise the same error everywhere.
 
     With `share=False` only this rank's own result is returned.
@@ -203,7 +203,8 @@ def _check_shards(
             )
 
 
-def _writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
+def writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
+    """Whether a rank writes a shard that it has."""
     layout = plan.tables[shard.table].layout
     # Replicas are equal bit for bit, so one is enough.
     return not isinstance(layout, Replicated) or rank == min(layout.ranks)
@@ -216,7 +217,7 @@ def _write_shards(
     rank: int,
     batch_bytes: int,
 ) -> tuple[FileEntry, ...]:
-    mine = [state for state in shards if _writes(plan, state.shard, rank)]
+    mine = [state for state in shards if writes(plan, state.shard, rank)]
     with ThreadPoolExecutor(WRITERS, thread_name_prefix="save") as pool:
         return tuple(pool.map(lambda state: write_shard(store, state, batch_bytes), mine))
 

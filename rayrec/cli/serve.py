@@ -12,10 +12,30 @@ from rayrec.cli.base import PATH, Checked, Command, count
     cls=Command,
     examples="""
 rayrec serve served/clicks --replicas 2
+rayrec serve --follow runs/clicks --replicas 2
 rayrec serve served/clicks --host 0.0.0.0 --port 9000 --http-port 9001
 """,
 )
-@click.argument("artifact", type=PATH, metavar="ARTIFACT")
+@click.argument("artifact", type=PATH, metavar="ARTIFACT", required=False)
+@click.option(
+    "--follow",
+    type=PATH,
+    metavar="RUN",
+    help="in place of ARTIFACT: serve what a run publishes, from version to version; RUN is its "
+    "folder, or that of its publications",
+)
+@click.option(
+    "--poll",
+    type=Checked(arguments.seconds, "seconds"),
+    metavar="SECONDS",
+    help="with --follow: seconds between two looks for a publication (default 1)",
+)
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="with --follow: keep one copy of the tables and not two; while a version is applied, a "
+    "batch may meet rows of two",
+)
 @click.option("--replicas", type=count(), default=1, show_default=True, help="processes")
 @click.option(
     "--port", type=count(0, 65535), default=8500, show_default=True, help="of gRPC; 0: a free one"
@@ -59,7 +79,10 @@ rayrec serve served/clicks --host 0.0.0.0 --port 9000 --http-port 9001
     help="time to answer what is there, after SIGTERM",
 )
 def command(
-    artifact: str,
+    artifact: str | None,
+    follow: str | None,
+    poll: float | None,
+    in_place: bool,
     replicas: int,
     port: int,
     http_port: int | None,
@@ -76,6 +99,7 @@ def command(
     """
     from rayrec.serve.server.needed import check_installed
 
+    path = _served(artifact, follow, poll, in_place)
     check_installed()
     from rayrec.serve.server.settings import ServerSettings
 
@@ -90,7 +114,32 @@ def command(
         max_batch_rows=max_batch_rows,
         queue_rows=queue_rows,
         drain_s=drain,
+        poll_s=poll or 1.0,
+        strict=not in_place,
     )
     from rayrec.serve.server.supervisor import serve
 
-    serve(artifact, settings)
+    serve(path, settings, follow=follow is not None)
+
+
+def _served(artifact: str | None, follow: str | None, poll: float | None, in_place: bool) -> str:
+    """What is to be served: an artifact, or what a run publishes.
+
+    Raises:
+        ConfigError: neither or both is given, or an option has no effect.
+    """
+    from rayrec.errors import ConfigError
+
+    if (artifact is None) == (follow is None):
+        raise ConfigError(
+            "rayrec serve wants ARTIFACT, a folder that rayrec export wrote, or --follow RUN, and "
+            "not both."
+        )
+    for option, is_given in (("--poll", poll is not None), ("--in-place", in_place)):
+        if is_given and follow is None:
+            raise ConfigError(
+                f"{option} has no effect without --follow; give it, too, or leave {option} out."
+            )
+    path = artifact if follow is None else follow
+    assert path is not None, "one of both is given"
+    return path

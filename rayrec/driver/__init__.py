@@ -16,6 +16,7 @@ from rayrec.driver.result import Result
 from rayrec.spec.task import Task
 from rayrec.train.callbacks import Callback
 from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.publish_config import PublishConfig
 from rayrec.train.shaping import EarlyStopping, EvaluationConfig
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "FailureConfig",
     "OptimizerConfig",
     "ProfileConfig",
+    "PublishConfig",
     "RayDataset",
     "RayMetrics",
     "Result",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rayrec.checks import absolute_path, lasting_path, positive, seconds, whole_number
+from rayrec.checks import absolute_path, is_uri, lasting_path, positive, seconds, whole_number
 from rayrec.errors import ConfigError
 from rayrec.train.callbacks import Callback, check_callback
 from rayrec.train.config import ProfileConfig, RunOptions
@@ -300,6 +300,12 @@ class RunConfig(RunOptions):
                     f"CheckpointConfig({what}={value}) says how a run saves that has no storage; "
                     "give RunConfig(storage_path=...)."
                 )
+        is_elsewhere = self.storage_path is None or is_uri(self.storage_path)
+        if self.publish is not None and self.publish.path is None and is_elsewhere:
+            raise ConfigError(
+                f"RunConfig has publish=... and storage_path={self.storage_path!r}; publications "
+                "lie in a local folder. Give PublishConfig(path=...)."
+            )
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise ConfigError(
                 f"RunConfig has name={self.name!r}; it must be the name of one folder."

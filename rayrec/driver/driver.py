@@ -179,6 +179,8 @@ class Driver:
             held(run.run_path, display.line) as folder,
             called(with_event_log(run.callbacks, run.run_path), display) as hooks,
         ):
+            if run.publish is not None:
+                run.publish.check_tables(table.name for table in self._planning.tables())
             start = find_start(run, data, self._planning.tables, display.line)
             steps = total_steps(run, data, start)
             display.total_steps = steps

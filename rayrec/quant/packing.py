@@ -14,6 +14,7 @@ are exact. So the error of a value is at most 1.05 times half a step of a perfec
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,11 +36,14 @@ class TableRange:
     Args:
         table: its name, for messages.
         kind: the type to pack it as.
+    Attributes:
+        largest: size of any value seen.
+        smallest: step of any row seen that is not 0; inf before.
     """
 
     def __init__(self, table: str, kind: QuantType) -> None:
         self._table, self._kind = table, kind
-        self._largest, self._smallest = 0.0, math.inf
+        self.largest, self.smallest = 0.0, math.inf
 
     def add(self, rows: Tensor, first_row: int) -> None:
         """Look at a chunk of rows.
@@ -50,8 +54,20 @@ class TableRange:
         Raises:
             InputError: a value is not finite, or too large for the type; names table and row.
         """
+        self.ranges(rows, lambda row: first_row + row)
+
+    def ranges(self, rows: Tensor, number: Callable[[int], int]) -> tuple[Tensor, Tensor]:
+        """Look at some rows, as `add`; returns what `include` takes of each of them.
+
+        Args:
+            number: place in the chunk -> number of the row in the table.
+        Returns:
+            (N,) float32 sizes, and (N,) float32 steps.
+        Raises:
+            InputError: as `add`.
+        """
         if not rows.numel():
-            return
+            return torch.empty(0), torch.empty(0)
         low, high = (bound.float() for bound in torch.aminmax(rows, dim=1))
         sizes = torch.maximum(low.abs(), high.abs())
         most = math.inf if self._kind is QuantType.FP32 else LARGEST
@@ -59,23 +75,29 @@ class TableRange:
         good = (sizes <= most) & sizes.isfinite()
         if not bool(good.all()):
             row = int((~good).nonzero()[0])
-            raise self._refused(first_row + row, rows[row])
+            raise self._refused(number(row), rows[row])
         # Of a row far from zero the bias limits the precision, and not the scale.
         steps = torch.maximum(high - low, sizes / 64) if self._kind.top_code else sizes
+        self.include(sizes, steps)
+        return sizes, steps
+
+    def include(self, sizes: Tensor, steps: Tensor) -> None:
+        """Count rows of which `ranges` was taken before, or the extremes of other rows."""
         steps = steps[steps > 0]
-        self._largest = max(self._largest, float(sizes.max()))
+        if sizes.numel():
+            self.largest = max(self.largest, float(sizes.max()))
         if steps.numel():
-            self._smallest = min(self._smallest, float(steps.min()))
+            self.smallest = min(self.smallest, float(steps.min()))
 
     def power(self) -> int:
         """The power of two by which the rows seen are multiplied before they are packed."""
-        if self._kind is QuantType.FP32 or math.isinf(self._smallest):
+        if self._kind is QuantType.FP32 or math.isinf(self.smallest):
             return 0
-        step = self._smallest / max(1, self._kind.top_code)
+        step = self.smallest / max(1, self._kind.top_code)
         if step >= (_COARSE_SCALE if self._kind.top_code else _NORMAL):
             return 0
         wanted = math.ceil(math.log2(_NORMAL / step))
-        return max(0, min(wanted, math.floor(math.log2(LARGEST / self._largest)), _MAX_POWER))
+        return max(0, min(wanted, math.floor(math.log2(LARGEST / self.largest)), _MAX_POWER))
 
     def _refused(self, row: int, values: Tensor) -> InputError:
         where = f"row {row} of table {self._table!r}"
@@ -104,7 +126,9 @@ def pack_rows(rows: Tensor, kind: QuantType, power: int = 0) -> Tensor:
     packed = torch.empty(count, kind.row_bytes(width), dtype=torch.uint8)
     at_a_time = max(1, _CHUNK_VALUES // width)
     for start in range(0, count, at_a_time):
-        chunk = rows[start : start + at_a_time].float() * 2.0**power
+        chunk = rows[start : start + at_a_time].float()
+        if power:
+            chunk = chunk * 2.0**power
         out = packed[start : start + at_a_time]
         if not kind.top_code:
             chunk = chunk.half() if kind is QuantType.FP16 else chunk
@@ -125,7 +149,7 @@ def _pack_codes(rows: Tensor, kind: QuantType, out: Tensor) -> None:
     scale = torch.where(short, _next(scale, math.inf), scale)
     # a row of one value that float16 holds: any scale does, but not zero
     scale = torch.where(scale == 0, _next(scale, math.inf), scale)
-    codes = rows.sub_(bias.float()).div_(scale.float()).round_().to(torch.uint8)
+    codes = rows.sub(bias.float()).div_(scale.float()).round_().to(torch.uint8)
     if kind is QuantType.INT4:
         if codes.shape[1] % 2:
             codes = torch.nn.functional.pad(codes, (0, 1))

@@ -13,26 +13,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.data import Batch
-from rayrec.errors import ArtifactError, ConfigError, InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.quant import (
-    QuantEmbeddingBagCollection,
-    QuantEmbeddingCollection,
-    exchanged,
-    mark_checked,
-    reference_collections,
-)
-from rayrec.recipe import ModelRecipe
+from rayrec.quant import QuantEmbeddingBagCollection, mark_checked
 from rayrec.serve.artifact import Artifact, open_artifact
 from rayrec.serve.manifest import Manifest
-from rayrec.serve.program import Program, load_program
 from rayrec.serve.requests import (
     CandidateSplit,
     Request,
@@ -42,11 +33,14 @@ from rayrec.serve.requests import (
     tensors_of,
     user_columns,
 )
-from rayrec.serve.scorer import Scorer, probabilities
+from rayrec.serve.scorer import probabilities
+from rayrec.serve.weights import Collections, Weights
 from rayrec.sparse import KeyedJaggedTensor
 
+if TYPE_CHECKING:
+    from rayrec.serve.chain.following import FollowingPredictor
+
 Scores = Tensor | dict[str, Tensor]
-Collections = Mapping[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]
 _MOST_SPLITS = 64
 
 
@@ -62,27 +56,13 @@ class Predictor:
     Attributes:
         manifest: what the artifact says of itself.
         schema: which columns are what; None where the model was exported without.
-        collections: the packed tables, by the collections' names in the model.
+        weights: the version that is scored with.
     """
 
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
         self.manifest: Manifest = artifact.manifest
         self.schema: FeatureSchema | None = artifact.schema
-        self.collections: Collections = artifact.collections()
-        self._program: Program | None = None
-        self._scorer: Scorer | None = None
-        if model is None and self.manifest.recipe is not None:
-            where = str(artifact.folder)
-            model = ModelRecipe.from_extras({"recipe": self.manifest.recipe}, where)
-        if model is not None:
-            self._scorer = self._build(model, artifact)
-        elif self.manifest.program is not None:
-            self._program = load_program(artifact.folder / self.manifest.program.path)
-        else:
-            raise ArtifactError(
-                f"{artifact.folder} has no program ({self.manifest.no_program}) and no recipe; "
-                "load it with model=, the function that builds its module."
-            )
+        self.weights = Weights(artifact, model)
         self._splits: dict[frozenset[str], CandidateSplit] = {}
         self._ids_are_checked = self.schema is not None and _covers(self.schema, self.collections)
 
@@ -109,25 +89,39 @@ class Predictor:
         """
         return cls(open_artifact(path, verify=verify, fill=fill), model)
 
+    @staticmethod
+    def follow(
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> FollowingPredictor:
+        """Score by what training publishes; the predictor has the newest version on return.
+
+        Its `refresh` takes what was published since.
+
+        Args:
+            path: local folder of a run that publishes, or of its publications.
+            strict: keep two copies of the tables, so that every call is scored under one version;
+                False keeps one, and calls during a refresh may meet rows of two versions.
+            model: as for `load`.
+        Raises:
+            ConfigError: the path is no local one.
+            ArtifactError: nothing was published there yet, or no base is whole.
+        """
+        from rayrec.serve.chain.following import FollowingPredictor
+
+        return FollowingPredictor(path, strict, model)
+
     @property
     def step(self) -> int:
         """The training step of the weights."""
-        return self.manifest.step
+        return self.weights.step
 
-    def _build(self, model: Callable[[], nn.Module], artifact: Artifact) -> Scorer:
-        # initial values, which are overwritten, shall not move the caller's random numbers
-        with torch.random.fork_rng(devices=[]):
-            module = model()
-        found = set(reference_collections(module))
-        if found != set(self.collections):
-            raise ArtifactError(
-                f"the model has the collections {sorted(found)} and {artifact.folder} was exported "
-                f"with {sorted(self.collections)}. Give the model that was exported."
-            )
-        whole = exchanged(module, self.collections).eval()
-        load_dense(dense_tensors(trained(whole), whole), artifact.dense(), str(artifact.folder))
-        labels = 1 if self.schema is None else len(self.schema.labels)
-        return Scorer(whole, labels, self.manifest.outputs).eval()
+    @property
+    def collections(self) -> Collections:
+        """The packed tables, by the collections' names in the model."""
+        return self.weights.collections
 
     def predict(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """The probability of label 1 of every row.
@@ -157,7 +151,13 @@ class Predictor:
 
     def score(self, request: Request) -> Scores:
         """What `predict` gives, for a request of `read`."""
-        return self._finish(self._run(request), as_logits=False)
+        return self.score_and_version(request)[0]
+
+    def score_and_version(self, request: Request) -> tuple[Scores, str, int]:
+        """As `score`, with the name and the step of the weights that it was scored with."""
+        with self._held() as weights:
+            outputs = weights.outputs(request)
+        return self._finish(outputs, as_logits=False), weights.name, weights.step
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """As `predict`, with logits in place of probabilities."""
@@ -202,7 +202,8 @@ class Predictor:
     def _takes_strides(self) -> bool:
         """Whether keys may have different numbers of bags until they reach the collections."""
         bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
-        return bags and (self._scorer is None or self._scorer.is_own)
+        scorer = self.weights.scorer
+        return bags and (scorer is None or scorer.is_own)
 
     def _known_schema(self) -> FeatureSchema:
         if self.schema is None:
@@ -225,19 +226,13 @@ class Predictor:
             mark_checked(batch.sparse_features)
         return Request(batch.dense_features, batch.sparse_features)
 
+    def _held(self) -> AbstractContextManager[Weights]:
+        """The weights to score one request with."""
+        return nullcontext(self.weights)
+
     def _run(self, request: Request) -> tuple[Tensor, ...]:
-        with torch.inference_mode():
-            if self._scorer is not None:
-                return self._scorer(request.dense, request.ids)
-            assert self._program is not None
-            pooled = [one(request.ids).values() for one in self.collections.values()]
-            if not len(request.dense):
-                # a program is for at least one row
-                ran = self._program(
-                    *(torch.zeros(1, part.shape[1]) for part in [request.dense, *pooled])
-                )
-                return tuple(output[:0] for output in ran)
-            return tuple(self._program(request.dense, *pooled))
+        with self._held() as weights:
+            return weights.outputs(request)
 
     def outputs(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
         """The logits of every output of the manifest, in order, of ids that are checked here."""
@@ -248,11 +243,6 @@ class Predictor:
         pairs = zip(kinds, outputs, strict=True)
         named = {name: o if as_logits else probabilities(kind, o) for (name, kind), o in pairs}
         return named[""] if list(named) == [""] else named
-
-
-def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and dense parameters of a module without tables, as checkpoints hold them."""
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
 def _covers(schema: FeatureSchema, collections: Collections) -> bool:

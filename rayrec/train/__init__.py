@@ -11,6 +11,7 @@ _HOME = {
     "CheckpointConfig": "rayrec.train.config",
     "OptimizerConfig": "rayrec.train.config",
     "ProfileConfig": "rayrec.train.config",
+    "PublishConfig": "rayrec.train.publish_config",
     "TrainSpec": "rayrec.train.config",
     "ProgressReport": "rayrec.train.progress",
     "StepResult": "rayrec.train.step",

@@ -24,6 +24,7 @@ from rayrec.train.callbacks import Callback, check_callback
 from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE, as_optimizer
 from rayrec.train.optimizer_config import DENSE_OPTIMIZERS as DENSE_OPTIMIZERS
 from rayrec.train.optimizer_config import OptimizerConfig as OptimizerConfig
+from rayrec.train.publish_config import PublishConfig
 from rayrec.train.shaping import EvaluationConfig
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class RunOptions(ExchangeOptions):
         sync_every: steps between two averages of the replicas; 1 keeps them equal, and trains as
             one group would. A checkpoint averages them, too.
         rank_callbacks: called on every rank in its training thread; each rank has its own copies.
+        publish: what to publish for servers that follow the run; None publishes nothing.
     """
 
     global_batch_size: int
@@ -233,6 +235,7 @@ class RunOptions(ExchangeOptions):
     sharding_group_size: int | None = None
     sync_every: int = 1
     rank_callbacks: tuple[Callback, ...] = ()
+    publish: PublishConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,6 +276,8 @@ class RunOptions(ExchangeOptions):
         every = {"CheckpointConfig": self.checkpoint.every_n_steps}
         if self.evaluation is not None:
             every["EvaluationConfig"] = self.evaluation.every_n_steps
+        if self.publish is not None:
+            every["PublishConfig"] = self.publish.every_n_steps
         for config, steps in every.items():
             if steps is not None and steps % self.accumulate:
                 raise ConfigError(

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rayrec.layout import BaseEmbeddingConfig
-    from rayrec.train.config import TrainSpec
-
 DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
 
 
@@ -88,24 +85,3 @@ def as_optimizer(said: SparseOptimizer | OptimizerConfig) -> SparseOptimizer:
     if isinstance(said, SparseOptimizer):
         return said
     return sparse_optimizer(said.name, said.lr, **said.options)
-
-
-def optimizers_of(
-    spec: TrainSpec, tables: Sequence[BaseEmbeddingConfig]
-) -> SparseOptimizer | dict[str, SparseOptimizer]:
-    """The optimizer of all tables, or one per table where some have their own.
-
-    Raises:
-        ConfigError: an optimizer is given for a table that the model does not have.
-    """
-    own = spec.own_optimizers
-    if not own:
-        return spec.tables_optimizer
-    names = {table.name for table in tables}
-    unknown = sorted(set(own) - names)
-    if unknown:
-        raise ConfigError(
-            f"table_optimizers names the table {unknown[0]!r}; the model's tables are "
-            f"{', '.join(sorted(names))}."
-        )
-    return {name: own.get(name, spec.tables_optimizer) for name in names}

@@ -102,7 +102,8 @@ class LoopContext(RankRun):
             CallbackError: a callback of this rank raised; what the run keeps was saved.
             InputError: the data hold what a batch cannot; or a reported loss is not finite.
         """
-        if self.spec.run_path or self.spec.resume_from or self.spec.init_from:
+        spec = self.spec
+        if spec.run_path or spec.resume_from or spec.init_from or self._publishes:
             _ = self._keeper  # raises where nothing is tracked
         if not hasattr(self, "model"):
             raise ConfigError("call context.shard(module) before context.batches().")
@@ -213,6 +214,8 @@ class LoopTask:
         try:
             scores = self.loop(own)
             own._finish_save()  # a loop may leave `batches` before their end
+            if own._publisher is not None:
+                own._publisher.finish()
             if scores is None and self.spec.eval_data is not None and not own.stopped:
                 context.phase("evaluating")
                 scores = own.final_scores(context.should_stop, context.beat)

@@ -14,27 +14,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.data import FileDataset
-from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import ConfigError, InputError
-from rayrec.train.bulk import predict
 from rayrec.train.callbacks import Hooks
-from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.evaluation import Part, evaluate
+from rayrec.train.config import TrainSpec
 from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
-from rayrec.train.optimizer_config import optimizers_of
 from rayrec.train.place import Place
-from rayrec.train.predictions import PredictionConfig
 from rayrec.train.progress import Began, Evaluation, Event, ProgressReport, Saved
+from rayrec.train.publisher import Publisher
+from rayrec.train.rank_scores import ScoringRank
 from rayrec.train.scoring import first_of
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import open_points
+from rayrec.train.table_optimizers import optimizers_of
 from rayrec.train.window import WindowSum, next_length
 
 
-class RankRun:
+class RankRun(ScoringRank):
     """One rank of a run.
 
     Args:
@@ -48,8 +45,6 @@ class RankRun:
         loss: mean over the rows of the last window.
         hooks: the callbacks of this rank.
     """
-
-    model: DistributedModelParallel
 
     def __init__(
         self, spec: TrainSpec, device: torch.device | str, on_phase: Callable[[str], None]
@@ -68,6 +63,9 @@ class RankRun:
         self._since_save_s = 0.0
         self._kept: Keeper | None = None
         self._points = open_points(spec.sync_points, self.rank, self.device)
+        # a run that scores alone does not publish
+        self._publishes = spec.publish is not None and spec.data is not None
+        self._publisher: Publisher | None = None
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
         """Shard the tables of a module by the run's plan, with the run's optimizers and options.
@@ -86,7 +84,7 @@ class RankRun:
             "share_tables": spec.share_tables,
             "sharding_group_size": spec.sharding_group_size,
             "sync_every": spec.sync_every,
-            "track_rows": spec.checkpoint.incremental and spec.run_path is not None,
+            "track_rows": self._publishes or (spec.checkpoint.incremental and bool(spec.run_path)),
         }
         if self._points is not None:
             chosen |= self._points.options()
@@ -105,6 +103,10 @@ class RankRun:
         self._kept = Keeper(
             self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
         )
+        if self._publishes:
+            self._publisher = Publisher(
+                self.spec, self.model, self.tables, self.rank, self.world_size, self._on_phase
+            )
 
     @property
     def _keeper(self) -> Keeper:
@@ -140,6 +142,8 @@ class RankRun:
             self.save()
         if self._points is not None and self._points.due(self.step):
             self._sync()
+        if self._publisher is not None:
+            self._publisher.after_window(self.step, merged.seconds)
         return stopped
 
     def _sync(self) -> None:
@@ -165,21 +169,22 @@ class RankRun:
             self._kept.ending = True
         if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
             self.save()
+        if self._publisher is not None:
+            self._publisher.at_end(self.step)
         self._finish_save()
         if self.hooks.error is not None:
             raise self.hooks.error
 
     def _next_end(self) -> int:
-        """The step that ends the next window at the latest: a save or an evaluation is due."""
-        ends = [self.spec.steps]
+        """The last step of the next window at the latest, by what is due then."""
+        ends = [self.spec.steps, self._on_the_way.next_step(self.step)]
         if self._save_every:
             ends.append((self.step // self._save_every + 1) * self._save_every)
-        evaluation = self._on_the_way.next_step(self.step)
-        if evaluation is not None:
-            ends.append(evaluation)
         if self._points is not None:
             ends.append(self._points.next_step(self.step))
-        return min(ends)
+        if self._publisher is not None:
+            ends.append(self._publisher.next_step(self.step))
+        return min(end for end in ends if end is not None)
 
     def _report_end(self) -> int:
         """The step at which the next report is due.
@@ -273,52 +278,6 @@ class RankRun:
         """Steps between two checkpoints; None where none is saved on the way."""
         return self.spec.checkpoint.every_n_steps if self.spec.run_path else None
 
-    def evaluate(
-        self,
-        data: Dataset,
-        predictions: PredictionConfig | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_batch: Callable[[], None] = lambda: None,
-        sample: int | None = None,
-    ) -> dict[str, float] | None:
-        """Score the model on the rows of `data`; see `rayrec.train.evaluation.evaluate`."""
-        return evaluate(
-            self.model,
-            data,
-            Part(self.rank, self.world_size, self.spec.global_batch_size),
-            self.device,
-            predictions,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            sample=sample,
-            autocast=self._autocast,
-        )
-
-    def predict(
-        self,
-        data: FileDataset,
-        folder: ScoredFolder,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_batch: Callable[[], None] = lambda: None,
-    ) -> Predicted | None:
-        """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
-        return predict(
-            self.model,
-            data,
-            Part(self.rank, self.world_size, self.spec.global_batch_size),
-            self.device,
-            folder,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            autocast=self._autocast,
-        )
-
-    @property
-    def _autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.spec.dense_dtype == "bfloat16" else None
-
     def save(self, path: str | None = None) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step.
 
@@ -364,6 +323,8 @@ class RankRun:
         """Leave a checkpoint that is being written, since this rank leaves its world."""
         if self._kept is not None:
             self._kept.saver.give_up()
+        if self._publisher is not None:
+            self._publisher.give_up()
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, from a checkpoint or from a sync point.
@@ -388,6 +349,8 @@ class RankRun:
         self._finish_save()
         if self.model.undo is not None:
             self.model.undo.forget()
+        if self._publisher is not None:
+            self._publisher.rebase()
         self.step = self._keeper.restore(path, weights_only=weights_only)
         self._on_the_way.resume(self._keeper.best)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.progress import Event, Saved
 from rayrec.train.save_thread import SaveThread
 from tests.gloo.shaped import whole_numbers, write_shaped
-from tests.gloo.trainers import spec_of
+from tests.gloo.trainers import WithDropout, spec_of
 from tests.ranks import RankPool
 
 STEPS, EVERY = 12, 2
@@ -35,23 +34,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shaped")
     write_shaped(folder)
     return folder
-
-
-class WithDropout:
-    """A model whose first dense layer drops half of what it gives."""
-
-    def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
-        self.make = make
-
-    def __call__(self) -> torch.nn.Module:
-        module = self.make()
-        path, layer = next(
-            (path, m) for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
-        )
-        parent, _, name = path.rpartition(".")
-        dropped = torch.nn.Sequential(layer, torch.nn.Dropout(0.5))
-        setattr(module.get_submodule(parent), name, dropped)
-        return module
 
 
 def trained(spec: TrainSpec, notes: list[str] | None = None) -> tuple[dict[str, Any], list[Event]]:

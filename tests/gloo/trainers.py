@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +14,23 @@ from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.train import TrainSpec
+
+
+class WithDropout:
+    """A model whose first dense layer drops half of what it gives."""
+
+    def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
+        self.make = make
+
+    def __call__(self) -> torch.nn.Module:
+        module = self.make()
+        path, layer = next(
+            (path, m) for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
+        )
+        parent, _, name = path.rpartition(".")
+        dropped = torch.nn.Sequential(layer, torch.nn.Dropout(0.5))
+        setattr(module.get_submodule(parent), name, dropped)
+        return module
 
 
 def spec_of(folder: Path, world_size: int) -> TrainSpec:

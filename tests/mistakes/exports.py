@@ -40,6 +40,13 @@ SERVES = [
     (SERVE + "--queue-rows 1.5", "--queue-rows|'1.5'"),
     (SERVE + "--drain 0", "--drain|above 0"),
     (SERVE + "--drain", "--drain: expected one argument"),
+    (SERVE + "--follow {data}/runs/clicks", "ARTIFACT|--follow RUN|not both"),
+    (SERVE + "--poll 2", "--poll has no effect without --follow"),
+    (SERVE + "--in-place", "--in-place has no effect without --follow"),
+    ("serve --follow {data}/runs/clicks --port 0", "holds no base to begin with"),
+    ("serve --follow {own}/nothing --port 0", "nothing holds no base"),
+    ("serve --follow s3://b/run --port 0", "another file system"),
+    ("serve --follow {data}/runs/clicks --poll 0 --port 0", "--poll|above 0"),
     (SERVE + "--workers 2", "unrecognized arguments: --workers"),
 ]
 

@@ -216,8 +216,30 @@ FULL_DISK = [
     ("--result {own}/r.json", "--result|large"),
 ]
 
+PUBLISH = [
+    ("--publish-every 0", "--publish-every|at least 1"),
+    ("--publish-every 2 --publish-every-s 3", "--publish-every contradicts --publish-every-s"),
+    ("--publish-every 2", "storage_path=None|PublishConfig(path=...)"),
+    ("--publish-dtype int4", "--publish-dtype has no effect without --publish-every"),
+    ("--publish-dtype int3 --publish-every 2", "--publish-dtype|int3|int8"),
+    ("--publish-every 2 --publish-dir s3://b/p", "s3://b/p|local"),
+    (
+        "--publish-every 2 --publish-dir {own}/p --publish-keep 1",
+        "num_to_keep=1 without full_every",
+    ),
+    (
+        "--publish-every 2 --publish-dir {own}/p --publish-table nothing=fp16",
+        "table 'nothing', which the model does not have",
+    ),
+    (
+        "--publish-every 2 --publish-dir {own}/p --publish-table a=fp16 --publish-table a=int8",
+        "'a' twice",
+    ),
+]
+
 MISTAKES = [
     *mistakes("train_dlrm", "clicks", RESUME),
+    *mistakes("train_dlrm", "clicks", PUBLISH),
     *mistakes(
         "train_dlrm",
         "clicks",

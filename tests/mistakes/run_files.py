@@ -17,6 +17,8 @@ CHANGES = [
     ("--set run.seed=-1", "[run]|seed=-1"),
     ("--set run.shuffle=yes", "shuffle is 'yes'|true or false"),
     ("--set run.checkpoint.every_n_steps=5", "storage_path"),
+    ("--set run.publish.every_n_steps=5", "publish|storage_path"),
+    ("--set run.publish.dtype=int8", "[run.publish]|exactly one"),
     ("--set run.sparse_optimizer.name=nothing", "'nothing'"),
     ("--set run.sparse_optimizer.lr=nan", "[run.sparse_optimizer]|lr=nan"),
     ("--set run.callbacks=[]", "callbacks|Python API"),

@@ -11,11 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,9 +23,9 @@ from rayrec.serve import Client, Predictor, export
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
 from tests.unit.serve_worlds import a_world, rows
+from tests.unit.served_processes import MARK, Server, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-MARK = "RAYREC_SERVE_TEST"
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +34,6 @@ def artifact(tmp_path_factory) -> Path:
     world = a_world(folder)
     export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
     return folder / "artifact"
-
-
-class Server(NamedTuple):
-    """A server of two replicas: its process, its ports and the mark of its processes."""
-
-    process: subprocess.Popen[str]
-    port: int
-    http_port: int
-    mark: str
-
-    def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as said:
-            return said.read()
-
-    def number(self, name: str) -> float:
-        """A metric without labels."""
-        return float(re.search(rf"^{name} (\S+)$", self.get("/metrics").decode(), re.M)[1])
-
-    def replicas(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in children.read_text().split()]
 
 
 def command(artifact: Path, *options: str) -> list[str]:
@@ -83,13 +60,6 @@ def server(artifact: Path) -> Iterator[Server]:
         process.kill()
         process.communicate()
         wait_for(lambda: not processes_with(mark))
-
-
-def wait_for(holds) -> None:
-    end = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class Load:

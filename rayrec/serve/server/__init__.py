@@ -11,5 +11,7 @@ http_service   JSON for people, and health, readiness and metrics
 replica        one process
 held           the ports and the folder of numbers that the replicas share
 supervisor     all of them: starts, watches, drains
+leading        how the parent of replicas brings them from version to version of a chain
+following      how a replica changes over
 needed         whether the packages of the extra `serve` are there
 """

@@ -60,6 +60,7 @@ class HttpService:
         self._queue, self._reader = queue, reader
         self._settings, self._metrics = settings, metrics
         self.port, self.is_ready = settings.http_port, False
+        self.chain: Callable[[], dict[str, str]] = dict
         app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
         app.router.add_post("/predict", self._predict)
         app.router.add_get("/health", self._health)
@@ -139,7 +140,7 @@ class HttpService:
     async def _health(self, _: web.Request) -> web.Response:
         version, step = self._queue.version
         said = {"status": "alive", "version": version, "step": step, "pid": os.getpid()}
-        return web.json_response(said)
+        return web.json_response(said | self.chain())
 
     async def _ready(self, _: web.Request) -> web.Response:
         if not self.is_ready:

@@ -8,6 +8,8 @@ there, and whichever is asked gives the sums over all, also of those that are go
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -17,13 +19,17 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from rayrec.serve.chain.judging import Verdict
 from rayrec.serve.server.faults import OUTCOMES
 from rayrec.serve.server.settings import METRICS_FOLDER
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PROTOCOLS = "grpc", "http"
+FOLLOWED = "followed"
+STATES = tuple(v.value for v in Verdict if v not in (Verdict.NEXT, Verdict.SEEN))
 _SECONDS = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025),
     *(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
@@ -35,11 +41,14 @@ class Metrics:
     """The counters of one replica.
 
     Args:
-        version: name of the weights that it serves.
+        version: name of the weights that it serves; None where it follows a chain, whose versions
+            would be too many series.
     """
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str | None) -> None:
         own = self._registry = CollectorRegistry()
+        self._computed = CollectorRegistry()
+        self._computed.register(self)
         self._is_joined = METRICS_FOLDER in os.environ
         names = ["protocol"]
         requests = Counter(
@@ -88,9 +97,48 @@ class Metrics:
             ["version"],
             registry=own,
             multiprocess_mode="livesum",
-        ).labels(version).set(1)
+        ).labels(version or FOLLOWED).set(1)
+        self._time = 0.0
+        if version is None:
+            self._add_chain()
         starts = Counter("rayrec_serve_starts", "replicas that were started", registry=own)
         starts.inc()
+
+    def _add_chain(self) -> None:
+        """Make the numbers of a server that follows a chain."""
+        self._step = Gauge(
+            "rayrec_serve_step",
+            "training step of the weights, the least of all replicas",
+            registry=self._registry,
+            multiprocess_mode="livemin",
+        )
+        chain = Gauge(
+            "rayrec_serve_chain",
+            "1 at what the newest publication is: current where it is served",
+            ["state"],
+            registry=self._registry,
+            multiprocess_mode="livemax",
+        )
+        self._chain = {state: chain.labels(state) for state in STATES}
+
+    def at_version(self, step: int, taken: float) -> None:
+        """Say which weights are served now, and when they were taken, in seconds since 1970."""
+        self._time = taken
+        self._step.set(step)
+
+    def chain_is(self, state: str) -> None:
+        """Say what the newest publication is to this server."""
+        for name, gauge in self._chain.items():
+            gauge.set(name == state)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What is computed when it is asked for."""
+        if self._time:
+            yield GaugeMetricFamily(
+                "rayrec_serve_staleness_seconds",
+                "seconds since training had the weights that are served",
+                value=max(0.0, time.time() - self._time),
+            )
 
     def answered(self, protocol: str, outcome: str, seconds: float) -> None:
         """Count an answer."""
@@ -107,7 +155,7 @@ class Metrics:
     def text(self) -> bytes:
         """All numbers in the format of Prometheus."""
         if not self._is_joined:
-            return generate_latest(self._registry)
+            return generate_latest(self._registry) + generate_latest(self._computed)
         joined = CollectorRegistry()
         MultiProcessCollector(joined)
-        return generate_latest(joined)
+        return generate_latest(joined) + generate_latest(self._computed)

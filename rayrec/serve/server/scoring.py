@@ -60,13 +60,17 @@ class ScoringQueue:
     ) -> None:
         self._predictor, self._settings, self._metrics = predictor, settings, metrics
         self._loop, self._failed = asyncio.get_running_loop(), failed
-        self.version = version_of(predictor)
         self._jobs: deque[_Job] = deque()
         self._rows = self._bytes = 0
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """Name and step of the weights that the next request is scored with."""
+        return version_of(self._predictor)
 
     async def score(self, rows: pa.RecordBatch, size: int, timeout_s: float | None) -> Answer:
         """Wait for the scores of B rows.
@@ -164,7 +168,7 @@ class ScoringQueue:
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         try:
-            scores = self._score([job.rows for job in jobs])
+            scores, name, step = self._score([job.rows for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 return [(jobs[0], error)]
@@ -173,22 +177,22 @@ class ScoringQueue:
         start = 0
         for job in jobs:
             stop = start + job.rows.num_rows
-            outcomes.append((job, Answer(_cut(scores, start, stop), *self.version)))
+            outcomes.append((job, Answer(_cut(scores, start, stop), name, step)))
             start = stop
         return outcomes
 
-    def _score(self, parts: list[pa.RecordBatch]) -> Scores:
-        """(sum of B,) float32, or by name of the task."""
+    def _score(self, parts: list[pa.RecordBatch]) -> tuple[Scores, str, int]:
+        """(sum of B,) float32, or by name of the task; and the version that gave them."""
         rows = parts[0]
         if len(parts) > 1:
             (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches() or [rows]
         request = self._predictor.read(rows)
-        scores = self._predictor.score(request)
+        scores, name, step = self._predictor.score_and_version(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
         if isinstance(scores, Tensor):
-            return scores.numpy()
-        return {name: part.numpy() for name, part in scores.items()}
+            return scores.numpy(), name, step
+        return {task: part.numpy() for task, part in scores.items()}, name, step
 
     def _finish(self, jobs: list[_Job], outcomes: list[tuple[_Job, Outcome]]) -> None:
         for job, outcome in outcomes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.requests import Request, nothing
 from rayrec.sparse import KeyedJaggedTensor
@@ -33,8 +35,14 @@ def request_columns(schema: FeatureSchema) -> list[str]:
 
 def version_of(predictor: Predictor) -> tuple[str, int]:
     """Name and step of the weights: the step, and the first digits of the manifest's sha256."""
-    manifest = predictor.manifest
-    return f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
+    return predictor.weights.name, predictor.weights.step
+
+
+def tables_of(predictor: Predictor) -> list[Tensor]:
+    """The memory that lookups read: (bytes,) uint8 each."""
+    if isinstance(predictor, FollowingPredictor):
+        return predictor.follower.copies.data
+    return [collection.packed.data for collection in predictor.collections.values()]
 
 
 def warm(predictor: Predictor) -> None:

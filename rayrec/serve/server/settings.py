@@ -31,6 +31,9 @@ class ServerSettings:
         max_bytes: bytes of one request at most.
         queue_rows: rows that may wait in one replica; beyond them a request is refused.
         drain_s: seconds that requests have to be answered after the server was told to end.
+        poll_s: of a server that follows a chain, seconds between two looks for a publication.
+        strict: of such a server, keep two copies of the tables, so that no batch meets rows of two
+            versions.
     Raises:
         ConfigError: a number is out of range, or the two ports are one.
     """
@@ -45,6 +48,8 @@ class ServerSettings:
     max_bytes: int = 4 << 20
     queue_rows: int = 16384
     drain_s: float = 30.0
+    poll_s: float = 1.0
+    strict: bool = True
 
     def __post_init__(self) -> None:
         for name in ("port", "http_port"):
@@ -54,6 +59,7 @@ class ServerSettings:
         checks.whole_number("max_bytes", self.max_bytes, 1 << 10, 1 << 30)
         checks.whole_number("queue_rows", self.queue_rows, 1, 1 << 30)
         checks.seconds("drain_s", self.drain_s)
+        checks.seconds("poll_s", self.poll_s)
         if self.port and self.port == self.http_port:
             raise ConfigError(f"port={self.port} is both that of gRPC and of HTTP; give two.")
         if not self.host.strip():

@@ -27,10 +27,12 @@ import torch
 
 from rayrec.errors import RayrecError, ServingError
 from rayrec.machine.memory import tune_malloc
+from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.mapping import populate
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
-from rayrec.serve.server.served import served_schema
+from rayrec.serve.server.leading import CHANGED, Lead
+from rayrec.serve.server.served import served_schema, tables_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.storage import one_line
 
@@ -41,9 +43,12 @@ _SOUND_S = 30.0  # a replica that lived so long is started again without a longe
 _MOST_FAILED_STARTS = 3
 
 
-def serve(artifact: str, settings: ServerSettings) -> None:
+def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
     """Serve an artifact until SIGTERM or SIGINT.
 
+    Args:
+        path: of the artifact; with `follow` of a run that publishes, or of its publications.
+        follow: serve what is published from version to version.
     Raises:
         ConfigError: the artifact has no schema, or an address cannot be had.
         ArtifactError: there is no artifact, or a file of it is missing or damaged.
@@ -53,10 +58,14 @@ def serve(artifact: str, settings: ServerSettings) -> None:
     torch.set_num_threads(1)
     tune_malloc()
     with reserved(settings) as own:
-        predictor = Predictor.load(artifact)
+        predictor: Predictor
+        if follow:
+            predictor = Predictor.follow(path, strict=settings.strict)
+        else:
+            predictor = Predictor.load(path)
         served_schema(predictor)
         with metrics_folder():
-            Supervisor(predictor, own).run(artifact)
+            Supervisor(predictor, own).run(path)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +74,7 @@ class _Slot:
 
     Attributes:
         process: None while it waits to be started again.
-        said: a byte arrives once it takes requests.
+        said: a message arrives once it takes requests, and once it has changed over to a version.
         is_ready: whether it has.
         started: when it was.
         wait_s: seconds before the next start.
@@ -91,6 +100,9 @@ class Supervisor:
         self._predictor, self._settings = predictor, settings
         self._context: ForkContext = multiprocessing.get_context("fork")
         self._slots = [_Slot(number) for number in range(settings.replicas)]
+        self._lead: Lead | None = None
+        if isinstance(predictor, FollowingPredictor):
+            self._lead = Lead(predictor, settings.poll_s)
         self._failed_starts = 0
         self._was_ready = self._is_ending = False
         self._wake_reader, self._wake_writer = self._context.Pipe(duplex=False)
@@ -117,10 +129,10 @@ class Supervisor:
         self._wake_writer.send(None)
 
     def _start(self, slot: _Slot) -> None:
-        slot.said, theirs = self._context.Pipe(duplex=False)
+        slot.said, theirs = self._context.Pipe()
         slot.process = self._context.Process(
             target=_replica,
-            args=(self._predictor, self._settings, slot.number, theirs, os.getpid()),
+            args=(self._predictor, self._settings, slot.number, theirs, os.getpid(), self._lead),
             name=f"rayrec-serve-{slot.number}",
         )
         # the child opens its ears itself
@@ -138,25 +150,49 @@ class Supervisor:
         for slot in self._slots:
             if slot.process is not None:
                 waited.append(slot.process.sentinel)
-            if slot.said is not None and not slot.is_ready:
+            if slot.said is not None:
                 waited.append(slot.said)
-        due = [self._due(slot) for slot in self._slots if slot.process is None]
-        timeout = max(0.0, min(due) - time.monotonic()) if due else None
-        happened = wait(waited, timeout)
+        happened = wait(waited, self._timeout())
         for slot in self._slots:
-            if slot.said in happened and not slot.is_ready:
+            if slot.said in happened:
                 self._hear(slot, name)
             if slot.process is not None and slot.process.sentinel in happened:
                 self._bury(slot)
             elif slot.process is None and self._due(slot) <= time.monotonic():
                 self._start(slot)
+        if self._lead is not None and self._was_ready:
+            self._follow(self._lead)
+
+    def _timeout(self) -> float | None:
+        """Seconds until something has to be done; None where nothing is known of."""
+        now = time.monotonic()
+        due = [self._due(slot) - now for slot in self._slots if slot.process is None]
+        if self._lead is not None and self._was_ready:
+            due.append(self._lead.timeout())
+        return max(0.0, min(due)) if due else None
+
+    def _follow(self, lead: Lead) -> None:
+        """Bring the replicas to the next version, where there is one."""
+        for number in lead.late():
+            process = self._slots[number].process
+            if process is not None:
+                print(f"replica {number} hangs; it is killed", file=sys.stderr, flush=True)
+                process.kill()
+        lead.turn({slot.number: slot.said for slot in self._slots if slot.said is not None})
 
     def _hear(self, slot: _Slot, name: str) -> None:
         assert slot.said is not None
-        with suppress(EOFError):  # it died before
-            slot.said.recv_bytes()
-            slot.is_ready = True
-        if slot.is_ready and not self._was_ready and all(one.is_ready for one in self._slots):
+        try:
+            message = slot.said.recv_bytes()
+        except (EOFError, OSError):  # it died, which its sentinel tells
+            slot.said.close()
+            slot.said = None
+            return
+        if message == CHANGED and self._lead is not None:
+            self._lead.heard(slot.number)
+            return
+        slot.is_ready = True
+        if not self._was_ready and all(one.is_ready for one in self._slots):
             self._was_ready = True
             own = self._settings
             print(
@@ -188,6 +224,8 @@ class Supervisor:
             file=sys.stderr,
             flush=True,
         )
+        if self._lead is not None:
+            self._lead.heard(slot.number)
         slot.process = slot.said = None
         slot.started = time.monotonic()
 
@@ -211,7 +249,12 @@ class Supervisor:
 
 
 def _replica(
-    predictor: Predictor, settings: ServerSettings, number: int, said: Connection, parent: int
+    predictor: Predictor,
+    settings: ServerSettings,
+    number: int,
+    said: Connection,
+    parent: int,
+    lead: Lead | None,
 ) -> None:
     """What a forked process does; ends the process."""
     for one in _SIGNALS:
@@ -225,10 +268,10 @@ def _replica(
     # folder of its numbers when it is imported
     from rayrec.serve.server.replica import run_replica
 
-    for collection in predictor.collections.values():
-        populate(collection.packed.data)
+    for data in tables_of(predictor):
+        populate(data)
     try:
-        code = run_replica(predictor, settings, lambda: said.send_bytes(b"ready"))
+        code = run_replica(predictor, settings, lambda: said.send_bytes(b"ready"), lead, said)
     except RayrecError as error:
         print(f"replica {number}: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1

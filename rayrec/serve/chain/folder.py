@@ -1,0 +1,156 @@
+"""`ChainFolder`: the folder that training publishes into and servers follow.
+
+A publication is written into a hidden folder beside its place, and gets its name when it is
+complete. A folder of that name is never written twice, so two runs that publish into one folder
+find each other out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from rayrec.errors import ArtifactError, SaveError
+from rayrec.serve.artifact import local_folder
+from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
+from rayrec.storage import one_line
+
+PUBLISHED = "published"  # below the folder of a run
+_HIDDEN = ".rayrec-"
+
+
+class ChainFolder:
+    """The publications in a folder.
+
+    Args:
+        path: local folder; it need not exist yet.
+    Raises:
+        ConfigError: the path is no local one.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = local_folder("the folder of publications", path)
+
+    @classmethod
+    def of_run(cls, path: str | os.PathLike[str]) -> ChainFolder:
+        """The folder itself, or that of a run whose folder is given."""
+        own = cls(path)
+        below = own.path / PUBLISHED
+        return cls(below) if not own.places() and below.is_dir() else own
+
+    def places(self) -> list[tuple[int, str]]:
+        """Number and kind of every publication that has a name, ascending."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise ArtifactError(f"{self.path} cannot be read: {one_line(error)}.") from None
+        places = [place for name in names if (place := place_of(name)) is not None]
+        return sorted((seq, kind) for kind, seq in places)
+
+    def folder(self, kind: str, seq: int) -> Path:
+        """Where a publication lies."""
+        return self.path / f"{kind}-{seq:08d}"
+
+    def read(self, kind: str, seq: int) -> Publication:
+        """What a publication says of itself.
+
+        Raises:
+            ArtifactError: there is none, or it is damaged, or lies in the place of another one.
+        """
+        folder = self.folder(kind, seq)
+        try:
+            text = (folder / PUBLICATION).read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                f"{folder}/{PUBLICATION} cannot be read: {one_line(error)}. Copy it again."
+            ) from None
+        publication = Publication.from_bytes(text, str(folder))
+        if (publication.kind, publication.seq) != (kind, seq):
+            raise ArtifactError(f"{folder} holds {publication.name}. Copy it to its own place.")
+        return publication
+
+    def head(self) -> Publication | None:
+        """The newest publication; None where there is none.
+
+        Raises:
+            ArtifactError: it is damaged.
+        """
+        places = self.places()
+        return self.read(places[-1][1], places[-1][0]) if places else None
+
+    def hidden(self, kind: str, seq: int) -> Path:
+        """Where a publication is written before it gets its name."""
+        return self.path / f"{_HIDDEN}{kind}-{seq:08d}"
+
+    def finish(self, publication: Publication) -> None:
+        """Give a publication that was written its last file and its name.
+
+        Raises:
+            SaveError: the file system refuses, or somebody else has published in its place.
+        """
+        hidden = self.hidden(publication.kind, publication.seq)
+        target = self.folder(publication.kind, publication.seq)
+        try:
+            for file in publication.files():
+                sync(hidden / file.path)
+            (hidden / PUBLICATION).write_bytes(publication.to_bytes())
+            sync(hidden / PUBLICATION)
+            sync(hidden)
+            self._check_alone(publication)
+            os.rename(hidden, target)
+            sync(self.path)
+        except OSError as error:
+            raise SaveError(f"cannot publish {target}: {one_line(error)}.") from error
+
+    def _check_alone(self, publication: Publication) -> None:
+        """See that the newest publication is the parent still.
+
+        Raises:
+            SaveError: it is another one.
+        """
+        newest = ""
+        with suppress(ArtifactError):  # a damaged one is not the parent that was read before
+            head = self.head()
+            newest = "" if head is None else head.sha256
+        if newest != publication.parent or publication.seq <= max(
+            (seq for seq, _ in self.places()), default=0
+        ):
+            raise SaveError(
+                f"another run has published into {self.path} since {publication.name} was begun; "
+                "give every run a folder of its own."
+            )
+
+    def clear(self) -> None:
+        """Remove what a publication that was cut short has left."""
+        for left in self.path.glob(f"{_HIDDEN}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def prune(self, keep: int) -> None:
+        """Delete the oldest publications, so that so many bases and what follows them are left."""
+        places = self.places()
+        bases = [seq for seq, kind in places if kind == BASE]
+        if len(bases) <= keep:
+            return
+        # the oldest first, and of each the file that makes it a publication first
+        for seq, kind in places:
+            if seq < bases[-keep]:
+                folder = self.folder(kind, seq)
+                (folder / PUBLICATION).unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder on disk.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,283 @@
+"""`Follower`: goes from one published version to the next, and never between two.
+
+A look reads what the folder says, lets `judge` decide, checks every byte of what comes next, and
+only then changes tables. What is missing is waited for; where it does not come, the newest base
+takes its place. Of what is forked or of another model nothing is taken: the follower stays at its
+version and says why.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pickle import UnpicklingError
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rayrec.errors import ArtifactError
+from rayrec.quant import PackedTable
+from rayrec.serve.artifact import DENSE, Artifact, open_artifact, read_manifest
+from rayrec.serve.chain.copies import TableCopies
+from rayrec.serve.chain.folder import ChainFolder
+from rayrec.serve.chain.judging import Position, Verdict, judge
+from rayrec.serve.chain.publication import BASE, DELTA, Publication
+from rayrec.serve.chain.row_files import ChangedRows, read_rows, read_stored
+from rayrec.serve.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of the weights, as one process tells another of it.
+
+    Attributes:
+        name: the step, and the first digits of the publication's sha256.
+        step: of training.
+        time: seconds since 1970 when the weights were taken.
+        copy: number of the copy that holds its tables.
+        powers: of every table.
+        dense: the bytes of dense.pt.
+    """
+
+    name: str
+    step: int
+    time: float
+    copy: int
+    powers: tuple[int, ...]
+    dense: bytes
+
+    def dense_tensors(self) -> dict[str, Tensor]:
+        """Dense parameters and buffers by their names in the model."""
+        return loaded_dense(self.dense, self.name)
+
+
+class Follower:
+    """Follows the publications in a folder.
+
+    Args:
+        path: the folder, or that of a run which publishes below its own.
+        strict: keep two copies of the tables, so that no batch meets rows of two versions.
+        free: called with the number of a copy before it is written; returns when nobody reads it.
+    Attributes:
+        artifact: the base that it began with; its schema, recipe and program hold for all versions.
+        copies: of the tables.
+        version: that was applied last.
+        verdict: CURRENT, or why the newest publication was not applied: GAP, FORK, DAMAGED, OTHER.
+        trouble: the same in a line; "" while current.
+    Raises:
+        ConfigError: the path is no local one.
+        ArtifactError: the folder has no base that is whole.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        free: Callable[[int], None] = lambda copy: None,
+    ) -> None:
+        self.folder, self.free = ChainFolder.of_run(path), free
+        self.verdict, self.trouble = Verdict.CURRENT, ""
+        publication, self.artifact = self._newest_base()
+        self.copies = TableCopies(self.artifact.packed, 2 if strict else 1)
+        self.position = Position.at(publication, None)
+        self._powers = [table.power for table in self.artifact.packed.tables]
+        dense = (self.artifact.folder / DENSE).read_bytes()
+        self.version = self._version(publication, dense)
+
+    def _newest_base(self) -> tuple[Publication, Artifact]:
+        trouble: ArtifactError | None = None
+        for seq, kind in reversed(self.folder.places()):
+            if kind != BASE:
+                continue
+            try:
+                publication = self.folder.read(BASE, seq)
+                return publication, self._opened(publication)
+            except ArtifactError as error:
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+        raise ArtifactError(
+            f"{self.folder.path} holds no base to begin with; name the folder of a run that "
+            "publishes, after its first publication."
+        )
+
+    def look(self) -> Version | None:
+        """Apply the next publication, if there is one.
+
+        Returns:
+            the version that the tables have now; None where nothing was applied.
+        """
+        self.verdict, self.trouble = Verdict.CURRENT, ""
+        try:
+            places = self.folder.places()
+        except ArtifactError as error:
+            self._stay(Verdict.DAMAGED, str(error))
+            return None
+        later = [(seq, kind) for seq, kind in places if seq > self.position.seq]
+        if not later:
+            self._look_back(places)
+            return None
+        following = [place for place in later if place[0] == self.position.seq + 1]
+        if following:
+            version = self._try(following[0][1], following[0][0])
+            if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
+                return version
+        else:
+            kind, seq = later[0][1], later[0][0]
+            wanted = f"{DELTA}-{self.position.seq + 1:08d}"
+            self._stay(Verdict.GAP, f"{wanted} is missing, and {kind}-{seq:08d} is there")
+        return self._jump([seq for seq, kind in later if kind == BASE])
+
+    def _look_back(self, places: list[tuple[int, str]]) -> None:
+        """See that the newest publication is one that was applied."""
+        for seq, kind in places[-1:]:
+            try:
+                publication = self.folder.read(kind, seq)
+            except ArtifactError as error:
+                self._stay(Verdict.DAMAGED, str(error))
+                return
+            if judge(self.position, publication) is Verdict.FORK:
+                self._forked(publication)
+
+    def _jump(self, bases: list[int]) -> Version | None:
+        """Take the newest base that is whole, in place of what is missing or damaged."""
+        before = self.verdict, self.trouble
+        for seq in reversed(bases):
+            version = self._try(BASE, seq)
+            if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
+                return version
+        self.verdict, self.trouble = before
+        return None
+
+    def _try(self, kind: str, seq: int) -> Version | None:
+        """Apply one publication if it comes next and is whole; else say why not."""
+        try:
+            publication = self.folder.read(kind, seq)
+            verdict = judge(self.position, publication)
+            if verdict is not Verdict.NEXT:
+                self._forked(publication)
+                return None
+            version = self._based(publication) if kind == BASE else self._changed(publication)
+        except ArtifactError as error:
+            self._stay(Verdict.DAMAGED, str(error))
+            return None
+        if version is not None:
+            self.position = Position.at(publication, self.position)
+            self.version = version
+            self.verdict, self.trouble = Verdict.CURRENT, ""
+        return version
+
+    def _changed(self, publication: Publication) -> Version:
+        """Apply a delta, every byte of which is checked before the first row is written.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
+        folder = self.folder.folder(publication.kind, publication.seq)
+        tables = self.artifact.packed.tables
+        numbers = {table.name: number for number, table in enumerate(tables)}
+        powers, changes = list(self._powers), cast("list[ChangedRows]", [])
+        for changed in publication.tables:
+            if changed.name not in numbers:
+                raise ArtifactError(f"{folder} changes {changed.name!r}, which the base lacks.")
+            number = numbers[changed.name]
+            if changed.power != powers[number]:
+                raise ArtifactError(
+                    f"{folder} packs table {changed.name!r} by another power than the base; it "
+                    "needs a base of its own. Publish with this rayrec."
+                )
+            changes += read_rows(folder, changed, tables[number], number)
+        assert publication.dense is not None, "a delta has a dense part"
+        dense = read_stored(folder, publication.dense)
+        loaded_dense(dense, str(folder))
+        self.free(self.copies.resting)
+        self.copies.apply(changes)
+        return self._version(publication, dense)
+
+    def _based(self, publication: Publication) -> Version | None:
+        """Take all rows of a base.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
+        artifact = self._opened(publication)
+        if not _alike(self.artifact.manifest, artifact.manifest):
+            self._stay(
+                Verdict.OTHER,
+                f"{publication.name} has other tables, types, features or outputs; start anew",
+            )
+            return None
+        dense = read_stored(artifact.folder, artifact.manifest.dense)
+        loaded_dense(dense, str(artifact.folder))
+        self.free(self.copies.resting)
+        self.copies.load(artifact.packed)
+        self._powers = [table.power for table in artifact.packed.tables]
+        return self._version(publication, dense)
+
+    def _opened(self, publication: Publication) -> Artifact:
+        """The artifact of a base, all bytes of which were checked.
+
+        Raises:
+            ArtifactError: a file is missing or damaged, or the artifact is another one.
+        """
+        folder = self.folder.folder(BASE, publication.seq)
+        if read_manifest(folder).sha256 != publication.artifact:
+            raise ArtifactError(f"{folder} holds another artifact than it was published with.")
+        return open_artifact(folder, fill=False)
+
+    def _version(self, publication: Publication, dense: bytes) -> Version:
+        return Version(
+            name=publication.version,
+            step=publication.to_step,
+            time=publication.time,
+            copy=self.copies.active,
+            powers=tuple(self._powers),
+            dense=dense,
+        )
+
+    def _forked(self, publication: Publication) -> None:
+        self._stay(
+            Verdict.FORK,
+            f"{publication.name} of run {publication.run} does not follow what was applied, number "
+            f"{self.position.seq} of run {self.position.run}",
+        )
+
+    def _stay(self, verdict: Verdict, trouble: str) -> None:
+        self.verdict, self.trouble = verdict, trouble
+
+
+def loaded_dense(content: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors of a dense.pt.
+
+    Raises:
+        ArtifactError: it cannot be loaded.
+    """
+    try:
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
+        raise ArtifactError(f"the dense part of {where} cannot be loaded: {error}.") from error
+    return cast("dict[str, Tensor]", loaded)
+
+
+def _alike(one: Manifest, other: Manifest) -> bool:
+    """Whether what reads and scores rows by one artifact can do so by the tables of another."""
+
+    def shape(manifest: Manifest) -> tuple[object, ...]:
+        tables = [table.packed for table in manifest.tables]
+        return (
+            [_size(table) for table in tables],
+            manifest.collections,
+            manifest.outputs,
+            None if manifest.schema is None else manifest.schema.sha256,
+            manifest.recipe,
+        )
+
+    return shape(one) == shape(other)
+
+
+def _size(table: PackedTable) -> tuple[object, ...]:
+    return table.name, table.rows, table.width, table.kind

@@ -1,0 +1,107 @@
+"""`FollowingPredictor`: a predictor that goes on to what training has published since.
+
+predictor = Predictor.follow("runs/clicks")
+predictor.predict(rows)
+predictor.refresh()  # now and then, in any thread
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import nn
+
+from rayrec.serve.chain.follower import Follower, Version
+from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.weights import Weights
+
+
+class FollowingPredictor(Predictor):
+    """Scores rows by the newest version of a chain; make one with `Predictor.follow`.
+
+    Calls may come from several threads, `refresh` among them.
+
+    Args:
+        path: folder of a run that publishes, or of its publications.
+        strict: keep two copies of the tables; each call is scored under one version. Otherwise
+            there is one, and calls during a refresh may meet rows of two versions.
+        model: builds the training module; None takes what the base has.
+    Attributes:
+        follower: what reads the folder.
+    Raises:
+        ConfigError: the path is no local one.
+        ArtifactError: the folder has no base that is whole.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        strict: bool = True,
+        model: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        self.follower = Follower(path, strict=strict, free=self.wait_unread if strict else _at_once)
+        version = self.follower.version
+        packed = self.follower.copies.tables(version.copy, version.powers)
+        super().__init__(replace(self.follower.artifact, packed=packed), model)
+        self.weights.name, self.weights.step = version.name, version.step
+        self._copy = version.copy
+        self._readers = [0, 0]
+        self._changed = threading.Condition()
+        self._refreshing = threading.Lock()
+        self.refresh()
+
+    @property
+    def verdict(self) -> Verdict:
+        """CURRENT; or why a newer publication is not served: GAP, FORK, DAMAGED or OTHER."""
+        return self.follower.verdict
+
+    @property
+    def trouble(self) -> str:
+        """The same in a line; "" while current."""
+        return self.follower.trouble
+
+    def refresh(self) -> int:
+        """Apply everything that was published since; returns how many publications.
+
+        What cannot be applied changes nothing: `verdict` and `trouble` say why.
+        """
+        applied = 0
+        with self._refreshing:
+            while (version := self.follower.look()) is not None:
+                self.take(version)
+                applied += 1
+        return applied
+
+    def take(self, version: Version) -> None:
+        """Score with a version whose tables are in the copy that it names."""
+        packed = self.follower.copies.tables(version.copy, version.powers)
+        weights = self.weights.renewed(packed, version.dense_tensors(), version.name, version.step)
+        with self._changed:
+            self.weights, self._copy = weights, version.copy
+
+    @contextmanager
+    def _held(self) -> Iterator[Weights]:
+        """See `Predictor._held`; while it is held, its copy of the tables is not written."""
+        with self._changed:
+            weights, copy = self.weights, self._copy
+            self._readers[copy] += 1
+        try:
+            yield weights
+        finally:
+            with self._changed:
+                self._readers[copy] -= 1
+                self._changed.notify_all()
+
+    def wait_unread(self, copy: int) -> None:
+        """Wait until no call reads a copy; new calls read the other one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers[copy])
+
+
+def _at_once(copy: int) -> None:
+    """Wait for nobody."""

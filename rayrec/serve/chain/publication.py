@@ -1,0 +1,175 @@
+"""`Publication`: what one link of a chain says of itself.
+
+    base-00000001/     an artifact, and publication.json
+    delta-00000002/    tables/0000-user-0.arrow, dense.pt and publication.json
+
+publication.json is the last file written. It names the publication before by the sha256 of its
+text, every file by its own, and has a sha256 of its own text. So whoever holds that of the newest
+one holds those of all bytes of the chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from rayrec.errors import ArtifactError
+from rayrec.serve.manifest import StoredFile
+
+PUBLICATION = "publication.json"
+FORMAT, VERSION = "rayrec.publication", 1
+BASE, DELTA = "base", "delta"
+_NAME = re.compile(rf"({BASE}|{DELTA})-(\d{{8}})")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTable:
+    """The rows of one table that a delta holds.
+
+    Attributes:
+        name: of the table.
+        power: by which all of its rows are packed, those that did not change included.
+        rows: how many rows the files hold together.
+        files: Arrow files of row numbers and packed rows; no row is in two of them.
+    """
+
+    name: str
+    power: int
+    rows: int
+    files: tuple[StoredFile, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """One link of a chain.
+
+    Attributes:
+        kind: "base" or "delta".
+        run: of the chain; all publications of a folder have one.
+        seq: place in the chain, from 1.
+        parent: sha256 of the publication before; "" of the first.
+        artifact: sha256 of the manifest of the artifact: that of a base itself, or the one that a
+            delta goes back to.
+        from_step, to_step: the steps whose changes it holds; a base has all up to `to_step`.
+        time: seconds since 1970 when the weights were taken.
+        tables: of a delta, in the order of the artifact; without those that did not change.
+        dense: of a delta, the file of dense parameters.
+        sha256: of the text, without this field.
+    """
+
+    kind: str
+    run: str
+    seq: int
+    parent: str
+    artifact: str
+    from_step: int
+    to_step: int
+    time: float
+    tables: tuple[ChangedTable, ...] = ()
+    dense: StoredFile | None = None
+    sha256: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.kind}-{self.seq:08d}"
+
+    @property
+    def version(self) -> str:
+        """How servers call these weights: the step, and the first digits of the sha256."""
+        return f"{self.to_step}-{self.sha256[:12]}"
+
+    def files(self) -> list[StoredFile]:
+        """Every file of a delta but publication.json; a base has its own manifest."""
+        files = [file for table in self.tables for file in table.files]
+        return files if self.dense is None else [*files, self.dense]
+
+    def sealed(self) -> Publication:
+        """The same publication with its sha256."""
+        return replace(self, sha256=_fingerprint(self._body()))
+
+    def to_bytes(self) -> bytes:
+        """The text of publication.json; of a sealed one."""
+        assert self.sha256, "a publication is sealed before it is written"
+        return (json.dumps(self._body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
+
+    def _body(self) -> dict[str, Any]:
+        body = {"format": FORMAT, "version": VERSION} | asdict(self)
+        del body["sha256"]
+        # as it will be read: JSON makes lists of tuples
+        whole = json.loads(json.dumps(body))
+        assert isinstance(whole, dict)
+        return whole
+
+    @classmethod
+    def from_bytes(cls, text: bytes, where: str) -> Publication:
+        """Parse publication.json.
+
+        Raises:
+            ArtifactError: it is none, of another version, or damaged.
+        """
+        again = "Copy it again."
+        try:
+            body = json.loads(text)
+            if body.get("format") != FORMAT:
+                raise ArtifactError(
+                    f"{where}/{PUBLICATION} is no {FORMAT} but says format={body.get('format')!r}. "
+                    "Name a folder that training publishes into."
+                )
+            if body["version"] != VERSION:
+                raise ArtifactError(
+                    f"{where} has publication version {body['version']}; this rayrec reads version "
+                    f"{VERSION}. Follow it with the rayrec that trains."
+                )
+            sha256 = body.pop("sha256")
+            if sha256 != _fingerprint(body):
+                raise ArtifactError(
+                    f"{where}/{PUBLICATION} is damaged: its sha256 is not the one that it says. "
+                    f"{again}"
+                )
+            dense = body["dense"]
+            plain = ("kind", "run", "seq", "parent", "artifact", "from_step", "to_step", "time")
+            publication = cls(
+                **{key: body[key] for key in plain},
+                tables=tuple(_table_of(entry) for entry in body["tables"]),
+                dense=None if dense is None else StoredFile(**dense),
+                sha256=sha256,
+            )
+            publication._check_places(where)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = f"{where}/{PUBLICATION} cannot be read: {error!r}."
+            raise ArtifactError(f"{what} {again}") from error
+        return publication
+
+    def _check_places(self, where: str) -> None:
+        if place_of(self.name) is None or (self.kind == DELTA) != (self.dense is not None):
+            raise ArtifactError(
+                f"{where}/{PUBLICATION} is of kind {self.kind!r} and number {self.seq!r}, which no "
+                "publication is."
+            )
+        for file in self.files():
+            if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
+                raise ArtifactError(
+                    f"{where}/{PUBLICATION} names file {file.path!r}, which lies outside of the "
+                    "publication."
+                )
+
+
+def place_of(name: str) -> tuple[str, int] | None:
+    """Kind and number in the name of a publication's folder; None of any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def _table_of(entry: Mapping[str, Any]) -> ChangedTable:
+    files = tuple(StoredFile(**file) for file in entry["files"])
+    return ChangedTable(entry["name"], entry["power"], entry["rows"], files)
+
+
+def _fingerprint(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

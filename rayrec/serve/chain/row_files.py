@@ -1,0 +1,134 @@
+"""The packed rows of a delta: Arrow files with the columns `row` and `packed`.
+
+A reader takes the bytes of a whole file, compares their sha256, and looks at those bytes only. So a
+file that changes while it is read is found, too.
+
+    # U rows of a file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from rayrec.errors import ArtifactError
+from rayrec.quant import PackedTable, pack_rows
+from rayrec.serve.chain.publication import ChangedTable
+from rayrec.serve.manifest import StoredFile
+from rayrec.storage import one_line
+
+_CHUNK_ROWS = 1 << 16  # of a record batch
+
+
+class ChangedRows(NamedTuple):
+    """Rows of one table: number of the table in the artifact, (U,) int64, (U, row bytes) uint8."""
+
+    number: int
+    rows: Tensor
+    packed: Tensor
+
+
+def write_rows(
+    folder: Path, path: str, table: PackedTable, rows: Tensor, values: Tensor
+) -> StoredFile:
+    """Pack rows and write them.
+
+    Args:
+        path: of the file in the folder.
+        table: how its rows are packed.
+        rows: (U,) int64 row numbers of the table, ascending.
+        values: (U, width) of any float type.
+    Raises:
+        OSError: the file system refuses.
+    """
+    kind = pa.binary(table.row_bytes)
+    fields = [pa.field("row", pa.int64(), nullable=False)]
+    fields.append(pa.field("packed", kind, nullable=False))
+    schema = pa.schema(fields, metadata={"rayrec.table": table.name})
+    buffer = io.BytesIO()
+    with pa.ipc.new_file(buffer, schema) as writer:
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
+            packed = pack_rows(values[part], table.kind, table.power)
+            body = pa.py_buffer(packed.numpy())
+            column = pa.FixedSizeBinaryArray.from_buffers(kind, len(packed), [None, body])
+            numbers = pa.array(rows[part].numpy())
+            writer.write_batch(pa.record_batch([numbers, column], schema=schema))
+    content = buffer.getbuffer()
+    (folder / path).write_bytes(content)
+    return StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
+
+
+def read_stored(folder: Path, file: StoredFile) -> bytes:
+    """The bytes of a file, as they were written.
+
+    Raises:
+        ArtifactError: it is missing, or they are others.
+    """
+    try:
+        content = (folder / file.path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder}/{file.path} cannot be read: {one_line(error)}. Copy it again."
+        ) from None
+    if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
+        raise ArtifactError(
+            f"{folder}/{file.path} is damaged: {len(content)} bytes of {file.bytes}, and the "
+            "sha256 is not that of the publication. Copy it again."
+        )
+    return content
+
+
+def read_rows(
+    folder: Path, changed: ChangedTable, table: PackedTable, number: int
+) -> Iterator[ChangedRows]:
+    """The rows of one table of a delta, file by file.
+
+    Args:
+        number: of the table in the artifact.
+    Raises:
+        ArtifactError: a file is missing or damaged, or holds rows that the table does not have.
+    """
+    count = 0
+    for file in changed.files:
+        content = read_stored(folder, file)
+        try:
+            whole = pa.ipc.open_file(pa.BufferReader(content)).read_all().combine_chunks()
+            rows = torch.from_numpy(np.array(whole.column("row").to_numpy(), copy=True))
+            packed = _bytes_of(whole.column("packed"), table.row_bytes)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise ArtifactError(f"{folder}/{file.path} is no file of rows: {error}.") from error
+        is_ascending = bool((rows.diff() > 0).all())
+        if len(rows) and not (is_ascending and int(rows[0]) >= 0 and int(rows[-1]) < table.rows):
+            raise ArtifactError(
+                f"{folder}/{file.path} holds rows that table {table.name!r} of {table.rows} rows "
+                "does not have, or not in order. The publication is of another model."
+            )
+        count += len(rows)
+        yield ChangedRows(number, rows, packed)
+    if count != changed.rows:
+        raise ArtifactError(
+            f"{folder} holds {count} rows of table {table.name!r} and says {changed.rows}."
+        )
+
+
+def _bytes_of(column: pa.ChunkedArray, row_bytes: int) -> Tensor:
+    """(U, row_bytes) uint8 of a column of fixed-size binary."""
+    if column.type != pa.binary(row_bytes):
+        raise ValueError(f"rows of {column.type}, not of {row_bytes} bytes")
+    parts = [
+        np.frombuffer(chunk.buffers()[1], np.uint8)[
+            chunk.offset * row_bytes : (chunk.offset + len(chunk)) * row_bytes
+        ]
+        for chunk in column.chunks
+    ]
+    flat = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    return torch.from_numpy(flat).view(-1, row_bytes)

@@ -1,0 +1,288 @@
+"""`ChainWriter`: publishes what training changed; every rank writes the rows that it packs.
+
+How rows are packed depends on their table by one number, the power (`rayrec.quant.packing`), which
+follows from its smallest and largest rows. Where that changes, all rows have to be packed anew, and
+the next publication is a base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.checkpoint import TableReader, agree, read_manifest, save_checkpoint, watch_save, writes
+from rayrec.layout.geometry import Shard
+from rayrec.layout.plan import ShardingPlan
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.quant import PackedTable, types_of
+from rayrec.quant.types import Types
+from rayrec.serve.artifact import DENSE
+from rayrec.serve.chain.folder import ChainFolder
+from rayrec.serve.chain.handover import PARTS, assembled, hand_over
+from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication
+from rayrec.serve.chain.row_files import write_rows
+from rayrec.serve.chain.row_ranges import Changed, RowRanges
+from rayrec.serve.manifest import Manifest, StoredFile
+from rayrec.serve.table_file import TABLES, table_path
+from rayrec.shards.copies import TouchedState
+from rayrec.shards.state import Gather, ShardState
+
+Exporter = Callable[[str, Path], Manifest]
+# what one rank has written: table, number of rows and file of each, and on rank 0 the dense part
+Written = tuple[list[tuple[str, int, StoredFile]], StoredFile | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """The model after a step, beside its tables.
+
+    Attributes:
+        step: global steps done.
+        plan: where the tables lie, over the ranks that write.
+        dense: parameters and buffers by name; rank 0's are published.
+        time: seconds since 1970; rank 0's is published.
+    """
+
+    step: int
+    plan: ShardingPlan
+    dense: Mapping[str, Tensor]
+    time: float
+
+
+class ChainWriter:
+    """One rank's part of what a run publishes; all ranks call the same methods together.
+
+    Args:
+        folder: that all hosts of the ranks see.
+        tables: of the model.
+        types: of all tables, or by table name.
+        rank: of this process.
+        writers: ranks from 0 on that hold every table together; the others watch.
+    Attributes:
+        head: the newest publication of this writer; None before the first base.
+    Raises:
+        ConfigError: a type or table is not known.
+    """
+
+    def __init__(
+        self,
+        folder: ChainFolder,
+        tables: Sequence[BaseEmbeddingConfig],
+        types: Types,
+        rank: int,
+        writers: int,
+    ) -> None:
+        self._folder, self._tables = folder, tables
+        self._types = types_of([table.name for table in tables], types)
+        self._rank, self._writers = rank, writers
+        self._ranges = RowRanges(tables, self._types)
+        self._powers: dict[str, int] = {}
+        self.head: Publication | None = None
+
+    def publish_base(
+        self,
+        shards: Sequence[ShardState],
+        moment: Moment,
+        export: Exporter,
+        gather: Gather,
+        extras: Mapping[str, Any],
+    ) -> None:
+        """Publish all rows; training stands still meanwhile.
+
+        Args:
+            shards: of this rank.
+            export: makes an artifact of a checkpoint, in a folder; called on rank 0.
+            extras: of the checkpoint that is exported.
+        Raises:
+            CheckpointError: on every rank, when the model cannot be exported.
+            SaveError: on every rank, when the storage refused.
+        """
+        what = f"publishing step {moment.step} into {self._folder.path}"
+        (seq, parent) = agree(f"{what}: preparing", self._begin_base, gather)[0]
+        hidden = self._folder.hidden(BASE, seq)
+        weights = f"{hidden}-weights"
+        self._save_weights(weights, shards, moment, gather, extras)
+
+        def make() -> Manifest | None:
+            reader = TableReader(weights, read_manifest(weights))
+            own = [state.shard for state in shards]
+            self._ranges.measure(reader, self._packed_here(own, moment.plan))
+            return export(weights, hidden) if self._rank == 0 else None
+
+        manifest = agree(f"{what}: exporting", make, gather)[0]
+        assert manifest is not None, "rank 0 has exported"
+        self._powers = {table.packed.name: table.packed.power for table in manifest.tables}
+
+        def finish() -> Publication | None:
+            if self._rank:
+                return None
+            shutil.rmtree(weights, ignore_errors=True)
+            publication = Publication(
+                kind=BASE,
+                run=uuid.uuid4().hex if parent is None else parent.run,
+                seq=seq,
+                parent="" if parent is None else parent.sha256,
+                artifact=manifest.sha256,
+                from_step=0,
+                to_step=moment.step,
+                time=moment.time,
+            ).sealed()
+            self._folder.finish(publication)
+            return publication
+
+        self.head = agree(f"{what}: finishing", finish, gather)[0]
+
+    def _begin_base(self) -> tuple[int, Publication | None]:
+        """On rank 0, the number of the next base and the publication before, by the folder."""
+        if self._rank:
+            return 0, None
+        self._folder.path.mkdir(parents=True, exist_ok=True)
+        self._folder.clear()
+        head = self._folder.head()
+        return (1 if head is None else head.seq + 1), head
+
+    def _save_weights(
+        self,
+        path: str,
+        shards: Sequence[ShardState],
+        moment: Moment,
+        gather: Gather,
+        extras: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint without state of optimizers, which the export reads."""
+        if self._rank >= self._writers:
+            watch_save(path, gather)
+            return
+        save_checkpoint(
+            path,
+            shards=[ShardState(state.shard, state.weight) for state in shards],
+            tables=self._tables,
+            plan=moment.plan,
+            rank=self._rank,
+            world_size=self._writers,
+            gather=lambda value: gather(value)[: self._writers],
+            dense=moment.dense,
+            step=moment.step,
+            extras=extras,
+        )
+
+    def _packed_here(self, shards: Sequence[Shard], plan: ShardingPlan) -> list[Shard]:
+        """The shards whose rows this rank packs: those with the first column."""
+        if self._rank >= self._writers:
+            return []
+        return [s for s in shards if s.cols.start == 0 and writes(plan, s, self._rank)]
+
+    def publish_delta(self, shards: Sequence[TouchedState], moment: Moment, gather: Gather) -> bool:
+        """Publish the rows that were touched since the last publication.
+
+        Args:
+            shards: copies of them, of this rank.
+        Returns:
+            False where nothing was published, since all rows have to be: the power of a table has
+            changed, or the plan.
+        Raises:
+            CheckpointError: on every rank, when a row cannot be packed.
+            SaveError: on every rank, when the storage refused.
+        """
+        head = self.head
+        assert head is not None, "a base comes first"
+        what = f"publishing step {moment.step} into {self._folder.path}"
+        hidden = self._folder.hidden(DELTA, head.seq + 1)
+        mine: list[TouchedState] = []
+        if self._rank < self._writers:
+            mine = [one for one in shards if writes(moment.plan, one.shard, self._rank)]
+        packed_here = self._packed_here([one.shard for one in mine], moment.plan)
+
+        def begin() -> bool:
+            hand_over(hidden, mine)
+            (hidden / TABLES).mkdir(exist_ok=True)
+            return set(packed_here) == self._ranges.shards
+
+        if not all(agree(f"{what}: handing over", begin, gather)):
+            return self._give_up_delta(hidden)
+        changes: list[Changed] = []
+
+        def measure() -> dict[str, tuple[float, float]]:
+            changes.extend(assembled(hidden, mine, moment.plan))
+            self._ranges.update(changes)
+            return self._ranges.extremes()
+
+        measured = agree(f"{what}: measuring", measure, gather)
+        if self._ranges.powers(measured) != self._powers:
+            return self._give_up_delta(hidden)
+        written = agree(f"{what}: writing", lambda: self._write(hidden, changes, moment), gather)
+
+        def finish() -> Publication | None:
+            if self._rank:
+                return None
+            publication = self._delta(head, moment, written).sealed()
+            shutil.rmtree(hidden / PARTS, ignore_errors=True)
+            self._folder.finish(publication)
+            return publication
+
+        self.head = agree(f"{what}: finishing", finish, gather)[0]
+        return True
+
+    def _give_up_delta(self, hidden: Path) -> bool:
+        if self._rank == 0:
+            shutil.rmtree(hidden, ignore_errors=True)
+        return False
+
+    def _write(self, hidden: Path, changes: Sequence[Changed], moment: Moment) -> Written:
+        """Pack and write the rows of this rank, and on rank 0 the dense part."""
+        by_name = {table.name: (number, table) for number, table in enumerate(self._tables)}
+        files = []
+        for shard, rows, values in changes:
+            if not len(rows):
+                continue
+            number, table = by_name[shard.table]
+            packed = PackedTable(
+                table.name,
+                table.num_embeddings,
+                table.embedding_dim,
+                self._types[table.name],
+                self._powers[table.name],
+            )
+            stem = table_path(table.name, number).removesuffix(".arrow")
+            path = f"{stem}-{shard.rows.start}.arrow"
+            files.append((table.name, len(rows), write_rows(hidden, path, packed, rows, values)))
+        return files, _write_dense(hidden, moment.dense) if self._rank == 0 else None
+
+    def _delta(self, head: Publication, moment: Moment, written: Sequence[Written]) -> Publication:
+        """What a delta says of itself, by what all ranks have written."""
+        tables = []
+        every = [entry for own, _ in written for entry in own]
+        for table in self._tables:
+            own = sorted((e for e in every if e[0] == table.name), key=lambda e: e[2].path)
+            if own:
+                rows = sum(rows for _, rows, _ in own)
+                files = tuple(file for _, _, file in own)
+                tables.append(ChangedTable(table.name, self._powers[table.name], rows, files))
+        return Publication(
+            kind=DELTA,
+            run=head.run,
+            seq=head.seq + 1,
+            parent=head.sha256,
+            artifact=head.artifact,
+            from_step=head.to_step,
+            to_step=moment.step,
+            time=moment.time,
+            tables=tuple(tables),
+            dense=written[0][1],
+        )
+
+
+def _write_dense(folder: Path, dense: Mapping[str, Tensor]) -> StoredFile:
+    """Write the dense part as an export does."""
+    path = folder / DENSE
+    torch.save({name: tensor.detach().cpu() for name, tensor in dense.items()}, path)
+    content = path.read_bytes()
+    return StoredFile(DENSE, len(content), hashlib.sha256(content).hexdigest())

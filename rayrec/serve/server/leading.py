@@ -1,0 +1,111 @@
+"""`Lead`: the parent of replicas that follow a chain brings all of them from version to version.
+
+The parent alone reads the folder. It writes a version into the copy of the tables that nobody
+reads, tells the replicas, and looks for the next one when all of them have changed over. They share
+both copies, so a version is applied once for any number of replicas. The dense part passes through
+a file without a name, which they have inherited, so that the parent never waits for one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+
+from rayrec.serve.chain.follower import Version
+from rayrec.serve.chain.following import FollowingPredictor
+
+CHANGED = b"changed"  # what a replica says when it has changed over
+_LATE_S = 60.0  # a replica that has not changed over by then hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the parent tells a replica.
+
+    Attributes:
+        state: of the chain; the value of a `Verdict`.
+        trouble: why the newest publication is not served, or "".
+        version: to change over to, without its dense part; None where there is none.
+    """
+
+    state: str
+    trouble: str
+    version: Version | None
+
+
+class Lead:
+    """What the parent does for replicas that follow.
+
+    Args:
+        predictor: which the replicas inherit.
+        poll_s: seconds between two looks.
+    """
+
+    def __init__(self, predictor: FollowingPredictor, poll_s: float) -> None:
+        self.predictor, self._poll_s = predictor, poll_s
+        self._dense = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        self._next = time.monotonic() + poll_s
+        # replicas that have not changed over yet, and until when they have time
+        self._waited: dict[int, float] = {}
+        self._told = self.told(None)
+
+    def told(self, version: Version | None) -> Told:
+        """What there is to tell now."""
+        one = self.predictor
+        return Told(one.verdict.value, one.trouble, version)
+
+    def dense_of(self, version: Version) -> Version:
+        """A version that was told, with its dense part; on a replica."""
+        file = self._dense[version.copy].fileno()
+        return replace(version, dense=os.pread(file, os.fstat(file).st_size, 0))
+
+    def timeout(self) -> float:
+        """Seconds until there is something to do."""
+        due = [self._next, *self._waited.values()]
+        return max(0.0, min(due) - time.monotonic())
+
+    def heard(self, replica: int) -> None:
+        """Take note that a replica has changed over, or is gone."""
+        self._waited.pop(replica, None)
+
+    def late(self) -> list[int]:
+        """Replicas that hang; each is named once."""
+        now = time.monotonic()
+        late = [replica for replica, end in self._waited.items() if end <= now]
+        for replica in late:
+            del self._waited[replica]
+        return late
+
+    def turn(self, replicas: Mapping[int, Connection]) -> None:
+        """Apply the next publication and tell the replicas, if that is due and all are ready."""
+        if self._waited or time.monotonic() < self._next:
+            return
+        version = self.predictor.follower.look()
+        self._next = time.monotonic() + (self._poll_s if version is None else 0.0)
+        if version is not None:
+            self._change_over(version)
+        told = self.told(None if version is None else replace(version, dense=b""))
+        if told == self._told:
+            return
+        if told.trouble and told.trouble != self._told.trouble:
+            print(f"{told.state}: {told.trouble}", file=sys.stderr, flush=True)
+        self._told = replace(told, version=None)
+        for number, connection in replicas.items():
+            if version is not None:
+                self._waited[number] = time.monotonic() + _LATE_S
+            with suppress(OSError):  # it died, which is seen elsewhere
+                connection.send(told)
+
+    def _change_over(self, version: Version) -> None:
+        """Have replicas that are started from now on begin with a version."""
+        self.predictor.take(version)
+        file = self._dense[version.copy].fileno()
+        os.ftruncate(file, 0)
+        os.pwrite(file, version.dense, 0)
+        print(f"now at step {version.step}, version {version.name}", flush=True)

@@ -1,0 +1,146 @@
+"""`Weights`: what one version of a model scores with, which are packed tables and a dense part.
+
+A predictor that follows a chain goes from one `Weights` to the next; nothing in one is ever
+changed, except for the rows of a chain that is not followed strictly.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.checkpoint import dense_tensors, load_dense
+from rayrec.errors import ArtifactError
+from rayrec.quant import (
+    PackedTables,
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    exchanged,
+    reference_collections,
+)
+from rayrec.recipe import ModelRecipe
+from rayrec.serve.artifact import Artifact
+from rayrec.serve.program import Program, load_program
+from rayrec.serve.requests import Request
+from rayrec.serve.scorer import Scorer
+
+Collections = Mapping[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]
+
+
+class Weights:
+    """One version of a model.
+
+    Args:
+        artifact: an opened one.
+        model: builds the training module, as at the export; None takes what the artifact has.
+    Attributes:
+        collections: the packed tables, by the collections' names in the model.
+        name: of the version: the step, and the first digits of the sha256 of what holds it.
+        step: of training.
+        scorer: the model; None where the exported program is used.
+    Raises:
+        ArtifactError: the artifact has neither a recipe nor a program, or not of this model.
+    """
+
+    def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
+        manifest = artifact.manifest
+        self._artifact = artifact
+        self.collections: Collections = artifact.collections()
+        self.name, self.step = f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
+        self.scorer: Scorer | None = None
+        self._program: Program | None = None
+        if model is None and manifest.recipe is not None:
+            where = str(artifact.folder)
+            model = ModelRecipe.from_extras({"recipe": manifest.recipe}, where)
+        if model is not None:
+            self.scorer = self._build(model)
+        elif manifest.program is not None:
+            self._program = load_program(artifact.folder / manifest.program.path)
+        else:
+            raise ArtifactError(
+                f"{artifact.folder} has no program ({manifest.no_program}) and no recipe; "
+                "load it with model=, the function that builds its module."
+            )
+
+    def _build(self, model: Callable[[], nn.Module]) -> Scorer:
+        artifact = self._artifact
+        # initial values, which are overwritten, shall not move the caller's random numbers
+        with torch.random.fork_rng(devices=[]):
+            module = model()
+        found = set(reference_collections(module))
+        if found != set(self.collections):
+            raise ArtifactError(
+                f"the model has the collections {sorted(found)} and {artifact.folder} was exported "
+                f"with {sorted(self.collections)}. Give the model that was exported."
+            )
+        whole = exchanged(module, self.collections).eval()
+        load_dense(dense_tensors(trained(whole), whole), artifact.dense(), str(artifact.folder))
+        labels = 1 if artifact.schema is None else len(artifact.schema.labels)
+        return Scorer(whole, labels, artifact.manifest.outputs).eval()
+
+    def renewed(
+        self, packed: PackedTables, dense: Mapping[str, Tensor], name: str, step: int
+    ) -> Weights:
+        """The same model with other rows and another dense part; this one stays as it is.
+
+        Args:
+            packed: tables of the same names, sizes and types.
+            dense: parameters and buffers by their names in the model.
+        Raises:
+            CheckpointError: the dense part is of another model.
+        """
+        twin = copy.copy(self)
+        twin._artifact = replace(self._artifact, packed=packed)
+        twin.collections = twin._artifact.collections()
+        twin.name, twin.step = name, step
+        if self.scorer is not None:
+            # deepcopy takes what the memo has for a collection in place of a copy of it
+            memo: dict[int, Any] = {
+                id(old): twin.collections[key] for key, old in self.collections.items()
+            }
+            twin.scorer = copy.deepcopy(self.scorer, memo)
+            module = twin.scorer.model
+            load_dense(dense_tensors(trained(module), module), dense, name)
+        else:
+            twin._program = _with_dense(self._program, dense, name)
+        return twin
+
+    def outputs(self, request: Request) -> tuple[Tensor, ...]:
+        """The logits of every output of the manifest, in order."""
+        with torch.inference_mode():
+            if self.scorer is not None:
+                return self.scorer(request.dense, request.ids)
+            assert self._program is not None
+            pooled = [one(request.ids).values() for one in self.collections.values()]
+            if not len(request.dense):
+                # a program is for at least one row
+                ran = self._program(
+                    *(torch.zeros(1, part.shape[1]) for part in [request.dense, *pooled])
+                )
+                return tuple(output[:0] for output in ran)
+            return tuple(self._program(request.dense, *pooled))
+
+
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and dense parameters of a module without tables, as checkpoints hold them."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str) -> Program:
+    """A copy of an exported dense part with other parameters."""
+    assert isinstance(program, nn.Module)
+    twin: nn.Module = copy.deepcopy(program)
+    prefix = "scorer.model."
+    live = {
+        key.removeprefix(prefix): tensor.detach()
+        for key, tensor in twin.state_dict(keep_vars=True).items()
+        if key.startswith(prefix)
+    }
+    # a program keeps what it uses; the rest of the dense part is not read
+    load_dense(live, {key: dense[key] for key in live if key in dense}, name)
+    return twin

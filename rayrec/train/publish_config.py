@@ -1,0 +1,93 @@
+"""`PublishConfig`: what a run publishes for servers that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from rayrec.checks import is_uri, lasting_path, positive, seconds, whole_number
+from rayrec.errors import ConfigError
+
+# as `rayrec.quant.QuantType` has them; that needs torch
+ROW_TYPES = ("fp32", "fp16", "int8", "int4")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishConfig:
+    """What a run publishes, and when. Servers follow it: `rayrec serve --follow`.
+
+    The first publication of a run is a base, and so is the first after a restart or a recovery.
+    Each other one is a delta: the rows that were touched since the one before.
+
+    Attributes:
+        path: local folder, seen by all hosts; None takes `published` below the folder of the run.
+        every_n_steps: publish after every so many global steps.
+        every_s: publish when so many seconds of training have gone by since the last time, at the
+            end of a window. One of both is given; the end of a run is published in any case.
+        dtype: of the rows of all tables: fp32, fp16, int8 or int4.
+        tables: table -> its own type, in place of `dtype`.
+        full_every: every so many-th publication is a base, at which a server can begin; None makes
+            one only where it is needed.
+        num_to_keep: keep so many newest bases and what follows them; None keeps all.
+        max_logit_error: largest distance of a logit from the model's at which a base is accepted.
+    Raises:
+        ConfigError: an option is out of range, or two contradict each other.
+    """
+
+    path: str | None = None
+    every_n_steps: int | None = None
+    every_s: float | None = None
+    dtype: str = "int8"
+    tables: Mapping[str, str] = field(default_factory=dict)
+    full_every: int | None = None
+    num_to_keep: int | None = None
+    max_logit_error: float = 0.5
+
+    def __post_init__(self) -> None:
+        if (self.every_n_steps is None) == (self.every_s is None):
+            raise ConfigError(
+                f"PublishConfig has every_n_steps={self.every_n_steps} and every_s={self.every_s}; "
+                "give exactly one of them."
+            )
+        for what, least in (("every_n_steps", 1), ("full_every", 2), ("num_to_keep", 1)):
+            value = getattr(self, what)
+            if value is not None:
+                whole_number(f"PublishConfig has {what}", value, least)
+        if self.every_s is not None:
+            seconds("PublishConfig has every_s", self.every_s)
+        positive("PublishConfig has max_logit_error", self.max_logit_error)
+        for what, kind in (("dtype", self.dtype), *self.tables.items()):
+            if kind not in ROW_TYPES:
+                raise ConfigError(
+                    f"PublishConfig has {kind!r} for {what!r}; choose one of "
+                    f"{', '.join(ROW_TYPES)}."
+                )
+        if self.num_to_keep is not None and self.full_every is None:
+            raise ConfigError(
+                f"PublishConfig has num_to_keep={self.num_to_keep} without full_every: no base "
+                "would come after the first, and nothing be deleted. Give full_every, too."
+            )
+        if self.path is not None:
+            object.__setattr__(self, "path", lasting_path("PublishConfig has path", self.path))
+            if is_uri(self.path):
+                raise ConfigError(
+                    f"PublishConfig has path={self.path!r}; servers map tables from a local disk. "
+                    "Name a local folder."
+                )
+
+    def check_tables(self, names: Iterable[str]) -> None:
+        """See that the tables that have types of their own exist.
+
+        Raises:
+            ConfigError: one does not.
+        """
+        known = list(names)
+        for name in self.tables:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}? They" if near else "they"
+                raise ConfigError(
+                    f"PublishConfig has a type for table {name!r}, which the model does not have; "
+                    f"{hint} are {', '.join(known)}."
+                )

@@ -1,0 +1,191 @@
+"""`Publisher`: publishes a rank's part of a run for servers that follow it.
+
+A delta is copied while training stands still and packed and written by a thread. A base holds all
+rows, so training waits until it is there. It comes first in every life of a run: after a restore
+the rows are those of an earlier step than was published, and only a base undoes what was rolled
+back. All ranks call the same methods together.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from rayrec.checkpoint import ShardState, copy_touched, dense_tensors
+from rayrec.data import FileDataset, RowDataset
+from rayrec.distributed import DistributedModelParallel
+from rayrec.layout import BaseEmbeddingConfig
+from rayrec.recipe import ModelRecipe
+from rayrec.serve import Manifest, ParityBounds, export
+from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
+from rayrec.serve.chain.writer import ChainWriter, Moment
+from rayrec.train.config import TrainSpec
+from rayrec.train.save_thread import SaveThread
+from rayrec.train.saver import copied
+from rayrec.train.window import gather_objects
+
+
+class Publisher:
+    """Publishes one rank of a run.
+
+    Args:
+        model: the sharded model; it tracks touched rows.
+        tables: the configs of all tables of the model.
+        on_phase: gets "publishing" and "training".
+    Attributes:
+        step: of the last publication, or None.
+    Raises:
+        ConfigError: a table with a type of its own does not exist.
+    """
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        model: DistributedModelParallel,
+        tables: Sequence[BaseEmbeddingConfig],
+        rank: int,
+        world_size: int,
+        on_phase: Callable[[str], None],
+    ) -> None:
+        config = spec.publish
+        assert config is not None, "publications are asked for"
+        self._config, self._spec, self._model = config, spec, model
+        self._rank, self._on_phase = rank, on_phase
+        # ranks that hold every table together; the others are their replicas
+        self._writers = spec.sharding_group_size or world_size
+        self._types = {**config.tables, "*": config.dtype}
+        self._folder = ChainFolder(config.path or f"{spec.run_path}/{PUBLISHED}")
+        self._writer = ChainWriter(self._folder, tables, self._types, rank, self._writers)
+        self._thread = SaveThread()
+        self._needs_base, self._since_base = True, 0
+        self._mark, self._seconds = 0, 0.0
+        self.step: int | None = None
+
+    def next_step(self, step: int) -> int | None:
+        """The next step at which to publish, where steps say so."""
+        every = self._config.every_n_steps
+        return None if every is None else (step // every + 1) * every
+
+    def after_window(self, step: int, seconds: float) -> None:
+        """Publish where that is due at the end of a window that took so many seconds.
+
+        Raises:
+            CheckpointError: on every rank, when a row cannot be packed or the model not exported.
+            SaveError: on every rank, when the storage refused; also of the publication before.
+        """
+        self._seconds += seconds
+        every_n, every_s = self._config.every_n_steps, self._config.every_s
+        if every_n is not None:
+            is_due = step % every_n == 0
+        else:
+            is_due = every_s is not None and self._seconds >= every_s
+        if is_due:
+            self._on_phase("publishing")
+            self._publish(step)
+            self._on_phase("training")
+
+    def at_end(self, step: int) -> None:
+        """Publish the end of a run, and wait until it is written; errors as `after_window`."""
+        if not step:
+            return
+        self._on_phase("publishing")
+        if self.step != step:
+            self._publish(step)
+        self.finish()
+        if self._needs_base:
+            self._publish(step)
+
+    def rebase(self) -> None:
+        """Publish all rows next, since the model was put where nothing was published."""
+        self.finish()
+        self._needs_base = True
+
+    def _publish(self, step: int) -> None:
+        """Publish the model after a step; a delta is written behind the training."""
+        self.finish()
+        self._seconds, self.step = 0.0, step
+        self._model.sync()  # replicas have drifted apart, and one of each is published
+        full_every = self._config.full_every
+        if self._needs_base or (full_every is not None and self._since_base + 1 >= full_every):
+            self._publish_base(step)
+        else:
+            self._publish_delta(step)
+
+    def finish(self) -> None:
+        """Wait for the publication that is being written, if there is one.
+
+        Raises:
+            CheckpointError, SaveError: as `after_window`.
+        """
+        self._thread.finish()
+
+    def give_up(self) -> None:
+        """Leave a publication under way, since this rank leaves its world."""
+        self._thread.give_up()
+
+    def _moment(self, step: int) -> Moment:
+        dense = dense_tensors(self._model.dense_parameters(), self._model.module)
+        return Moment(
+            step=step,
+            plan=self._model.plan,
+            dense=copied(dense) if self._rank == 0 else {},
+            time=round(time.time(), 3),
+        )
+
+    def _publish_base(self, step: int) -> None:
+        touched = self._model.touched
+        assert touched is not None, "touched rows are tracked"
+        self._mark = touched.mark()
+        states: list[ShardState] = []
+        if self._rank < self._writers:
+            states = self._model.shard_states()
+        extras = self._spec.extras
+        self._writer.publish_base(states, self._moment(step), self._export, gather_objects, extras)
+        self._needs_base, self._since_base = False, 0
+        if self._rank == 0 and self._config.num_to_keep is not None:
+            self._folder.prune(self._config.num_to_keep)
+
+    def _publish_delta(self, step: int) -> None:
+        touched, since = self._model.touched, self._mark
+        assert touched is not None, "touched rows are tracked"
+        self._mark = touched.mark()
+        shards = []
+        if self._rank < self._writers:
+            rows = touched.since(since)
+            for state in self._model.shard_states():
+                weights = ShardState(state.shard, state.weight)
+                shards.append(copy_touched(weights, rows[state.shard]))
+        moment = self._moment(step)
+
+        def write() -> None:
+            if self._writer.publish_delta(shards, moment, self._thread.gather):
+                self._since_base += 1
+            else:
+                self._needs_base = True
+
+        self._thread.start(write)
+
+    def _export(self, checkpoint: str, out: Path) -> Manifest:
+        """Export a base; the run's random numbers stay where they are."""
+        spec, known = self._spec, (self._spec.data, self._spec.eval_data)
+        schemas = [data.schema for data in known if isinstance(data, RowDataset)]
+        has_recipe = isinstance(spec.model, ModelRecipe) and "recipe" in spec.extras
+        state = random.getstate()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return export(
+                    checkpoint,
+                    out,
+                    types=self._types,
+                    data=spec.eval_data if isinstance(spec.eval_data, FileDataset) else None,
+                    model=None if has_recipe else spec.model,
+                    schema=schemas[0] if schemas else None,
+                    tasks=spec.tasks,
+                    bounds=ParityBounds(logit=self._config.max_logit_error),
+                )
+        finally:
+            random.setstate(state)

@@ -1,0 +1,119 @@
+"""Servers as processes for tests, and clients that ask them without a pause."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.errors import UnavailableError
+from rayrec.serve import Client
+from tests.leftovers import processes_with
+from tests.unit.documents import ROOT
+
+MARK = "RAYREC_SERVE_TEST"
+
+
+class Server(NamedTuple):
+    """A server of two replicas: its process, its ports and the mark of its processes."""
+
+    process: subprocess.Popen[str]
+    port: int
+    http_port: int
+    mark: str
+
+    def get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as said:
+            return said.read()
+
+    def number(self, name: str) -> float:
+        """A metric without labels."""
+        return float(re.search(rf"^{name} (\S+)$", self.get("/metrics").decode(), re.M)[1])
+
+    def replicas(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
+
+
+def wait_for(holds: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextmanager
+def following(folder: Path, *options: str) -> Iterator[Server]:
+    """A server of two replicas that follows a chain."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    command = [sys.executable, "-m", "rayrec.cli.main", "serve", "--follow", str(folder)]
+    process = subprocess.Popen(
+        [*command, "--replicas", "2", "--port", "0", "--poll", "0.05", *options],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder.parent), MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        ports = re.search(r"2 replicas, gRPC at [\d.]+:(\d+), HTTP at [\d.]+:(\d+)$", line)
+        assert ports, line
+        yield Server(process, int(ports[1]), int(ports[2]), mark)
+    finally:
+        process.kill()
+        process.communicate()
+        wait_for(lambda: not processes_with(mark))
+
+
+class Answers:
+    """Clients that ask without a pause, and keep what they were told."""
+
+    def __init__(self, server: Server, asked: pa.Table) -> None:
+        self._server, self._asked, self._ended = server, asked, threading.Event()
+        self.told: list[tuple[str, int, np.ndarray]] = []
+        self.errors: list[Exception] = []
+        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+
+    def __enter__(self) -> Answers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            # a new connection now and then, so that every replica has some
+            with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
+                for _ in range(10):
+                    try:
+                        answer = client.ask(self._asked)
+                    except UnavailableError:
+                        continue
+                    except Exception as error:
+                        self.errors.append(error)
+                        return
+                    self.told.append((answer.version, answer.step, answer.scores))
+
+
+def said(server: Server) -> dict[str, str]:
+    """What a replica says of itself; asked again where it is the one that was killed."""
+    for _ in range(3):
+        with suppress(OSError):
+            return json.loads(server.get("/health"))
+    raise AssertionError("no replica answers")

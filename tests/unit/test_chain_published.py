@@ -1,0 +1,54 @@
+"""A base and the deltas after it equal a fresh export of the last step, byte for byte, whatever
+ranks and plan published them.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rayrec.serve import Predictor
+from rayrec.serve.chain.judging import Verdict
+from tests.unit.checkpoint_worlds import random_plan
+from tests.unit.published_worlds import assert_equal, published_world
+from tests.unit.serve_worlds import rows
+
+ROWS = rows(20).drop_columns(["click"]).to_pylist()
+
+
+@pytest.mark.slow
+@pytest.mark.seeds(range(30))
+def test_a_chain_equals_a_fresh_export_for_any_ranks_plan_and_types(seed, tmp_path):
+    rng = random.Random(seed)
+    scale = 10.0 ** rng.randint(-7, 2)
+    world = published_world(tmp_path / "chain", seed, scale)
+    assert world.publish() == "base-00000001"
+    strict, loose = (Predictor.follow(tmp_path / "chain", strict=one) for one in (True, False))
+    for number in range(2, 6):
+        world.train(rng, scale)
+        if rng.random() < 0.2:
+            world.start_ranks(random_plan(rng, world.truths, rng.randint(1, 3)))
+        assert world.publish() in (f"base-{number:08d}", f"delta-{number:08d}")
+        if rng.random() < 0.6:
+            assert strict.refresh() + loose.refresh()
+    world.train(rng, scale * 1e-3)  # smaller rows, by which all rows are packed otherwise
+    world.publish()
+    fresh = world.fresh(tmp_path / "fresh")
+    late = Predictor.follow(tmp_path / "chain")
+    for predictor in (strict, loose, late):
+        predictor.refresh()
+        assert predictor.verdict is Verdict.CURRENT and not predictor.trouble
+        assert_equal(predictor, fresh, ROWS)
+    assert not list((tmp_path / "chain").glob(".*"))
+
+
+def test_a_delta_holds_what_an_export_holds(tmp_path):
+    world = published_world(tmp_path / "chain", 0)
+    world.publish()
+    world.train(random.Random(0))
+    name = world.publish()
+    fresh, following = world.fresh(tmp_path / "fresh"), Predictor.follow(tmp_path / "chain")
+    assert_equal(following, fresh, ROWS)
+    published = (tmp_path / "chain" / name / "dense.pt").read_bytes()
+    assert published == (tmp_path / "fresh" / "dense.pt").read_bytes()

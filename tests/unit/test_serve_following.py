@@ -1,0 +1,104 @@
+"""`rayrec serve --follow` as processes: every answer is that of the version that it names."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.serve import Predictor
+from tests.unit.published_worlds import assert_equal, published_world
+from tests.unit.serve_worlds import rows
+from tests.unit.served_processes import Answers, following, said, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ASKED = rows(12, 5).drop_columns(["click"])
+DELTAS = 12
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_every_answer_under_load_is_that_of_one_version(tmp_path):
+    rng, world = random.Random(0), published_world(tmp_path / "chain", 0)
+    world.publish()
+    mine = Predictor.follow(world.folder)
+    wanted = {mine.weights.name: mine.predict(ASKED).numpy()}
+    with following(world.folder) as server, Answers(server, ASKED) as load:
+        victim = server.replicas()[0]
+        for number in range(DELTAS):
+            world.train(rng)
+            world.publish()
+            assert mine.refresh() == 1
+            wanted[mine.weights.name] = mine.predict(ASKED).numpy()
+            if number == DELTAS // 2:
+                os.kill(victim, signal.SIGKILL)
+            if number % 3 == 0:
+                wait_for(lambda: said(server)["version"] == mine.weights.name)
+        wait_for(lambda: len(server.replicas()) == 2 and victim not in server.replicas())
+        seen = len(load.told)
+        wait_for(lambda: len(load.told) > seen + 200)
+        metrics = server.get("/metrics").decode()
+        assert f"rayrec_serve_step {float(world.step)}" in metrics
+        assert 'rayrec_serve_chain{state="current"} 1.0' in metrics
+        assert server.number("rayrec_serve_staleness_seconds") > 0
+    assert not load.errors
+    for version, step, scores in load.told:
+        assert version.startswith(f"{step}-")
+        np.testing.assert_allclose(scores, wanted[version], rtol=1e-5, atol=1e-6)
+    assert len({version for version, _, _ in load.told}) > 3
+    assert {version for version, _, _ in load.told[-100:]} == {mine.weights.name}
+    assert_equal(mine, world.fresh(tmp_path / "fresh"), ASKED.to_pylist())
+
+
+def test_what_is_damaged_or_forked_is_not_served(tmp_path):
+    rng, world, served = (
+        random.Random(1),
+        published_world(tmp_path / "chain", 1),
+        tmp_path / "served",
+    )
+
+    def bring(name: str) -> None:
+        shutil.copytree(world.folder / name, tmp_path / "coming")
+        served.mkdir(exist_ok=True)
+        os.rename(tmp_path / "coming", served / name)
+
+    bring(world.publish())
+    with following(served, "--in-place") as server:
+        versions = [said(server)["version"]]
+        for _ in range(2):
+            world.train(rng)
+            bring(world.publish())
+            wait_for(lambda: said(server)["version"] not in versions)
+            versions.append(said(server)["version"])
+        world.train(rng)
+        name = world.publish()
+        shutil.copytree(world.folder / name, tmp_path / "damaged")
+        flip(tmp_path / "damaged" / "dense.pt")
+        os.rename(tmp_path / "damaged", served / name)
+        wait_for(lambda: said(server)["chain"] == "damaged")
+        assert "dense.pt is damaged" in said(server)["trouble"]
+        assert said(server)["version"] == versions[-1]
+        shutil.copy(world.folder / name / "dense.pt", served / name / "dense.pt")
+        wait_for(lambda: said(server)["chain"] == "current")
+        assert said(server)["version"] not in versions
+        other = published_world(tmp_path / "other", 1)
+        other.publish()
+        other.train(rng)
+        shutil.rmtree(served)
+        shutil.copytree(other.folder, served)
+        wait_for(lambda: said(server)["chain"] == "fork")
+        other.publish()
+        shutil.copytree(other.folder, served, dirs_exist_ok=True)
+        time.sleep(0.5)
+        # while the files are exchanged, one of them may be read in part
+        wait_for(lambda: said(server)["chain"] == "fork")
