@@ -82,7 +82,8 @@ def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
 
     Returns:
         one row per rating with its label, the rating itself, and user, item and their side
-        information, all as ids; the number of rows of each embedding table, by column; and the path of the ratings' file.
+        information, all as ids; the number of rows of each embedding table, by column; and the path
+        of the ratings' file.
     """
     paths, (ratings, users, items) = _read_folder(root)
     user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
