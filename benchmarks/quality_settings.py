@@ -64,7 +64,9 @@ OPTIMIZERS = {
     "lamb": _with("lamb", 1.5e-2),
     # LARS gives every row a step of the same relative length. One sample's gradient then counts by
     # its sign alone, which is not the sign of the mean; large batches average before that.
-    "lars_sgd": _with("lars_sgd", 10.0, batch=8192, epochs=4),
+    "lars_sgd": _with(
+        "lars_sgd", 8.0, batch=16384, epochs=4, dense=OptimizerConfig(name="adam", lr=1.2e-2)
+    ),
 }
 
 FILMS = Recipe(
