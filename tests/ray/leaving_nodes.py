@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data.synthetic import SyntheticPaths
+from rayrec.machine.spot_notice import drain_command
 from rayrec.train.callbacks import Callback
 from rayrec.train.progress import Noticed, Recovered, Resized, Saved
 from tests.clicks import write_clicks
@@ -93,9 +94,8 @@ def train(
 
 def drain(address: str, node_id: str, seconds: int) -> None:
     """Say that a node will be gone after so many seconds, as the watcher of a cloud does."""
-    words = [str(BIN / "ray"), "drain-node", "--address", address, "--node-id", node_id]
-    words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
-    words += ["--deadline-remaining-seconds", str(seconds)]
+    words = [*drain_command(seconds), "--address", address, "--node-id", node_id]
+    words[0] = str(BIN / words[0])
     subprocess.run(words, check=True, capture_output=True, timeout=60)
 
 

@@ -73,6 +73,13 @@ def test_spot_nodes_are_of_types_that_say_so_and_none_of_them_stays(cluster):
         assert twin["min_workers"] >= 1
 
 
+def test_workers_watch_for_the_notice_of_a_spot_machine(cluster):
+    (watcher,) = cluster["worker_start_ray_commands"][2:]
+    (module,) = re.findall(r"python -m (\S+)", watcher)
+    assert module == "rayrec.machine.spot_notice" and watcher.endswith("&")
+    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
 def test_every_node_installs_the_synced_copy_with_the_fitting_extra(cluster):
     (target,) = cluster["file_mounts"]
     for name, node in cluster["available_node_types"].items():
