@@ -126,7 +126,9 @@ def test_an_own_loop_saves_when_it_is_asked_to_and_goes_on(data: Path, tmp_path:
 
     config = CheckpointConfig(at_end=False)
     spec = replace(spec_of(data, 1), run_path=str(tmp_path), checkpoint=config)
-    outcome, events = run(0, 1, spec, own, save_asked=lambda: len(steps) >= 2 and bool(wishes) and wishes.pop())
+    outcome, events = run(
+        0, 1, spec, own, save_asked=lambda: len(steps) >= 2 and bool(wishes) and wishes.pop()
+    )
     (saved,) = [event for event in events if isinstance(event, Saved)]
     assert not outcome.stopped and 2 <= saved.step < outcome.steps == spec.steps
 
