@@ -32,7 +32,8 @@ def local(cluster: dict[str, Any], folder: Path, ports: dict[str, int]) -> dict[
         node.pop("docker", None)
         node.pop("worker_setup_commands", None)
         node.update(node_config={}, min_workers=0)
-    del cluster["docker"], cluster["rsync_filter"]
+    # what Ray fills in by itself for AWS alone
+    cluster.update(docker={}, rsync_filter=[], cluster_synced_files=[])
     module = "tests.ray.local_provider.LocalProvider"
     cluster["provider"] = {"type": "external", "module": module, "state": f"{folder}/nodes.json"}
     cluster["idle_timeout_minutes"] = 0.1
