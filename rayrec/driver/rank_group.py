@@ -173,6 +173,11 @@ class RankGroup:
             if not self._ended(rank):
                 actor.request_stop.remote()
 
+    def request_save(self) -> None:
+        """Ask the ranks to save at their next agreed point and to go on; one says so for all."""
+        if not self._ended(0):
+            self._actors[0].request_save.remote()
+
     def abort(self) -> None:
         """Cut the connections of all ranks, so that none hangs in a collective."""
         for actor in self._actors:

@@ -44,6 +44,7 @@ class RankRun(ScoringRank):
         rows, seconds: trained on and taken by this run, over all ranks.
         loss: mean over the rows of the last window.
         hooks: the callbacks of this rank.
+        save_asked: whether this rank was asked to save at the end of its window; see `RankContext`.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class RankRun(ScoringRank):
         # a run that scores alone does not publish
         self._publishes = spec.publish is not None and spec.data is not None
         self._publisher: Publisher | None = None
+        # whether the driver asked for a save, of this rank
+        self.save_asked: Callable[[], bool] = lambda: False
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
         """Shard the tables of a module by the run's plan, with the run's optimizers and options.
@@ -135,6 +138,9 @@ class RankRun(ScoringRank):
         stopped = merged.stop
         if merged.written:
             self._finish_save()
+        # a node will go: not after an evaluation, which may take its time
+        if merged.save and self.spec.run_path:
+            self.save()
         if self._on_the_way.due(self.step, merged.seconds) and not stopped:
             stopped = not self._evaluate(should_stop)
         self._since_save_s += merged.seconds

@@ -68,6 +68,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "lost": "flag",
         "seconds": "number",
     },
+    "notice": {"host": "text", "ranks": "list of numbers", "seconds": "number", "answer": "text"},
     "end": {"outcome": "text"},
 }
 OUTCOMES = ("done", "stopped", "failed")
