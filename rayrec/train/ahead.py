@@ -121,7 +121,7 @@ class Reader:
         Args:
             timer: counts the reading that starts now.
         Raises:
-            whatever the source raised, once the batches before are used up.
+            Exception: whatever the source raised, once the batches before are used up.
         """
         # a batch of one source never overtakes one of another
         if source is not self._source and not self._reading and not self.ready:

@@ -75,7 +75,7 @@ class Pipeline(ABC):
             StopIteration: all batches have been done.
             ConfigError: the model's output has another form; or its options do not allow a sparse
                 pipeline.
-            whatever the iterator raised, after the steps of the batches before.
+            Exception: whatever the iterator raised, after the steps of the batches before.
         """
         return self.advance(dataloader_iter).output
 
