@@ -37,7 +37,7 @@ class RankActor:
         self._state: RankState = "idle"
         self._error: RankError | None = None
         self._result: Any = None
-        self._stop = threading.Event()
+        self._stop, self._save = threading.Event(), threading.Event()
         # A late word about an old world must not reach the one that follows it.
         self._switch, self._generation = threading.Lock(), 0
         self._store: Any = None
@@ -98,6 +98,7 @@ class RankActor:
             self._log, self._state = ProgressLog(), "running"
             self._error, self._result = None, None
             self._stop.clear()
+            self._save.clear()
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
     def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
@@ -124,6 +125,15 @@ class RankActor:
         """Ask the task to end at the next agreed point."""
         self._stop.set()
 
+    def request_save(self) -> None:
+        """Ask the task to save at the next agreed point and to go on."""
+        self._save.set()
+
+    def _save_asked(self) -> bool:
+        asked = self._save.is_set()
+        self._save.clear()
+        return asked
+
     def abort(self, generation: int) -> int:
         """Cut all connections of a world, so that a pending collective raises.
 
@@ -141,6 +151,13 @@ class RankActor:
             self._stop.set()
             return shutdown_sockets()
 
+    def free_memory(self) -> None:
+        """Free what this host keeps for the run, which has ended."""
+        self._loading.join()
+        from rayrec.comm.kept_memory import end_keepers
+
+        end_keepers()
+
     def _run(self, task: RankTask, seat: Seat) -> None:
         # only root may leave the low priority that Ray gives its workers
         with contextlib.suppress(PermissionError):
@@ -150,7 +167,9 @@ class RankActor:
             self._loading.join()
             from rayrec.train.world import joined
 
-            context = RankContext(seat=seat, log=self._log, should_stop=self._stop.is_set)
+            context = RankContext(
+                seat=seat, log=self._log, should_stop=self._stop.is_set, save_asked=self._save_asked
+            )
             with joined(seat, self._store):
                 self._result = task.run(context)
             self._state = "done"

@@ -1,6 +1,7 @@
 """A run under a seeded schedule of faults: ranks are killed or frozen at random moments.
 
     python -m benchmarks.recovery [--faults 20] [--stops 0.1] [--every 6] [--ranks 2] [--seed 0]
+        [--sync-points 20]
 
 A DLRM trains on planted-truth data through `Driver.fit`, once without faults and then again and
 again under faults, until there were as many as asked for. Reported are the seconds from a fault to
@@ -158,7 +159,7 @@ def train(
                 dense_optimizer=OptimizerConfig(name="adam", lr=3e-3),
                 storage_path=str(folder),
                 checkpoint=CheckpointConfig(every_n_steps=args.save_every, num_to_keep=2),
-                failure=FailureConfig(max_failures=-1),
+                failure=FailureConfig(max_failures=-1, sync_every_n_steps=args.sync_points),
                 heartbeat_timeout_s=args.heartbeat,
                 timeout_s=600.0,
                 progress="plain" if args.verbose else "off",
@@ -304,6 +305,7 @@ def parse() -> argparse.Namespace:
     add("--rows", type=int, default=200_000)
     add("--batch", type=int, default=512)
     add("--save-every", type=int, default=20)
+    add("--sync-points", type=int, help="go on from memory, with a sync point every so many steps")
     add("--heartbeat", type=float, default=5.0)
     add("--plan", default="auto")
     add("--seed", type=int, default=0)

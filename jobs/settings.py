@@ -84,7 +84,7 @@ def run_of(
         init_optimizer_state=args.init_optimizer,
         timeout_s=args.timeout,
         heartbeat_timeout_s=args.heartbeat_timeout,
-        failure=FailureConfig(max_failures=args.max_failures),
+        failure=FailureConfig(max_failures=args.max_failures, sync_every_n_steps=args.sync_points),
         drop_last=drop_last,
         profile=_profile(args),
         publish=_publish(args),

@@ -11,7 +11,15 @@ from typing import Any
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Resized, Saved
+from rayrec.train.progress import (
+    Evaluation,
+    Failure,
+    Noticed,
+    ProgressReport,
+    Recovered,
+    Resized,
+    Saved,
+)
 
 WINDOW = 50  # steps
 BLOCK = 32 * 1024  # bytes, of a W&B file
@@ -86,6 +94,9 @@ def tell(
         callback.on_window(report(step, rate, ranks))
         if step == lost_at:
             lost = {"rank": 1, "host": "10.0.0.2", "cause": "its process died"}
+            callback.on_notice(
+                Noticed(step=step, host="10.0.0.2", ranks=(1,), seconds=30.0, answer="save")
+            )
             callback.on_failure(Failure(step=step, **lost))
             back = {"step": step - WINDOW, "path": None, "failed_step": step, "seconds": 2.5}
             callback.on_recovery(Recovered(**lost, **back, replaced=False, dropped=True))

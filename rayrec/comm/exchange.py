@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.pages import private_memory
+from rayrec.shards.memory import SHARED, Memory
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -127,11 +128,14 @@ class Exchange(ABC):
         """
         return like.new_empty(size)
 
-    def share(self, size: int) -> Tensor | None:
+    def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
         """Give (size,) zero bytes that all ranks read and write, or None without shared memory.
 
         All ranks call it together with one size. Before a rank reads what another wrote, the two
         must meet; see `meet`.
+
+        Args:
+            memory: has them in its piece "shared" on rank 0, and what lies there stays.
         """
         return None
 
@@ -172,9 +176,9 @@ class LocalExchange(Exchange):
         assert splits == list(send_splits) == [send.numel()]
         return Pending.ready((received, [send]))
 
-    def share(self, size: int) -> Tensor | None:
+    def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
         """See `Exchange.share`."""
-        return private_memory(size)
+        return private_memory(size) if memory is None else memory.take(SHARED, size)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """See `Exchange.split`."""

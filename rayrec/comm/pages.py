@@ -12,12 +12,14 @@ import ctypes
 import errno
 import mmap
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 HUGE_PAGE = 2 << 20
+Allocate = Callable[[int], Tensor]  # bytes -> (bytes,) uint8
 _COLLAPSE = 25  # MADV_COLLAPSE
 _BUSY = (errno.EAGAIN, errno.EBUSY)  # of this page alone
 _READ_WRITE, _NONE = 3, 0

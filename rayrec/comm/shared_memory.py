@@ -30,6 +30,7 @@ from rayrec.comm.shared_collective import Collective
 from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
 from rayrec.errors import CommError
+from rayrec.shards.memory import SHARED, Memory
 
 _LEAST_BYTES = 1 << 20
 _LEAVE_S = 10.0
@@ -126,13 +127,14 @@ class SharedMemoryExchange(Exchange):
         futex_wake(self._page.address)
         self.peers.await_all(STARTED, self.collectives)
 
-    def share(self, size: int) -> Tensor | None:
+    def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
         """See `Exchange.share`; rank 0 makes the memory."""
         made = -1
         try:
-            made = unnamed_file(size) if self.rank == 0 else -1
+            if self.rank == 0:
+                made = unnamed_file(size) if memory is None else memory.file(SHARED, size)
             fd = int(self.all_gather(torch.tensor([made]), [1] * self.world_size).wait()[0])
-            memory = map_file(made, size) if self.rank == 0 else self.peers.map(0, fd, size)
+            mapped = map_file(made, size) if self.rank == 0 else self.peers.map(0, fd, size)
             self.meet()  # all have mapped it
         except OSError as error:
             raise CommError(
@@ -142,7 +144,7 @@ class SharedMemoryExchange(Exchange):
         finally:
             if made >= 0:
                 os.close(made)
-        return memory
+        return mapped
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """See `Exchange.split`."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, Pending, Splits
 from rayrec.errors import CommError
+from rayrec.shards.memory import SHARED, Memory
 
 T = TypeVar("T")
 
@@ -106,14 +107,15 @@ class _SimulatedExchange(Exchange):
             self.world.sent_bytes += send.element_size() * (send.numel() - send_splits[self.rank])
         return Pending.ready(received)
 
-    def share(self, size: int) -> Tensor | None:
+    def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
         """See `Exchange.share`: threads have all memory in common."""
         if self.rank == 0:
-            self.world.mailbox[0, 0] = torch.zeros(size, dtype=torch.uint8)
+            zeros = torch.zeros(size, dtype=torch.uint8)
+            self.world.mailbox[0, 0] = zeros if memory is None else memory.take(SHARED, size)
         self.world.meet()
-        memory = self.world.mailbox[0, 0]
+        shared = self.world.mailbox[0, 0]
         self.world.meet()
-        return memory
+        return shared
 
     def meet(self) -> None:
         """See `Exchange.meet`."""

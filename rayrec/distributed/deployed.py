@@ -129,7 +129,8 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
             kept = kernels.get(group.key)
             # A kernel keeps its rows only if it serves the same shards in the same memory.
             if kept is None or kept.group != group or kept.space is not space:
-                kept = GroupLookup(group, world.device, world.workers, space, world.clock)
+                parts = world.workers, space, world.clock, world.part()
+                kept = GroupLookup(group, world.device, *parts)
             deployed.lookups[group.key] = kept
     return deployed
 

@@ -32,6 +32,7 @@ from rayrec.observe.timer import StepTimer, span
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps, TouchClock, TouchedRows
+from rayrec.shards.undo import RankUndo
 from rayrec.sparse import KeyedJaggedTensor, check_ids
 
 
@@ -49,7 +50,9 @@ class ShardedEmbeddings:
         peers: the ranks of other sharding groups that hold the same shards, when all are to make
             the same updates; see `peers`.
     Attributes:
-        touched: which rows training has touched, where options.track_rows asks for it, else None.
+        touched: which rows training has touched, where options.track_rows asks for it or rows can
+            be undone, else None.
+        undo: sets sync points and goes back to them, where options.memory is given, else None.
         timer: set one to learn where the time of the steps to come goes; see `timing`.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
@@ -68,6 +71,7 @@ class ShardedEmbeddings:
     ) -> None:
         self.exchange, self.device = exchange, device
         self.options = options or EngineOptions()
+        memory = self.options.memory
         world = World(
             specs=tuple(collections),
             optimizers=dict(optimizers),
@@ -76,10 +80,14 @@ class ShardedEmbeddings:
             workers=Workers.of(device),
             options=self.options,
             has_replicas=peers is not None,
-            clock=TouchClock() if self.options.track_rows else None,
+            clock=TouchClock() if self.options.track_rows or memory is not None else None,
+            memory=memory,
         )
         self._deployed = deploy(world, plan)
         self.touched = None if world.clock is None else TouchedRows(world.clock, self._stamps)
+        self.undo: RankUndo | None = None
+        if memory is not None and world.clock is not None:
+            self.undo = RankUndo(memory, world.clock, lambda: self.lookups.values())
         self.runner = StepRunner(exchange, peers, device, self.options.check_ids)
         self._sharing = Sharing([spec.features for spec in world.specs])
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
@@ -154,6 +162,8 @@ class ShardedEmbeddings:
             # ids were routed for the old plan: every rank has done so, and routes again
             self._ahead.wait()
             self._ahead.forget()
+        if self.undo is not None:
+            self.undo.end()
         new, sent = redeploy(self._deployed, plan, self._lr)
         self._deployed = new
         if self.touched is not None:

@@ -29,10 +29,13 @@ from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.distributed.state import TableShards
+from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
+from rayrec.shards.memory import Memory
 from rayrec.shards.touched import TouchedRows
+from rayrec.shards.undo import RankUndo
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -61,6 +64,9 @@ class DistributedModelParallel(NamedAsInner):
         share_tables: CPU ranks that share memory read each other's rows where they lie; not with
             qcomms, sharding groups, or tables that take two hops.
         track_rows: keep which rows training touches, see `touched`; 4 bytes per row.
+        memory: where this rank's rows and their state lie, with what puts them back to a sync
+            point, see `undo`; on the CPU only.
+        adopt: go on with the rows that an earlier model left in `memory`, of the same plan.
         ddp_options: arguments of DistributedDataParallel; also `comm_hook`, a pair (state, hook),
             and `params_to_ignore`. Parameters that a step does not use are right by default; with
             `find_unused_parameters` or `static_graph` DDP sees to them.
@@ -95,6 +101,8 @@ class DistributedModelParallel(NamedAsInner):
         transport: Transport | str = Transport.AUTO,
         share_tables: bool = True,
         track_rows: bool = False,
+        memory: Memory | None = None,
+        adopt: bool = False,
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -122,7 +130,18 @@ class DistributedModelParallel(NamedAsInner):
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         ways = {"dedup_sequences": dedup_sequences, "share_tables": share_tables}
         ways["track_rows"] = track_rows
-        choices = EngineOptions(check_ids=check_ids, codecs=Codecs.from_config(qcomms), **ways)
+        if memory is not None and self.device.type != "cpu":
+            raise ConfigError(
+                f"memory= keeps the rows of CPU ranks, and this rank's lie on {self.device}; leave "
+                "it out."
+            )
+        choices = EngineOptions(
+            check_ids=check_ids,
+            codecs=Codecs.from_config(qcomms),
+            memory=memory,
+            adopt=adopt,
+            **ways,
+        )
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(
             module, plan, exchange, optimizer, self.device, seed, choices, ahead, peers
@@ -158,6 +177,8 @@ class DistributedModelParallel(NamedAsInner):
         It does nothing without 2D parallelism.
         """
         if self._replicas is not None:
+            if self.undo is not None:
+                self.undo.log_all()
             self._replicas.average(self._engine.shard_states())
             if self._engine.touched is not None:
                 self._replicas.average_touches(self._engine.touched)
@@ -180,6 +201,14 @@ class DistributedModelParallel(NamedAsInner):
         Resharding, and loading a state_dict, count as touching all rows.
         """
         return self._engine.touched
+
+    @property
+    def undo(self) -> RankUndo | None:
+        """What sets sync points and goes back to them; None unless the model was given memory.
+
+        After `reshard` no sync point can be set any more.
+        """
+        return self._engine.undo
 
     def reshard(self, plan: ShardingPlan) -> int:
         """Go over to another plan between two steps; training goes on as if it had begun under it.
@@ -247,7 +276,13 @@ class DistributedModelParallel(NamedAsInner):
         names = {child.name: name for name, child in named if isinstance(child, TableShards)}
         lookups = list(self._engine.lookups.values())
         touched = self._engine.touched
-        on_load = (lambda: None) if touched is None else touched.touch_all
+
+        def on_load() -> None:
+            if self.undo is not None:
+                self.undo.forget()
+            if touched is not None:
+                touched.touch_all()
+
         return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load)
 
     @property

@@ -109,7 +109,8 @@ def shard_embeddings(
         specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers
     )
     # only this rank's rectangles are made or copied; no rank holds a whole table
-    for state in engine.shard_states():
+    filled = engine.options.adopt
+    for state in () if filled else engine.shard_states():
         table, child = configs[state.shard.table]
         _fill(state, table, weight_of(child, table.name), seed)
     sharded: dict[nn.Module, nn.Module] = {}

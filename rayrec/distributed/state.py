@@ -103,6 +103,8 @@ class TableShards(nn.Module):
         if value is None:
             missing_keys.append(name)
             return
+        if self._engine.undo is not None:
+            self._engine.undo.forget()
         # the kernels' live rows are written, so nothing is assigned
         for state in self.local():
             try:

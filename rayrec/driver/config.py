@@ -181,12 +181,25 @@ class FailureConfig:
         max_failures: how many failures a run recovers from; the next one ends it with
             `TrainingFailed`. -1 sets no bound. A user's mistake, and the same error at the same
             step twice, end the run in any case.
+        sync_every_n_steps: ranks on CPUs set a sync point after every so many global steps. A run
+            that lost processes and no host goes on from the last one, out of memory; see
+            docs/resilience.md. None sets none.
     """
 
     max_failures: int = 0
+    sync_every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("FailureConfig has max_failures", self.max_failures, -1)
+        if self.sync_every_n_steps is None:
+            return
+        whole_number("FailureConfig has sync_every_n_steps", self.sync_every_n_steps)
+        if not self.max_failures:
+            raise ConfigError(
+                f"FailureConfig has sync_every_n_steps={self.sync_every_n_steps} and "
+                "max_failures=0: a run that recovers from nothing needs no sync points. Give "
+                "max_failures (--max-failures), or leave sync_every_n_steps (--sync-points) out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +280,13 @@ class RunConfig(RunOptions):
             raise ConfigError(
                 "EvaluationConfig(keep_best=True) saves checkpoints; give "
                 "RunConfig(storage_path=...), or leave keep_best out."
+            )
+        points = self.failure.sync_every_n_steps
+        if points is not None and points % self.accumulate:
+            raise ConfigError(
+                f"FailureConfig(sync_every_n_steps={points}) (--sync-points) is no multiple of "
+                f"accumulate={self.accumulate}: between two updates the dense layers have "
+                "half-summed gradients, which no sync point holds. Give a multiple."
             )
         if self.checkpoint.every_n_steps and not self.storage_path:
             raise ConfigError(

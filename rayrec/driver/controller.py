@@ -11,7 +11,7 @@ there, too, when its ranks have paused for a change of their number. Each state 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.policies import Blame, answer, judge, to_replace
+from rayrec.driver.leaving import Leaving
+from rayrec.driver.policies import Blame, Observation, answer, judge, to_replace
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew, crew_of
@@ -58,6 +59,7 @@ class Controller:
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
         max_failures: how many failures the run recovers from; -1 for any number.
+        keeps: the task saves, too, when it is asked to save and go on; see `leaving`.
         resizes: the task saves when it is asked to stop, so that its ranks may be more or fewer
             afterwards; see `ScalingConfig.num_workers`.
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
@@ -80,6 +82,7 @@ class Controller:
         stop_timeout_s: float = 60.0,
         max_failures: int = 0,
         resizes: bool = False,
+        keeps: bool = False,
         obeys_stop: bool = True,
         log: RunLog | None = None,
         on_poll: Callable[[], None] = lambda: None,
@@ -93,7 +96,7 @@ class Controller:
         self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
         self._standing = Standing(self._watch, on_event, on_step)
         self._recovery = Recovery()
-        self._resizes, self._sizing = resizes, Sizing.of(scaling)
+        self._resizes, self._keeps, self._sizing = resizes, keeps, Sizing.of(scaling)
         self._scaling, self._prepare, self._on_event = scaling, prepare, on_event
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._heartbeat_s, self._max_failures = heartbeat_timeout_s, max_failures
@@ -104,6 +107,7 @@ class Controller:
         self._cluster: Cluster | None = None
         self._crew: Crew | None = None
         self._seating: Seating | None = None
+        self._leaving: Leaving | None = None
         self._group: RankGroup | None = None
         self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
@@ -187,6 +191,7 @@ class Controller:
         self._seating = Seating(
             scaling, room, self._crew, self._sizing, self._recovery, self._watch
         )
+        self._leaving = Leaving(scaling, room, self._crew, self._sizing, self._keeps)
         self._seating.say_how_many(self._on_event)
         self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
         return "on"
@@ -246,11 +251,21 @@ class Controller:
             return "end"
         if verdict.failure is not None:
             return self._failed(verdict.failure)
-        assert self._seating is not None
-        if self._resizes and not self._stopping.wanted and self._seating.wants_pause(ranks, now):
-            self._sizing.pause(now)
-            self._group.request_stop()
+        if self._resizes and not self._stopping.wanted:
+            self._change(self._group, ranks, now)
         return "stay"
+
+    def _change(self, group: RankGroup, ranks: Sequence[Observation], now: float) -> None:
+        """Have the ranks pause where their number or places should change, or save."""
+        assert self._seating is not None and self._leaving is not None
+        wish = self._leaving.look(ranks, self._standing.step, now)
+        for told in wish.told:
+            self._on_event(told)
+        if wish.save:
+            group.request_save()
+        if wish.leave or self._seating.wants_pause(ranks, now):
+            self._sizing.pause(now, leaving=wish.leave)
+            group.request_stop()
 
     def _has_paused(self) -> bool:
         """Whether the ranks ended their task because they were asked to pause."""
@@ -266,8 +281,10 @@ class Controller:
                 for told in self._recovery.began(event, now):
                     self._on_event(told)
                 resized = self._sizing.began(event, group.world_size, now, lost=lost)
-                if resized is not None:
-                    self._on_event(resized)
+                assert self._leaving is not None
+                left = self._leaving.began(event.step, lost=lost)
+                if resized is not None or left:
+                    self._on_event(resized or left)
                 self._standing.go_back(event.step)
             self._on_event(event)
 

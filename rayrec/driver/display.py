@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.train.progress import Evaluation, Event, Milestone, ProgressReport, Recovered, Resized
+from rayrec.train.progress import (
+    Evaluation,
+    Event,
+    Milestone,
+    Noticed,
+    ProgressReport,
+    Recovered,
+    Resized,
+)
 
 
 class Display:
@@ -53,7 +61,7 @@ class Display:
         elif isinstance(event, Recovered):
             self.go_back(event.step)
             self.line(str(event))
-        elif isinstance(event, str | Resized):
+        elif isinstance(event, str | Resized | Noticed):
             self.line(str(event))
         elif isinstance(event, Evaluation):
             self.evaluations.append(event)

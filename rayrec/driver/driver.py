@@ -187,7 +187,8 @@ class Driver:
             if run.profile is not None:
                 run.profile.check_steps(steps - start.step)
                 check_folder(run.profile.path)
-            lives = Lives(run.run_path, start, display.line)
+            points = run.failure.sync_every_n_steps
+            lives = Lives(run.run_path, start, display.line, points)
 
             def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
                 plan = self._planning.plan(topology)
@@ -200,7 +201,10 @@ class Driver:
                 return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted, info)
 
             files = [*local_files(data), *local_files(held_out)]
-            ran = self._ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
+            try:
+                ran = self._ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
+            finally:
+                lives.end()
             result = result_of(ran, display)
             if result.hindsight is not None:
                 display.line(result.hindsight.report())

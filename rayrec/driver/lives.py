@@ -2,11 +2,13 @@
 
 A run goes on from its newest whole checkpoint, with older ones to fall back on. Without any it
 begins as its first life did. What stood in the run's folder before the run and is not of its past
-is never taken.
+is never taken. Ranks that lie as before look for a sync point in memory first; they find out by
+themselves which one all have (`rayrec.train.sync_points`).
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +18,7 @@ from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.start import Start
 from rayrec.errors import DamagedCheckpointError
-from rayrec.train.config import TrainSpec
+from rayrec.train.config import SyncPoints, TrainSpec
 from rayrec.train.own_loop import LoopTask, TrainLoop
 from rayrec.train.progress import Began
 from rayrec.train.tasks import FitTask, Scorer
@@ -36,12 +38,21 @@ class Lives:
         run_path: absolute folder or URI of the run, which this driver holds; None keeps nothing.
         start: where the first life starts.
         say: gets a line for what a user should know.
+        sync_every_n_steps: global steps from one sync point to the next, or None.
     """
 
-    def __init__(self, run_path: str | None, start: Start, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_path: str | None,
+        start: Start,
+        say: Callable[[str], None],
+        sync_every_n_steps: int | None = None,
+    ) -> None:
         self._manager = CheckpointManager(run_path) if run_path else None
         self._start, self._say = start, say
         self._begun = False
+        self._sync_every = sync_every_n_steps
+        self._names: list[str] = []
         self._prepared: Prepared | None = None
         self._nodes: set[str] = set()
         self._hosts: tuple[tuple[int, ...], ...] = ()
@@ -64,19 +75,34 @@ class Lives:
             before = self._prepared
             if before is None or not nodes <= self._nodes or group.hosts != self._hosts:
                 before = look(group)
+                # rows of another plan, or of ranks on other hosts, are not those of this one
+                self._names.append(uuid.uuid4().hex)
             self._nodes |= nodes
             first, self._hosts = self._prepared is None, group.hosts
             self._prepared = before
-            if first:
-                return before
             task = before.task
             assert isinstance(task, FitTask | LoopTask)
-            return replace(before, task=replace(task, spec=self.again(task.spec)))
+            spec, step = (task.spec, 0) if first else self.again(task.spec)
+            if self._sync_every is not None:
+                group.keep_memory()
+                points = SyncPoints(
+                    every_n_steps=self._sync_every, name=self._names[-1], not_before=step
+                )
+                spec = replace(spec, sync_points=points)
+            return replace(before, task=replace(task, spec=spec))
 
         return prepare
 
-    def again(self, spec: TrainSpec) -> TrainSpec:
-        """The spec of the next life.
+    def end(self) -> None:
+        """Free the memory that this host keeps for the run, where it is not free already."""
+        if self._sync_every is not None:
+            from rayrec.comm.kept_memory import end_keeper
+
+            for name in self._names:
+                end_keeper(name)
+
+    def again(self, spec: TrainSpec) -> tuple[TrainSpec, int]:
+        """The spec of the next life, and the step of the checkpoint that it goes on from.
 
         Args:
             spec: of the first life, or of any later one.
@@ -97,7 +123,7 @@ class Lives:
         if profile is not None and spec.steps - step < profile.skip_steps + 2 * profile.steps:
             self._say("no profile is made, since too few steps are left")
             changes["profile"] = None
-        return replace(spec, **changes)
+        return replace(spec, **changes), step
 
     def _newest(self) -> tuple[tuple[str, ...], int]:
         """Whole checkpoints of this run, the newest first, and its step."""

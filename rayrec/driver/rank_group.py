@@ -77,6 +77,10 @@ class RankGroup:
             nodes.setdefault(address.node_id, []).append(rank)
         return tuple(tuple(ranks) for ranks in nodes.values())
 
+    def keep_memory(self) -> None:
+        """Note that hosts keep the memory of ranks, to be freed when the run ends."""
+        self._crew.keeps_memory = True
+
     def start(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> None:
         """Give every rank the task; it begins when all have met at rank 0's rendezvous.
 
@@ -168,6 +172,11 @@ class RankGroup:
         for rank, actor in enumerate(self._actors):
             if not self._ended(rank):
                 actor.request_stop.remote()
+
+    def request_save(self) -> None:
+        """Ask the ranks to save at their next agreed point and to go on; one says so for all."""
+        if not self._ended(0):
+            self._actors[0].request_save.remote()
 
     def abort(self) -> None:
         """Cut the connections of all ranks, so that none hangs in a collective."""

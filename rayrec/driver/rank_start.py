@@ -22,6 +22,9 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.room import Place
 from rayrec.train.seat import RankAddress
 
+# how long ranks may take to answer, when they are about to be ended
+_FREE_S = 1.0
+
 
 class Crew:
     """The actors of a world.
@@ -29,7 +32,11 @@ class Crew:
     Args:
         places: one for each rank.
         check: called several times a second while actors start; what it raises ends the wait.
+    Attributes:
+        keeps_memory: hosts keep the memory of ranks until the run ends.
     """
+
+    keeps_memory = False
 
     def __init__(
         self,
@@ -130,9 +137,14 @@ class Crew:
         self._actors[rank] = self._addresses[rank] = None
 
     def end(self) -> None:
-        """End all actors."""
+        """End all actors, and free the memory that their hosts keep for them."""
         import ray
 
+        living = [actor for actor in self._actors if actor is not None and self.keeps_memory]
+        # A host that none of them answers for frees it by itself after a minute.
+        asked = [actor.free_memory.remote() for actor in living]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=_FREE_S)
         for actor in self._actors:
             if actor is not None:
                 ray.kill(actor, no_restart=True)

@@ -128,6 +128,7 @@ class Ranks:
                 stop_timeout_s=run.stop_timeout_s,
                 max_failures=run.failure.max_failures if lives is not None else 0,
                 resizes=lives is not None,
+                keeps=lives is not None and run.run_path is not None,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,

@@ -72,6 +72,7 @@ class Recovery:
                 seconds=now - since,
                 replaced=blame.rank in self._replaced,
                 dropped=blame.rank in self._dropped - self._replaced,
+                in_memory=began.in_memory,
             )
             for blame, since in self._open
         )

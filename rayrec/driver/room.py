@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.config import SHRINK_AFTER_S, ScalingConfig
+from rayrec.driver.notice import draining
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
     WAIT_TURN_S,
@@ -69,13 +70,17 @@ class Room:
         self._looked_at = 0.0
 
     def places(self) -> tuple[Place, ...]:
-        """The places that exist now, also those that ranks hold; one question for each group."""
+        """The places that exist now, also those that ranks hold; one question for each group.
+
+        Nodes that will go have none, where the number of ranks may change.
+        """
         least = self._scaling.least
         if not self._scaling.is_elastic:
             return tuple(Place(self._base, bundle) for bundle in range(least))
         import ray
 
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        # what lies on a node that will go is no place to be
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - draining().keys()
         there = []
         for group in (self._base, *self._single):
             there += [Place(group, bundle) for bundle in bundles_on(group, alive)]
@@ -91,6 +96,7 @@ class Room:
         """
         from ray.util.placement_group import placement_group, remove_placement_group
 
+        self._give_back(taken)
         self._single.sort(key=lambda group: Place(group, 0) not in taken)
         held = sum(Place(group, 0) in taken for group in self._single)
         # where the base has lost a place, more ranks than these have one of their own
@@ -101,6 +107,18 @@ class Room:
         while len(self._single) < wanted:
             bundle = dict(self._scaling.bundle)
             self._single.append(placement_group([bundle], strategy="PACK"))
+
+    def _give_back(self, taken: Collection[Place]) -> None:
+        """Give back places that no rank holds on nodes that will go; others are asked for."""
+        from ray.util.placement_group import remove_placement_group
+
+        nodes = draining()
+        if not nodes:
+            return
+        for group in [group for group in self._single if Place(group, 0) not in taken]:
+            if bundles_on(group, nodes):
+                remove_placement_group(group)
+                self._single.remove(group)
 
     def settle(self) -> None:
         """Wait until all places that were asked for are there, or no more seem to come."""

@@ -79,7 +79,9 @@ class Seating:
         there, ranks, now = room.places(), len(crew.places), time.monotonic()
         self._short_since = self._short_since or now
         waited_s, wanted = now - self._short_since, self._sizing.wanted
-        shrink_after_s = 0.0 if len(there) >= ranks else room.shrink_after_s(ranks)
+        # a run that leaves a node in time does not stand still for another one
+        at_once = len(there) >= ranks or self._sizing.leaving
+        shrink_after_s = 0.0 if at_once else room.shrink_after_s(ranks)
         seated = seats(ranks, wanted, self._scaling.least, len(there), waited_s, shrink_after_s)
         if seated is None:
             self._watch.at("waiting for room for the ranks", patient=True)

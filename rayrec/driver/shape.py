@@ -70,11 +70,18 @@ def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
 
 
 def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
-    """Refuse recovery where no process can be replaced.
+    """Refuse recovery where no process can be replaced, or nothing can be undone.
 
     Raises:
-        ConfigError: the one rank is this very process.
+        ConfigError: the one rank is this very process; or sync points are wanted of ranks whose
+            rows do not lie in the memory of a host that can keep it.
     """
+    points = run.failure.sync_every_n_steps
+    if points is not None and scaling.use_gpu:
+        raise ConfigError(
+            f"FailureConfig has sync_every_n_steps={points}, which keeps rows in the memory of "
+            "hosts, and use_gpu=True keeps them on GPUs; leave it out and save more often."
+        )
     if run.failure.max_failures and not scaling.num_workers:
         raise ConfigError(
             f"FailureConfig has max_failures={run.failure.max_failures}, and num_workers=0 runs "

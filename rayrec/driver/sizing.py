@@ -41,6 +41,7 @@ class Sizing:
         wanted: ranks that the run would have if there were room: `most`, until somebody asks for
             another number.
         paused_since: when the ranks were asked to pause for a change, or None.
+        leaving: they pause to leave nodes, and go on with the places that there are.
         resizes: how often the run went on with another number of ranks.
     """
 
@@ -49,6 +50,7 @@ class Sizing:
     grow_after_s: float
     wanted: int = 0
     paused_since: float | None = None
+    leaving: bool = False
     resizes: int = 0
     # the ranks and the time when training last began
     _ranks: int = 0
@@ -89,13 +91,13 @@ class Sizing:
         self._room = room
         return goal if goal > ranks and settled else ranks
 
-    def pause(self, now: float) -> None:
+    def pause(self, now: float, *, leaving: bool = False) -> None:
         """Note that the ranks were asked to pause."""
-        self.paused_since = now
+        self.paused_since, self.leaving = now, leaving
 
     def start(self) -> None:
         """Note that the ranks are given a task: whatever they were asked before is over."""
-        self._paused_at, self.paused_since = self.paused_since, None
+        self._paused_at, self.paused_since, self.leaving = self.paused_since, None, False
 
     def began(self, began: Began, ranks: int, now: float, *, lost: bool) -> Resized | None:
         """Note that so many ranks train; what there is to tell, if they are more or fewer.

@@ -5,8 +5,10 @@ clock and sets it forward, so a row was touched since the mark where its stamp i
 of readers may hold marks of their own: checkpoints now, deltas for servers later.
 
 Writing costs 4 bytes per id of a step, at random places, and no host sync. Reading costs one pass
-over the stamps. Nothing is kept where a model is not asked for it. A bitmap would take a 32nd of
-the memory, but only one reader could clear it, and setting bits is slower (docs/log.md).
+over the stamps. A rank that can undo steps (`undo`) learns here, too, which rows a step touches for
+the first time since its sync point. Nothing is kept where a model is not asked for it. A bitmap
+would take a 32nd of the memory, but only one reader could clear it, and setting bits is slower
+(docs/log.md).
 """
 
 # S lanes of a kernel, N ids
@@ -17,10 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rayrec.layout.geometry import Shard
+from rayrec.shards.undo_log import UndoLog
 
 
 class TouchClock:
@@ -44,6 +48,8 @@ class RowStamps:
         lanes: per lane of the ids of a pooled group, the index of its shard, or None for a lane
             that never has ids.
         bases: of a sequence group, the row of its memory where each shard begins.
+        undo: gets the rows that are about to change for the first time since a sync point; on the
+            CPU only.
     """
 
     def __init__(
@@ -53,8 +59,10 @@ class RowStamps:
         stamps: Tensor,
         lanes: Sequence[int | None] = (),
         bases: Sequence[int] = (),
+        undo: UndoLog | None = None,
     ) -> None:
         self.shards, self._clock, self.stamps = tuple(shards), clock, stamps
+        self._undo, self._logged_since = undo, 0
         device = stamps.device
         self._starts = [0]
         for shard in shards:
@@ -73,7 +81,7 @@ class RowStamps:
         )
 
     def touch(self, ids: Tensor, offsets: Tensor) -> None:
-        """Stamp the rows that a kernel updates in one step.
+        """Stamp the rows that a kernel is about to update in one step.
 
         Args:
             ids: (N,) int64 of all lanes, lane by lane, local to the shards; of a sequence group
@@ -93,11 +101,60 @@ class RowStamps:
             return
         # On CPU no temporary of N ids is made: each lane writes where its shard's stamps lie.
         bounds, rows_N, now = bounds_S.tolist(), ids.numpy(), self._clock.now
+        if self._undo is not None:
+            self._log_lanes(self._undo, bounds, rows_N)
+            return
         for stamps, (start, end) in zip(self._views(), pairwise(bounds), strict=True):
             if end > start:
                 stamps[rows_N[start:end]] = now
 
+    def _log_lanes(self, undo: UndoLog, bounds: Sequence[int], rows_N: Any) -> None:
+        """Log and stamp what is touched for the first time in this interval, lane by lane."""
+        now = self._clock.now
+        fresh = []
+        for lane, stamps, (start, end) in zip(
+            self._lanes, self._views(), pairwise(bounds), strict=True
+        ):
+            if lane is not None and end > start:
+                rows = rows_N[start:end]
+                new = np.flatnonzero(stamps.take(rows) != now)
+                if len(new):
+                    fresh.append(rows.take(new) + self._starts[lane])
+        if fresh:
+            self._log(undo, np.concatenate(fresh))
+
+    def _log(self, undo: UndoLog, rows: Any) -> None:
+        """Log and stamp rows whose stamp is not of now; some may stand there several times."""
+        stamps, now = self.stamps.numpy(), self._clock.now
+        old = stamps.take(rows)
+        # Every entry leaves its own number at its row. The one that stays there keeps the row.
+        numbers = np.arange(-len(rows), 0, dtype=stamps.dtype)
+        stamps[rows] = numbers
+        first = stamps.take(rows) == numbers
+        # Another mark than that of the sync point may have moved the clock since.
+        logged = rows[first & (old <= self._logged_since)]
+        if len(logged):
+            undo.add(torch.from_numpy(logged))
+        stamps[rows] = now
+
+    def log_since(self, mark: int) -> None:
+        """Log the rows that are touched after a mark, of a sync point."""
+        self._logged_since = mark
+
+    def log_all(self) -> None:
+        """Log and stamp all rows, before something else than a step changes them."""
+        if self._undo is not None:
+            left = (self.stamps <= self._logged_since).nonzero().view(-1)
+            self._undo.add(left)
+            self.stamps.fill_(self._clock.now)
+
     def _write(self, rows_N: Tensor) -> None:
+        if self._undo is not None:
+            rows = rows_N.numpy()
+            fresh = rows[self.stamps.numpy().take(rows) != self._clock.now]
+            if len(fresh):
+                self._log(self._undo, fresh)
+            return
         if rows_N.device.type == "cpu":
             # numpy writes single numbers in half the time of torch's index_fill
             self.stamps.numpy()[rows_N.numpy()] = self._clock.now

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CallbackError, ConfigError, RayrecError
-from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Resized, Saved
+from rayrec.train.progress import (
+    Evaluation,
+    Failure,
+    Noticed,
+    ProgressReport,
+    Recovered,
+    Resized,
+    Saved,
+)
 
 if TYPE_CHECKING:
     from rayrec.layout import ShardingPlan
@@ -86,6 +94,9 @@ class Callback:
         Every change of the ranks gives the ranks new copies of their callbacks.
         """
 
+    def on_notice(self, noticed: Noticed) -> None:
+        """In the driver alone: a node of the run will go, and the ranks leave it or save."""
+
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Training is over; `error` is what ended it early, or None. It is called once."""
 
@@ -109,6 +120,7 @@ _MOMENTS: Mapping[type, str] = {
     Failure: "on_failure",
     Recovered: "on_recovery",
     Resized: "on_resize",
+    Noticed: "on_notice",
 }
 
 
@@ -158,7 +170,7 @@ class Hooks:
         if moment is None:
             return
         assert isinstance(
-            event, ProgressReport | Evaluation | Saved | Failure | Recovered | Resized
+            event, ProgressReport | Evaluation | Saved | Failure | Recovered | Resized | Noticed
         )
         for callback in self._callbacks:
             self._call(callback, moment, event.step, event)

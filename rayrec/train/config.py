@@ -154,6 +154,21 @@ class ProfileConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncPoints:
+    """Points of a run that its ranks keep in the memory of their hosts.
+
+    Attributes:
+        every_n_steps: global steps from one point to the next.
+        name: of the memory; another plan or another arrangement of ranks has another name.
+        not_before: a point of an earlier step is passed over, since a checkpoint is newer.
+    """
+
+    every_n_steps: int
+    name: str
+    not_before: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ExchangeOptions):
     """What a user says of a run and every rank is told as it is, without plan, data and model.
@@ -312,6 +327,7 @@ class TrainSpec(RunOptions):
         profile: which steps to profile, or None.
         life_began: the step at which the run had begun, where it goes on after a failure, of which
             the driver tells; None in its first life.
+        sync_points: sets points in memory that a failed run goes on from, or None.
     """
 
     model: Callable[[], nn.Module]
@@ -323,6 +339,7 @@ class TrainSpec(RunOptions):
     resume_from: tuple[str, ...] = ()
     profile: ProfileConfig | None = None
     life_began: int | None = None
+    sync_points: SyncPoints | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ after each, whether it was whole.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.dense import check_dense_optimizer
 from rayrec.train.place import Place
-from rayrec.train.random_state import go_on, random_state
+from rayrec.train.random_state import go_on, random_state, set_random_state
 from rayrec.train.saver import Saver
 from rayrec.train.shaping import Best
 from rayrec.train.window import gather_objects
@@ -281,3 +282,44 @@ class Keeper:
             for group, own in zip(self._dense.param_groups, options, strict=True):
                 group.update(own)
         return saved
+
+    def remember(self, step: int, best: Best, trained: tuple[int, float]) -> bytes:
+        """What a sync point keeps of this rank beside the rows and the counts of their updates."""
+        held = {
+            "step": step,
+            "dense": dense_tensors(self._model.dense_parameters(), self._model.module),
+            "dense_optimizer": None if self._dense is None else self._dense.state_dict(),
+            "place": (self._place.epoch, self._place.batch),
+            "best": best.to_json(),
+            "trained": trained,
+            "random": random_state(self._model.device),
+        }
+        file = io.BytesIO()
+        torch.save(held, file)
+        return file.getvalue()
+
+    def recall(self, remembered: bytes, note: Callable[[str], None]) -> int:
+        """Go on from a sync point, whose rows are in place already; its global steps.
+
+        Args:
+            note: gets a line about what was done.
+        """
+        self._note = note
+        held = torch.load(io.BytesIO(remembered), weights_only=True)
+        step = int(held["step"])
+        live = dense_tensors(self._model.dense_parameters(), self._model.module)
+        load_dense(live, held["dense"], "the sync point")
+        if self._dense is not None and held["dense_optimizer"] is not None:
+            self._dense.load_state_dict(held["dense_optimizer"])
+        self._place.go_to(*held["place"])
+        self._model.go_on_from(step)
+        self.best, self.trained = Best.from_json(held["best"]), tuple(held["trained"])
+        set_random_state(held["random"], self._model.device)
+        run_path = self._spec.run_path
+        if run_path:
+            path = CheckpointManager(run_path).path(step)
+            if path in self._spec.resume_from:
+                self.newest = path
+            # Only damaged ones are later, since a whole one would have been gone on from.
+            self._set_later_aside(path, step, note)
+        return step

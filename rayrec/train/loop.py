@@ -130,7 +130,10 @@ class RankTrainer(RankRun):
                 times = profiler.times if profiler and profiler.times else self._times
                 window, waited_s = self._steps(self._window_end(profiler), batches, times, on_step)
                 merged = window.merge(
-                    lambda: should_stop() or self.hooks.error is not None, waited_s, self._written
+                    lambda: should_stop() or self.hooks.error is not None,
+                    waited_s,
+                    self._written,
+                    self.save_asked(),
                 )
                 self._report(merged, window.steps, self._rates.now(), self._times.last)
                 stopped = self._after_window(merged, should_stop)

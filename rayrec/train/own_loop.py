@@ -54,6 +54,7 @@ class LoopContext(RankRun):
         super().__init__(spec, device, context.phase)
         seed_all(spec.seed)
         self._context, self._tell = context, context.report
+        self.save_asked = context.save_asked
         self._window: Window | None = None
         self._told: tuple[Tensor, Any, Any] | None = None
         self._values: Mapping[str, float] = {}
@@ -126,7 +127,9 @@ class LoopContext(RankRun):
                     yield batch
                     window.add(self._result(batch))
                     self._count_step(first)
-                merged = window.merge(self._asked_to_stop, waited_s, self._written)
+                merged = window.merge(
+                    self._asked_to_stop, waited_s, self._written, self.save_asked()
+                )
                 self._report(merged, window.steps, {}, {}, self._values)
                 self.stopped = self._after_window(merged, self._context.should_stop)
         finally:

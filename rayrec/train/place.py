@@ -105,6 +105,10 @@ class Place:
         check_same_place(cursor, self._meaning(), path)
         self.epoch, self.batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
+    def go_to(self, epoch: int, batch: int) -> None:
+        """Go to a place of this very run."""
+        self.epoch, self.batch = epoch, batch
+
     def _meaning(self) -> dict[str, Any]:
         spec = self._spec
         return meaning_of_place(

@@ -114,6 +114,7 @@ class Recovered:
         seconds: from the notice of the failure until all ranks had begun again.
         replaced: the process of the rank is a new one.
         dropped: the run goes on without the rank, with fewer ranks.
+        in_memory: it goes on from a sync point that the ranks had in memory.
     """
 
     step: int
@@ -125,6 +126,7 @@ class Recovered:
     seconds: float
     replaced: bool
     dropped: bool = False
+    in_memory: bool = False
 
     def __str__(self) -> str:
         """One line for the user."""
@@ -137,7 +139,9 @@ class Recovered:
         else:
             what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"
         where = f"went on from step {self.step}"
-        if self.path is None:
+        if self.in_memory:
+            where += ", in memory"
+        elif self.path is None:
             where = "began again, since there is no checkpoint of this run yet"
         return f"{what} {self.seconds:.1f} s; {where}"
 
@@ -173,16 +177,53 @@ class Resized:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Noticed:
+    """A node of the run will go, as Ray says; see docs/resilience.md.
+
+    Attributes:
+        step: global steps done.
+        host: address of the node; "" where the driver alone runs there.
+        ranks: those on it.
+        seconds: until it goes; None where nobody says when.
+        answer: "leave": the ranks save and go on elsewhere; "move": they save, and leave later;
+            "save": they save and stay; "none": the run keeps nothing.
+    """
+
+    step: int
+    host: str
+    ranks: tuple[int, ...]
+    seconds: float | None
+    answer: Literal["leave", "move", "save", "none"]
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        what = "the driver's node"
+        if self.ranks:
+            plural = "" if len(self.ranks) == 1 else "s"
+            what = f"{self.host} with rank{plural} {', '.join(map(str, self.ranks))}"
+        when = "" if self.seconds is None else f" in {self.seconds:.0f} s"
+        answers = {
+            "leave": "the ranks save and go on without it",
+            "move": "the ranks save, and leave it as soon as there is room elsewhere",
+            "save": "the ranks save, so that nothing is lost with it",
+            "none": "the run keeps no checkpoints, so its steps are lost with it",
+        }
+        return f"{what} will go{when}; {answers[self.answer]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Began:
     """All ranks hold the model of the step where they begin to train.
 
     Attributes:
         step: global steps done there.
         path: the checkpoint that it was read from, or None.
+        in_memory: it is a sync point that the ranks had in memory.
     """
 
     step: int
     path: str | None
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +240,16 @@ class Milestone:
 
 
 Event = (
-    ProgressReport | Evaluation | Saved | Failure | Recovered | Resized | Began | Milestone | str
+    ProgressReport
+    | Evaluation
+    | Saved
+    | Failure
+    | Recovered
+    | Resized
+    | Noticed
+    | Began
+    | Milestone
+    | str
 )
 
 

@@ -14,27 +14,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.data import FileDataset
-from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import ConfigError, InputError
-from rayrec.train.bulk import predict
 from rayrec.train.callbacks import Hooks
-from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.evaluation import Part, evaluate
+from rayrec.train.config import TrainSpec
 from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
-from rayrec.train.predictions import PredictionConfig
 from rayrec.train.progress import Began, Evaluation, Event, ProgressReport, Saved
 from rayrec.train.publisher import Publisher
+from rayrec.train.rank_scores import ScoringRank
 from rayrec.train.scoring import first_of
 from rayrec.train.shaping import Best
+from rayrec.train.sync_points import open_points
 from rayrec.train.table_optimizers import optimizers_of
 from rayrec.train.window import WindowSum, next_length
 
 
-class RankRun:
+class RankRun(ScoringRank):
     """One rank of a run.
 
     Args:
@@ -47,9 +44,8 @@ class RankRun:
         rows, seconds: trained on and taken by this run, over all ranks.
         loss: mean over the rows of the last window.
         hooks: the callbacks of this rank.
+        save_asked: whether this rank was asked to save at the end of its window; see `RankContext`.
     """
-
-    model: DistributedModelParallel
 
     def __init__(
         self, spec: TrainSpec, device: torch.device | str, on_phase: Callable[[str], None]
@@ -67,9 +63,12 @@ class RankRun:
         self._saving: Saved | None = None
         self._since_save_s = 0.0
         self._kept: Keeper | None = None
+        self._points = open_points(spec.sync_points, self.rank, self.device)
         # a run that scores alone does not publish
         self._publishes = spec.publish is not None and spec.data is not None
         self._publisher: Publisher | None = None
+        # whether the driver asked for a save, of this rank
+        self.save_asked: Callable[[], bool] = lambda: False
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:
         """Shard the tables of a module by the run's plan, with the run's optimizers and options.
@@ -90,6 +89,8 @@ class RankRun:
             "sync_every": spec.sync_every,
             "track_rows": self._publishes or (spec.checkpoint.incremental and bool(spec.run_path)),
         }
+        if self._points is not None:
+            chosen |= self._points.options()
         self.model = DistributedModelParallel(
             module,
             plan=spec.plan,
@@ -137,14 +138,25 @@ class RankRun:
         stopped = merged.stop
         if merged.written:
             self._finish_save()
+        # a node will go: not after an evaluation, which may take its time
+        if merged.save and self.spec.run_path:
+            self.save()
         if self._on_the_way.due(self.step, merged.seconds) and not stopped:
             stopped = not self._evaluate(should_stop)
         self._since_save_s += merged.seconds
         if self._save_due():
             self.save()
+        if self._points is not None and self._points.due(self.step):
+            self._sync()
         if self._publisher is not None:
             self._publisher.after_window(self.step, merged.seconds)
         return stopped
+
+    def _sync(self) -> None:
+        """Set a sync point at this step."""
+        if self._points is not None and self.model.undo is not None:
+            small = self._keeper.remember(self.step, self.best, (self.rows, self.seconds))
+            self.model.undo.sync(self._points.at(self.step), small)
 
     def _save_due(self) -> bool:
         """Whether a checkpoint on the way is due at the end of a window."""
@@ -174,6 +186,8 @@ class RankRun:
         ends = [self.spec.steps, self._on_the_way.next_step(self.step)]
         if self._save_every:
             ends.append((self.step // self._save_every + 1) * self._save_every)
+        if self._points is not None:
+            ends.append(self._points.next_step(self.step))
         if self._publisher is not None:
             ends.append(self._publisher.next_step(self.step))
         return min(end for end in ends if end is not None)
@@ -270,52 +284,6 @@ class RankRun:
         """Steps between two checkpoints; None where none is saved on the way."""
         return self.spec.checkpoint.every_n_steps if self.spec.run_path else None
 
-    def evaluate(
-        self,
-        data: Dataset,
-        predictions: PredictionConfig | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_batch: Callable[[], None] = lambda: None,
-        sample: int | None = None,
-    ) -> dict[str, float] | None:
-        """Score the model on the rows of `data`; see `rayrec.train.evaluation.evaluate`."""
-        return evaluate(
-            self.model,
-            data,
-            Part(self.rank, self.world_size, self.spec.global_batch_size),
-            self.device,
-            predictions,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            sample=sample,
-            autocast=self._autocast,
-        )
-
-    def predict(
-        self,
-        data: FileDataset,
-        folder: ScoredFolder,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_batch: Callable[[], None] = lambda: None,
-    ) -> Predicted | None:
-        """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
-        return predict(
-            self.model,
-            data,
-            Part(self.rank, self.world_size, self.spec.global_batch_size),
-            self.device,
-            folder,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            autocast=self._autocast,
-        )
-
-    @property
-    def _autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.spec.dense_dtype == "bfloat16" else None
-
     def save(self, path: str | None = None) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step.
 
@@ -365,15 +333,28 @@ class RankRun:
             self._publisher.give_up()
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
-        """Start anew, from another run's weights, or from a checkpoint; see `Keeper.begin`."""
-        self.step = self._keeper.begin(note)
+        """Start anew, from another run's weights, from a checkpoint or from a sync point.
+
+        See `Keeper.begin` and `open_points`.
+        """
+        point = None if self._points is None else self._points.chosen
+        if point is not None and self.model.undo is not None:
+            self._on_phase("undoing steps")
+            self.step = self._keeper.recall(self.model.undo.go_back(point), note)
+        else:
+            self.step = self._keeper.begin(note)
         self.rows, self.seconds = self._keeper.trained
         self._on_the_way.resume(self._keeper.best)
-        return Began(step=self.step, path=self._keeper.begun_from)
+        if point is None:
+            self._sync()
+        path, in_memory = self._keeper.begun_from, point is not None
+        return Began(step=self.step, path=path, in_memory=in_memory)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:
         """Continue from a checkpoint; see `Keeper.restore`."""
         self._finish_save()
+        if self.model.undo is not None:
+            self.model.undo.forget()
         if self._publisher is not None:
             self._publisher.rebase()
         self.step = self._keeper.restore(path, weights_only=weights_only)

@@ -53,11 +53,17 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankContext:
-    """What a running task may use of its surroundings."""
+    """What a running task may use of its surroundings.
+
+    Attributes:
+        should_stop: whether the task shall end at its next agreed point.
+        save_asked: whether it shall save there and go on; each wish is told once.
+    """
 
     seat: Seat
     log: ProgressLog
     should_stop: Callable[[], bool]
+    save_asked: Callable[[], bool] = lambda: False
 
     def report(self, event: Event) -> None:
         """Make an event known; only rank 0's reach the user, since they are merged already."""

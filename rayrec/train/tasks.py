@@ -39,6 +39,7 @@ class FitTask:
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+            trainer.save_asked = context.save_asked
             reads = self.spec.resume_from or self.spec.init_from
             context.phase("reading the checkpoint" if reads else "starting")
             began = trainer.begin(context.note)

@@ -30,6 +30,7 @@ class WindowSum(NamedTuple):
 
     Attributes:
         stop: some rank was asked to stop.
+        save: some rank was asked to save.
         seconds: mean over ranks of the window's wall clock time.
         rows: over all ranks.
         loss: mean over the rows.
@@ -47,6 +48,7 @@ class WindowSum(NamedTuple):
     data_wait: tuple[float, ...]
     memory_bytes: tuple[int, ...]
     written: bool = False
+    save: bool = False
 
 
 class Window:
@@ -78,7 +80,11 @@ class Window:
             self._scoring.add(outputs)
 
     def merge(
-        self, should_stop: Callable[[], bool], waited_s: float, written: bool = False
+        self,
+        should_stop: Callable[[], bool],
+        waited_s: float,
+        written: bool = False,
+        save: bool = False,
     ) -> WindowSum:
         """End the window on all ranks together.
 
@@ -86,6 +92,7 @@ class Window:
             should_stop: read now.
             waited_s: seconds of the window in which this rank waited for batches.
             written: a checkpoint behind the training is over on this rank.
+            save: this rank was asked to save.
         """
         state = self._scoring.state()
         # waits for the device, so that the clock below is true
@@ -98,13 +105,20 @@ class Window:
         memory[rank] = float(memory_in_use(self._device))
         # the sum over ranks is their mean
         own_s = seconds / self._world_size
-        head = [float(should_stop()), own_s, float(self._rows), loss_sum, float(written)]
+        head = [
+            float(should_stop()),
+            own_s,
+            float(self._rows),
+            loss_sum,
+            float(written),
+            float(save),
+        ]
         head += [*waits, *memory]
         numbers = torch.tensor(head, dtype=torch.float64, device=self._device)
         total = torch.cat([numbers, state])
         all_sum(total)
         # what was put into the head, summed
-        stop, mean_seconds, rows, loss, done, *by_rank = total[: len(head)].tolist()
+        stop, mean_seconds, rows, loss, done, saves, *by_rank = total[: len(head)].tolist()
         scores: Mapping[str, float] = {}
         # the scores of a diverged model are an error of their own, which says less
         counted = total[len(head) :]
@@ -119,6 +133,7 @@ class Window:
             data_wait=tuple(by_rank[: self._world_size]),
             memory_bytes=tuple(int(value) for value in by_rank[self._world_size :]),
             written=done == self._world_size,
+            save=saves > 0,
         )
 
 

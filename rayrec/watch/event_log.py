@@ -1,7 +1,8 @@
 """`EventLog`: a run's events as JSON lines in its folder, for its page and for any other reader.
 
 The driver writes one line when training starts, for every window, evaluation and checkpoint, for a
-failure and the recovery from it, for a new number of ranks, and at the end. A run that is continued
+failure and the recovery from it, for a new number of ranks, for a node that will go, and at the
+end. A run that is continued
 appends to the same log: every life begins with a start line. `rayrec.watch.schema` has the fields,
 `rayrec.watch.event_file` says where the lines go. It costs one short write for a window, in the
 driver's process; the ranks do not wait for it.
@@ -22,7 +23,15 @@ from rayrec.checks import lasting_path
 from rayrec.errors import CheckpointError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.storage import one_line
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.progress import Evaluation, Failure, ProgressReport, Recovered, Resized, Saved
+from rayrec.train.progress import (
+    Evaluation,
+    Failure,
+    Noticed,
+    ProgressReport,
+    Recovered,
+    Resized,
+    Saved,
+)
 from rayrec.version import VERSION
 from rayrec.watch.event_file import Patient, check_events, open_events
 from rayrec.watch.schema import FORMAT, plain
@@ -99,6 +108,10 @@ class EventLog(Callback):
         """Write the new number of ranks."""
         self._write("resize", resized)
 
+    def on_notice(self, noticed: Noticed) -> None:
+        """Write that a node will go."""
+        self._write("notice", noticed)
+
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Write the failure, if there is one, and the end."""
         if self._file is None:
@@ -115,7 +128,7 @@ class EventLog(Callback):
     def _write(
         self,
         event: str,
-        values: ProgressReport | Evaluation | Saved | Failure | Recovered | Resized,
+        values: ProgressReport | Evaluation | Saved | Failure | Recovered | Resized | Noticed,
     ) -> None:
         self._step = max(self._step, values.step)
         if self._file is None:

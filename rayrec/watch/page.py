@@ -216,4 +216,9 @@ def _words(event: RunEvent) -> str:
     if event.kind == "resize":
         change = f"from {values['ranks_before']} to {values['ranks']} ranks"
         return f"{change}, since ranks were lost" if values["lost"] else change
+    if event.kind == "notice":
+        when = "" if values["seconds"] is None else f" in {values['seconds']:.0f} s"
+        does = {"leave": "ranks leave it", "move": "ranks save", "save": "ranks save"}
+        what = does.get(values["answer"], "nothing can be saved")
+        return f"{values['host'] or 'the node of the driver'} will go{when}, {what}"
     return str(values["outcome"])

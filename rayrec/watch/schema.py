@@ -60,6 +60,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "seconds": "number",
         "replaced": "flag",
         "dropped": "flag or absent",
+        "in_memory": "flag or absent",
     },
     "resize": {
         "ranks_before": "whole number",
@@ -67,6 +68,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "lost": "flag",
         "seconds": "number",
     },
+    "notice": {"host": "text", "ranks": "list of numbers", "seconds": "number", "answer": "text"},
     "end": {"outcome": "text"},
 }
 OUTCOMES = ("done", "stopped", "failed")

@@ -15,7 +15,7 @@ from rayrec.checkpoint import read_manifest
 from rayrec.errors import ConfigError
 from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, TrainSpec
 from rayrec.train.own_loop import LoopTask
-from rayrec.train.progress import Evaluation, ProgressLog, ProgressReport
+from rayrec.train.progress import Evaluation, ProgressLog, ProgressReport, Saved
 from rayrec.train.seat import RankContext, Seat
 from rayrec.train.shaping import EvaluationConfig
 from tests.gloo.shaped import many_of, whole_numbers, write_shaped
@@ -44,7 +44,8 @@ def run(rank: int, world_size: int, spec: TrainSpec, body: Any = loop, **asks: A
     log = ProgressLog()
     seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
     stop = asks.get("should_stop", lambda: False)
-    context = RankContext(seat=seat, log=log, should_stop=stop)
+    save = asks.get("save_asked", lambda: False)
+    context = RankContext(seat=seat, log=log, should_stop=stop, save_asked=save)
     return LoopTask(spec=spec, loop=body).run(context), log.events
 
 
@@ -111,6 +112,25 @@ def test_an_own_loop_stops_when_it_is_asked_to(data: Path, tmp_path: Path) -> No
     outcome, _ = run(0, 1, spec, own, should_stop=lambda: len(steps) >= 4)
     assert outcome.stopped and 4 <= outcome.steps < 10_000
     assert outcome.checkpoint is not None and outcome.checkpoint.endswith(f"{outcome.steps:08d}")
+
+
+def test_an_own_loop_saves_when_it_is_asked_to_and_goes_on(data: Path, tmp_path: Path) -> None:
+    steps: list[int] = []
+    wishes = [True]
+
+    def own(context: LoopContext) -> None:
+        context.shard(context.build())
+        context.track()
+        for _ in context.batches():
+            steps.append(context.step)
+
+    config = CheckpointConfig(at_end=False)
+    spec = replace(spec_of(data, 1), run_path=str(tmp_path), checkpoint=config)
+    outcome, events = run(
+        0, 1, spec, own, save_asked=lambda: len(steps) >= 2 and bool(wishes) and wishes.pop()
+    )
+    (saved,) = [event for event in events if isinstance(event, Saved)]
+    assert not outcome.stopped and 2 <= saved.step < outcome.steps == spec.steps
 
 
 def test_mistakes_in_an_own_loop_are_named(data: Path, tmp_path: Path) -> None:

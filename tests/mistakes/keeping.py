@@ -101,6 +101,8 @@ RESUME = [
     ("--max-failures=-2", "--max-failures|at least -1"),
     ("--max-failures x", "--max-failures"),
     ("--max-failures 3 --local", "max_failures=3"),
+    ("--sync-points 0 --max-failures 3", "--sync-points|at least 1"),
+    ("--sync-points 50", "--max-failures"),
     (f"--resume {TOWERS}", "t_user|t_cat_0"),
     (f"--resume {STEP} --steps 8 --optimizer adam", "rowwise_adagrad"),
     (f"--resume {STEP} --steps 8 --dense-optimizer sgd", "'adam'"),

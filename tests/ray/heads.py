@@ -8,6 +8,7 @@ it started.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -41,6 +43,22 @@ PORTS = (
         "--object-manager-port",
     ),
 )
+
+
+# a lost node is noticed after seconds, not after a quarter of a minute
+HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
+# Ray's provider knows nodes by ids that it gives them itself.
+AUTOSCALING = {
+    "RAY_FAKE_CLUSTER": "1",
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": "f" * 51 + "00000",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "5",
+}
 
 
 @dataclass(frozen=True)
@@ -100,8 +118,14 @@ class Head:
 
 
 @contextmanager
-def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
-    """A head inside the block; nothing of it is left afterwards."""
+def started_head(
+    home: Path, num_cpus: int, autoscaled: dict[str, Any] | None = None
+) -> Iterator[Head]:
+    """A head inside the block; nothing of it is left afterwards.
+
+    Args:
+        autoscaled: node types of which Ray's autoscaler may start two nodes on this machine.
+    """
     mark = uuid.uuid4().hex
     env = {
         **os.environ,
@@ -132,8 +156,16 @@ def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
             "--max-worker-port=0",
         ]
         words += [f"{name}={port}" for name, port in ports.items()]
+        more: dict[str, str] = {}
+        if autoscaled is not None:
+            file = Path(folder, "autoscaler.json")
+            file.write_text(json.dumps(_autoscaling(autoscaled, f"127.0.0.1:{ports['--port']}")))
+            words += [f"--autoscaling-config={file}", f"--system-config={json.dumps(HEALTH)}"]
+            more = {**AUTOSCALING, "PYTHONPATH": str(ROOT)}
         with open(f"{folder}/head.log", "w+") as log:
-            process = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                words, env={**env, **more}, stdout=log, stderr=subprocess.STDOUT
+            )
             address = f"http://127.0.0.1:{ports['--dashboard-port']}"
             try:
                 _wait_for(address, process, Path(log.name))
@@ -145,6 +177,39 @@ def started_head(home: Path, num_cpus: int) -> Iterator[Head]:
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left, left
+
+
+def _autoscaling(node_types: dict[str, Any], gcs: str) -> dict[str, Any]:
+    """What Ray's autoscaler is told; a node that runs nothing for six seconds goes."""
+    head = {"resources": {}, "node_config": {}, "max_workers": 0}
+    workers = {
+        name: {"node_config": {}, "min_workers": 0, "max_workers": 2, **kind}
+        for name, kind in node_types.items()
+    }
+    lists = "initialization_commands", "setup_commands", "rsync_exclude", "rsync_filter"
+    lists += "head_setup_commands", "worker_setup_commands", "cluster_synced_files"
+    lists += "head_start_ray_commands", "worker_start_ray_commands"
+    provider = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+    return {
+        "cluster_name": "walk",
+        "max_workers": 2,
+        "upscaling_speed": 10.0,
+        "idle_timeout_minutes": 0.1,
+        "provider": {
+            "type": "external",
+            "module": provider,
+            "gcs_address": gcs,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "auth": {},
+        "docker": {},
+        "head_node_type": "ray.head.default",
+        "available_node_types": {"ray.head.default": head, **workers},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        **{name: [] for name in lists},
+    }
 
 
 @contextmanager

@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rayrec.checkpoint import CheckpointManager
+from rayrec.comm import kept_memory
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
 from rayrec.errors import InputError, TrainingFailed
@@ -98,6 +100,99 @@ def at(rank: int, moments: dict[int, int], number: int = signal.SIGKILL) -> Act:
             os.kill(os.getpid(), number)
 
     return act
+
+
+IN_MEMORY = FailureConfig(max_failures=5, sync_every_n_steps=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_goes_on_from_memory(
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
+    rank: int,
+    kept: list[str],
+) -> None:
+    """Steps 12, 20 and 16 are sync points; the checkpoint of step 15 or 20 may be newer."""
+    result, told = run(
+        clicks, tmp_path, at(rank, {0: 14, 1: 10, 2: 3}), failure=IN_MEMORY, progress="plain"
+    )
+    assert told == undisturbed
+    assert (result.steps, result.failures, result.recoveries) == (STEPS, 3, 3)
+    out = capfd.readouterr().out
+    assert out.count("; went on from step 12, in memory") == 1
+    assert out.count("; went on from step 20") == 2
+    check_freed(kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_without_storage_goes_on_from_memory_when_all_ranks_are_killed(
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    ranks: int,
+    kept: list[str],
+) -> None:
+    """No rank is left on the host; what keeps the memory is."""
+
+    def all_at(own: int, life: int, now: int) -> None:
+        if (life, now) in ((0, 11), (1, 9)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ends: list[Any] = []
+    for act in (lambda own, life, now: None, all_at):
+        (tmp_path / "scratch").mkdir()
+        model = acting(clicks, tmp_path / "scratch", act)
+        driver = worlds.driver(
+            clicks,
+            ranks,
+            model=model,
+            steps=STEPS,
+            batch=BATCH,
+            failure=IN_MEMORY,
+            progress="plain",
+        )
+        ends.append(driver.fit())
+        shutil.rmtree(tmp_path / "scratch")
+    assert ends[0].metrics == ends[1].metrics and ends[1].recoveries == 2
+    assert ends[0].rows == ends[1].rows
+    out = capfd.readouterr().out
+    assert "went on from step 8, in memory" in out and "went on from step 16, in memory" in out
+    check_freed(kept)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the memory of the runs of a test, as the driver ends it."""
+    names: list[str] = []
+    end = kept_memory.end_keeper
+
+    def see(name: str) -> None:
+        names.append(name)
+        end(name)
+
+    monkeypatch.setattr(kept_memory, "end_keeper", see)
+    return names
+
+
+def check_freed(names: list[str]) -> None:
+    """Nothing keeps the memory of runs that have ended."""
+    assert names
+    deadline = time.monotonic() + 20
+    while any(_keeper_of(name) for name in names):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _keeper_of(name: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if f"rayrec-{name}".encode() in path.read_bytes():
+                return True
+    return False
 
 
 @pytest.mark.slow

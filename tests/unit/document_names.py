@@ -48,6 +48,7 @@ EXTERNAL = {
         "torch",
     ),
     *("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "idle_timeout_minutes"),
+    *("gpu_ranks", "gpu_ranks_spot", "cpu_readers"),
     *("iam", "PassRole", "ssm", "GetParameters", "AmazonEC2FullAccess"),
     *("shm", "shmem_enabled", "transparent_hugepage", "MADV_COLLAPSE", "MALLOC_ARENA_MAX"),
     *("glibc", "tcache_count", "memmove", "rep", "movsb", "concat_arrays", "index_put_"),
@@ -71,6 +72,7 @@ EXTERNAL = {
         "INDEX_OF_CPU_BUILDS",
         "ACCOUNT",
         "BUCKET",
+        "REGISTRY",
         "area",
     ),
 }

@@ -12,12 +12,14 @@ from rayrec.driver.policies import LEAVE_S, Blame, Observation, answer, judge, t
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, Turn
 from rayrec.errors import InputError
+from rayrec.shards.undo import Point, common_point
 from rayrec.train.progress import Began, RankPoll
 from rayrec.train.rank_error import RankError
 
 HEARTBEAT_S = 10.0
 TURN_S = 0.5
 STEPS = 40
+SYNC_EVERY = 3
 ENDED = (State.FINISHED, State.ERRORED)
 
 
@@ -49,9 +51,14 @@ class World:
     recovery: Recovery = field(default_factory=Recovery)
     ended_by: Blame | None = None
     mistakes: int = 0
+    line: int = 0
+    from_memory: int = 0
 
     def __post_init__(self) -> None:
         self.ranks = [Rank() for _ in range(self.draw.randint(1, 5))]
+        # By rank, the sync points that its host keeps; they outlive the rank's process.
+        self.kept: list[list[Point]] = [[] for _ in self.ranks]
+        self.all_had: Point | None = None
 
     def turn(self) -> None:
         self.now += TURN_S
@@ -70,11 +77,16 @@ class World:
         self.state = TRANSITIONS[self.state][turn]  # type: ignore[index]
 
     def harm(self) -> None:
-        for rank in self.ranks:
+        for number, rank in enumerate(self.ranks):
             if rank.alive and self.draw.random() < self.hazard:
-                what = self.draw.choice(["kill", "kill", "freeze", "raise", "mistake", "stuck"])
+                kinds = ["kill", "kill", "freeze", "raise", "mistake", "stuck", "host"]
+                what = self.draw.choice(kinds)
                 if what == "kill":
                     rank.alive = False
+                elif what == "host":
+                    rank.alive = False
+                    self.kept[number].clear()
+                    self.all_had = None
                 elif what == "freeze":
                     rank.frozen = True
                 elif what == "stuck":
@@ -121,22 +133,57 @@ class World:
             if not rank.alive:
                 died = Blame(rank=number, host="h", cause="its process died", kind="died")
                 return self.failed(died)
+        begin = self.look_for_point()
         for rank in self.ranks:
             assert rank.state != "running", "nobody may still be in the world that failed"
-            rank.state, rank.step, rank.error = "running", self.saved, None
+            rank.state, rank.step, rank.error = "running", begin, None
         self.trouble = None
-        self.recovery.began(Began(step=self.saved, path=None), self.now)
+        self.recovery.began(Began(step=begin, path=None), self.now)
         return "on"
+
+    def look_for_point(self) -> int:
+        """The step where all ranks begin: a sync point that all of them have, or the checkpoint."""
+        point = common_point(self.kept, self.saved)
+        had = self.all_had
+        if had is not None and had.step >= self.saved:
+            assert point is not None and point.step >= had.step, "what all had is not lost"
+        if point is None:
+            self.line += 1
+            point = Point(self.line, self.saved)
+        else:
+            assert point.line == self.line, "of another past"
+            self.from_memory += 1
+        assert point.step >= self.saved
+        # a rank that dies here leaves others with one point less
+        for points in self.kept:
+            points[:] = [point]
+        self.all_had = point
+        return point.step
+
+    def sync(self) -> bool:
+        """Have ranks set the sync point of their step, some of them late; whether all have."""
+        step = self.ranks[0].step
+        if step % SYNC_EVERY:
+            return True
+        point = Point(self.line, step)
+        for points in self.kept:
+            if point not in points and self.draw.random() < 0.8:
+                points[:] = [*points[-1:], point]
+        if all(point in points for points in self.kept):
+            self.all_had = point
+            return True
+        return False
 
     def run(self) -> Turn:
         whole = all(r.alive and not r.frozen and r.state == "running" for r in self.ranks)
-        if whole and all(r.stuck_until <= self.now for r in self.ranks):
+        hear = whole and all(r.stuck_until <= self.now for r in self.ranks)
+        if hear and self.sync():
             for rank in self.ranks:
                 rank.step += 1
                 rank.state = "done" if rank.step == STEPS else "running"
             if self.ranks[0].step % 5 == 0:
                 self.saved = self.ranks[0].step
-        elif self.draw.random() < 0.5:
+        elif not hear and self.draw.random() < 0.5:
             for rank in self.ranks:
                 gone = any(not r.alive or r.state == "failed" for r in self.ranks)
                 if rank.alive and not rank.frozen and rank.state == "running" and gone:

@@ -57,6 +57,29 @@ def test_no_rank_can_land_on_the_head(cluster):
     assert cluster["available_node_types"][cluster["head_node_type"]]["resources"]["CPU"] == 0
 
 
+def test_spot_nodes_are_of_types_that_say_so_and_none_of_them_stays(cluster):
+    spot = set()
+    for name, node in cluster["available_node_types"].items():
+        market = node["node_config"].get("InstanceMarketOptions")
+        if market is not None:
+            assert market["MarketType"] == "spot" and node["min_workers"] == 0
+            spot.add(name)
+    assert spot == {name for name in cluster["available_node_types"] if name.endswith("_spot")}
+    assert spot and cluster["head_node_type"] not in spot
+    for name in spot:
+        # a run goes on with the ranks of the type that stays
+        twin = cluster["available_node_types"][name.removesuffix("_spot")]
+        assert twin["resources"] == cluster["available_node_types"][name]["resources"]
+        assert twin["min_workers"] >= 1
+
+
+def test_workers_watch_for_the_notice_of_a_spot_machine(cluster):
+    (watcher,) = cluster["worker_start_ray_commands"][2:]
+    (module,) = re.findall(r"python -m (\S+)", watcher)
+    assert module == "rayrec.machine.spot_notice" and watcher.endswith("&")
+    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
 def test_every_node_installs_the_synced_copy_with_the_fitting_extra(cluster):
     (target,) = cluster["file_mounts"]
     for name, node in cluster["available_node_types"].items():
@@ -90,10 +113,12 @@ def test_nodes_without_gpus_get_the_cpu_build_of_torch_first(cluster):
     )
     for commands in (cluster["head_setup_commands"], cluster["worker_setup_commands"]):
         assert f"{pin}+cpu --index-url" in commands[0] and "rayrec[cpu]" in commands[1]
-    (gpu,) = (
+    gpus = [
         node for node in cluster["available_node_types"].values() if node["resources"].get("GPU")
-    )
-    assert not any("+cpu" in command for command in gpu["worker_setup_commands"])
+    ]
+    assert gpus
+    for gpu in gpus:
+        assert not any("+cpu" in command for command in gpu["worker_setup_commands"])
 
 
 def test_images_bring_the_ray_that_the_project_pins(cluster):
@@ -109,7 +134,7 @@ def test_images_bring_the_ray_that_the_project_pins(cluster):
         if "worker_image" in node.get("docker", {})
     ]
     images = [cluster["docker"]["image"], *gpu]
-    assert len(images) == 2
+    assert len(images) == 3
     assert all(f":{version}-py311-" in image for image in images), images
 
 

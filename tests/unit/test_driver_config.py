@@ -101,6 +101,17 @@ from rayrec.train.window import next_length
         (lambda: ScalingConfig(resources_per_worker={"GPU": 1}), "use_gpu"),
         (lambda: FailureConfig(max_failures=-2), "max_failures=-2.*at least -1"),
         (lambda: FailureConfig(max_failures=True), "max_failures=True"),
+        (lambda: FailureConfig(max_failures=1, sync_every_n_steps=0), "sync_every_n_steps=0"),
+        (lambda: FailureConfig(sync_every_n_steps=9), "max_failures=0.*needs no sync points"),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=1,
+                accumulate=2,
+                failure=FailureConfig(max_failures=1, sync_every_n_steps=9),
+            ),
+            "sync_every_n_steps=9.*accumulate=2",
+        ),
         (
             lambda: RunConfig(global_batch_size=8, steps=1, heartbeat_timeout_s=0),
             "heartbeat_timeout_s=0",

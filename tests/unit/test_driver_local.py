@@ -31,6 +31,7 @@ from rayrec.driver import (
     RunConfig,
     ScalingConfig,
 )
+from rayrec.driver.shape import check_recovery
 from rayrec.errors import (
     CheckpointError,
     ConfigError,
@@ -149,6 +150,15 @@ def test_one_rank_in_this_process_cannot_be_replaced(
 ) -> None:
     with pytest.raises(ConfigError, match=r"max_failures=2.*num_workers=0.*cannot be replaced"):
         driver(clicks, tmp_path / "new", failure=FailureConfig(max_failures=2)).fit()
+
+
+def test_rows_on_gpus_have_no_sync_points(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    """Found before anything starts: this machine has no GPU."""
+    failure = FailureConfig(max_failures=2, sync_every_n_steps=50)
+    given = {"failure": failure, "storage_path": str(tmp_path)}
+    run = RunConfig(global_batch_size=256, steps=2, **given)
+    with pytest.raises(ConfigError, match=r"sync_every_n_steps=50.*use_gpu=True"):
+        check_recovery(run, ScalingConfig(num_workers=2, use_gpu=True))
 
 
 @pytest.mark.parametrize("at", [0, -1])

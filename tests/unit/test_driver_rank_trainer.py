@@ -107,3 +107,23 @@ def test_checkpoints_come_at_their_steps(spec: TrainSpec, tmp_path: Path) -> Non
         )
     ).run()
     assert CheckpointManager(str(tmp_path)).steps() == (5, 10)
+
+
+def test_a_save_that_is_asked_for_comes_at_the_end_of_a_window_and_changes_nothing(
+    spec: TrainSpec, tmp_path: Path
+) -> None:
+    calm = RankTrainer(spec)
+    calm.run()
+    wishes = [True]
+    trainer = RankTrainer(
+        replace(spec, run_path=str(tmp_path), checkpoint=CheckpointConfig(at_end=False))
+    )
+    trainer.save_asked = lambda: trainer.step >= 4 and bool(wishes) and wishes.pop()
+    assert trainer.run() is False
+    (step,) = CheckpointManager(str(tmp_path)).steps()
+    assert 4 <= step < 13 and trainer.step == 13
+    after = weights(trainer)
+    assert all(torch.equal(value, after[name]) for name, value in weights(calm).items())
+    keeps_none = RankTrainer(spec)
+    keeps_none.save_asked = lambda: True
+    assert keeps_none.run() is False

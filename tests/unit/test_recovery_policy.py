@@ -24,6 +24,7 @@ from rayrec.driver.policies import (
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, can_recover
 from rayrec.errors import CallbackError, ConfigError, InputError, SaveError, TrainingFailed
+from rayrec.shards.undo import Point, common_point
 from rayrec.train.progress import Began, RankPoll
 from rayrec.train.rank_error import RankError
 from tests.unit.recovery_world import ENDED, HEARTBEAT_S, TURN_S, Rank, World
@@ -163,6 +164,33 @@ def check_schedule(draw: random.Random) -> None:
     assert last.final or spent or (again and last.kind == "error")
     if last.final:
         assert world.mistakes
+
+
+def test_runs_that_lose_processes_alone_go_on_from_memory() -> None:
+    """Otherwise the schedules above would say nothing about sync points."""
+    worlds = [World(random.Random(seed), -1, hazard=0.01) for seed in range(30)]
+    for world in worlds:
+        while world.state not in ENDED:
+            world.turn()
+    failures = sum(len(world.recovery.past) for world in worlds)
+    assert failures / 4 < sum(world.from_memory for world in worlds) <= failures
+
+
+def test_the_point_that_all_have_is_where_a_run_goes_on() -> None:
+    a, b, c = Point(7, 10), Point(7, 20), Point(8, 20)
+    assert common_point([[a, b], [b, a]]) == b
+    assert common_point([[a, b], [a]]) == a, "one died before it came to the second"
+    assert common_point([[a, b], [a]], not_before=11) is None, "a checkpoint is newer"
+    assert common_point([[a, b], [a]], not_before=10) == a
+    assert common_point([[b], [c]]) is None, "the same step of another past"
+    assert common_point([[b], []]) is None, "its host is gone"
+
+
+def test_what_goes_on_from_memory_says_so() -> None:
+    recovery = Recovery()
+    recovery.failed(blame(step=12), 1.0)
+    (told,) = recovery.began(Began(step=10, path=None, in_memory=True), 2.0)
+    assert str(told).endswith("all ranks met again in 1.0 s; went on from step 10, in memory")
 
 
 def test_a_failure_is_answered_in_bounded_time() -> None:

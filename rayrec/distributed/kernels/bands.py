@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.comm.pages import private_memory
+from rayrec.comm.pages import Allocate, private_memory
 from rayrec.distributed.kernels.parts import Share, take_share
 from rayrec.distributed.kernels.slot_rows import SlotRows
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -111,6 +111,7 @@ def bands_of(
     optimizer: SparseOptimizer,
     device: torch.device,
     space: TableSpace | None = None,
+    allocate: Allocate = private_memory,
 ) -> tuple[Tensor, list[Band]]:
     """Return all rows in one flat buffer, and the bands that share it.
 
@@ -125,7 +126,7 @@ def bands_of(
     flat = (
         space.rows
         if space is not None
-        else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device)
+        else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device, allocate)
     )
     bands: list[Band] = []
     used = 0
@@ -139,9 +140,9 @@ def bands_of(
         slots = tuple(i for i, w in enumerate(widths) if w == width)
         first_rows = [shards[group.slots[i].shard] for i in slots]
         state = {
-            name: _zeros(rows * width, torch.float32, device).view(rows, width)
+            name: _zeros(rows * width, torch.float32, device, allocate).view(rows, width)
             if per == "element"
-            else _zeros(rows, torch.float32, device)
+            else _zeros(rows, torch.float32, device, allocate)
             for name, per in optimizer.state_widths.items()
         }
         if space is None:
@@ -161,10 +162,10 @@ def bands_of(
     return flat, bands
 
 
-def _zeros(values: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(values: int, dtype: torch.dtype, device: torch.device, allocate: Allocate) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(values, dtype=dtype, device=device)
-    return private_memory(values * dtype.itemsize).view(dtype)
+    return allocate(values * dtype.itemsize).view(dtype)
 
 
 def slot_rows(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.comm.pages import private_memory
+from rayrec.comm.pages import Allocate, private_memory
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.parts import Share, cut_rows, ids_per_slot, take_share
 from rayrec.distributed.kernels.slot_rows import SlotRows, take_rows
@@ -77,6 +77,7 @@ class RowWiseAdagradLookup:
         optimizer: a row-wise Adagrad.
         workers: share the work; see `parts`.
         space: where the rows lie, where all ranks share them; memory of its own when None.
+        allocate: gives memory of so many bytes.
     """
 
     iteration = 0  # row-wise Adagrad corrects no bias
@@ -87,17 +88,16 @@ class RowWiseAdagradLookup:
         optimizer: RowWiseAdagrad,
         workers: Workers | None = None,
         space: TableSpace | None = None,
+        allocate: Allocate = private_memory,
     ) -> None:
         self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
         bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
         self._starts = (
             bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]
         )
-        self.rows = (
-            private_memory(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
-        )
+        self.rows = allocate(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
         self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
-        self.sums = private_memory(4 * self._row_bounds[-1]).view(torch.float32)
+        self.sums = allocate(4 * self._row_bounds[-1]).view(torch.float32)
         lanes = _Lanes(group)
         self._shards = lanes.numbers
         starts = [0 if shard is None else self._starts[shard] for shard in lanes.shards]

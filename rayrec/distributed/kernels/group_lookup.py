@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.comm.pages import private_memory
+from rayrec.comm.pages import make_huge, private_memory
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -24,7 +24,9 @@ from rayrec.distributed.program.groups import LookupGroup, Slot
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
+from rayrec.shards.memory import Part
 from rayrec.shards.touched import RowStamps, TouchClock
+from rayrec.shards.undo_log import UndoLog
 from rayrec.sparse.ops import offsets_of
 
 
@@ -37,9 +39,12 @@ class GroupLookup:
         workers: share the work on CPU; the calling thread alone when None.
         space: where the rows of a group lie that is read in place.
         clock: of the stamps of touched rows; None keeps none.
+        memory: where the rows, their state and the log of undo lie on the CPU, besides those of
+            `space`; None takes memory of this process, and nothing can be undone.
     Attributes:
         group, space: as given.
         stamps: when each row was last touched, or None.
+        undo: the rows as they were at a sync point, or None.
     """
 
     def __init__(
@@ -49,12 +54,13 @@ class GroupLookup:
         workers: Workers | None = None,
         space: TableSpace | None = None,
         clock: TouchClock | None = None,
+        memory: Part | None = None,
     ) -> None:
         self.group, self.space = group, space
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
-        self.stamps = None if clock is None else _stamps(group, self._bases, clock, device)
+        whole = group
         if group.key.sequence:
             rows = (
                 sum(len(shard.rows) for shard in group.shards)
@@ -63,7 +69,18 @@ class GroupLookup:
             )
             group = _merged(group, rows)
             space = None if space is None else space.as_one(group.shards[0])
-        self.kernel = make_lookup(group, group.key.optimizer, device, workers, space)
+        allocate = private_memory if memory is None else memory.next
+        self.kernel = make_lookup(group, group.key.optimizer, device, workers, space, allocate)
+        self.undo: UndoLog | None = None
+        if memory is not None and clock is not None:
+            states = self.shard_states()
+            for state in states:
+                for tensor in state.tensors().values():
+                    make_huge(tensor)
+            self.undo = UndoLog(states, memory)
+        self.stamps = (
+            None if clock is None else _stamps(whole, self._bases, clock, device, self.undo)
+        )
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
@@ -151,7 +168,11 @@ def _merged(group: LookupGroup, rows: int) -> LookupGroup:
 
 
 def _stamps(
-    group: LookupGroup, bases: tuple[int, ...], clock: TouchClock, device: torch.device
+    group: LookupGroup,
+    bases: tuple[int, ...],
+    clock: TouchClock,
+    device: torch.device,
+    undo: UndoLog | None,
 ) -> RowStamps:
     rows = sum(len(shard.rows) for shard in group.shards)
     if device.type == "cpu":
@@ -160,9 +181,9 @@ def _stamps(
     else:
         stamps = torch.zeros(rows, dtype=torch.int32, device=device)
     if group.key.sequence:
-        return RowStamps(group.shards, clock, stamps, bases=bases)
+        return RowStamps(group.shards, clock, stamps, bases=bases, undo=undo)
     # A gap before a slot is a lane of its own, whose bags are empty; see `unpack.pooled_ids`.
     lanes: list[int | None] = []
     for shard, gap in zip(group.slot_shards, group.gaps, strict=True):
         lanes += [None, shard] if gap else [shard]
-    return RowStamps(group.shards, clock, stamps, lanes)
+    return RowStamps(group.shards, clock, stamps, lanes, undo=undo)

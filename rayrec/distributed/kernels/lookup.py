@@ -34,6 +34,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.pages import Allocate, private_memory
 from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -96,6 +97,7 @@ def make_lookup(
     device: torch.device,
     workers: Workers | None = None,
     space: TableSpace | None = None,
+    allocate: Allocate = private_memory,
 ) -> FusedLookup | RowWiseAdagradLookup | TorchLookup:
     """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with
     its update in torch.
@@ -106,14 +108,15 @@ def make_lookup(
         device: where rows live and the kernel runs.
         workers: share the work on CPU; the calling thread alone when None.
         space: the shared memory of rows that are read in place, on CPU; None for rows of its own.
+        allocate: gives memory of so many bytes, zeros or what a process before left there, on CPU.
     Raises:
         ConfigError: only the torch kernel trains this, and the rows shall live outside of a GPU's
             memory.
     """
     if device.type == "cpu":
         if isinstance(optimizer, RowWiseAdagrad) and is_vectorized(optimizer, group.key.data_type):
-            return RowWiseAdagradLookup(group, optimizer, workers, space)
-        return TorchLookup(group, optimizer, device, workers, space)
+            return RowWiseAdagradLookup(group, optimizer, workers, space, allocate)
+        return TorchLookup(group, optimizer, device, workers, space, allocate)
     fused = (
         has_fused_kernel(optimizer, device.type, group.key.data_type)
         and not group.key.odd

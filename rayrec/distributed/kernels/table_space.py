@@ -17,6 +17,7 @@ from rayrec.comm.exchange import Exchange
 from rayrec.comm.pages import make_huge
 from rayrec.layout import BaseEmbeddingConfig, Layout, Shard, TableLayout
 from rayrec.modules import torch_dtype
+from rayrec.shards.memory import Memory
 
 _ALIGNMENT = 32  # values of a cache line or two
 
@@ -37,15 +38,21 @@ class TableSpace:
 
     @staticmethod
     def of(
-        tables: Sequence[BaseEmbeddingConfig], layouts: Mapping[str, Layout], exchange: Exchange
+        tables: Sequence[BaseEmbeddingConfig],
+        layouts: Mapping[str, Layout],
+        exchange: Exchange,
+        memory: Memory | None = None,
     ) -> TableSpace | None:
-        """Lay tables out in shared memory, all zeros; None where the ranks share no memory.
+        """Lay tables out in shared memory; None where the ranks share no memory.
+
+        The rows are zeros, or what an earlier process left in `memory`.
 
         All ranks call it together.
 
         Args:
             tables: of one element type.
             layouts: of each table; they may cut columns into blocks, and those into row blocks.
+            memory: of this rank; that of rank 0 holds the rows.
         """
         starts: dict[Shard, int] = {}
         used = 0
@@ -64,11 +71,11 @@ class TableSpace:
                     used = blocks[block] + table.num_embeddings * width
                 starts[shard] = blocks[block] + shard.rows.start * width
         dtype = torch_dtype(tables[0])
-        memory = exchange.share(dtype.itemsize * _round_up(used, _ALIGNMENT))
-        if memory is None:
+        shared = exchange.share(dtype.itemsize * _round_up(used, _ALIGNMENT), memory)
+        if shared is None:
             return None
         space = TableSpace(
-            {table.name: layouts[table.name] for table in tables}, memory.view(dtype), starts
+            {table.name: layouts[table.name] for table in tables}, shared.view(dtype), starts
         )
         for shard in starts:
             if shard.rank == exchange.rank and exchange.world_size > 1:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm.pages import Allocate, private_memory
 from rayrec.distributed.kernels.bands import Bags, Band, bag_sums, bands_of, shift, slot_rows
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.slot_rows import take_rows
@@ -44,6 +45,7 @@ class TorchLookup:
         device: where rows live.
         workers: share the work on CPU; see `parts`.
         space: where the rows lie, where all ranks share them; memory of its own when None.
+        allocate: gives memory of so many bytes on the CPU.
     Attributes:
         iteration: updates so far; Adam and its kin correct their bias by it.
     Raises:
@@ -58,6 +60,7 @@ class TorchLookup:
         device: torch.device,
         workers: Workers | None = None,
         space: TableSpace | None = None,
+        allocate: Allocate = private_memory,
     ) -> None:
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
@@ -73,7 +76,7 @@ class TorchLookup:
         self.group, self.optimizer, self.device = group, optimizer, device
         self.workers = workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
-        rows, self._bands = bands_of(group, optimizer, device, space)
+        rows, self._bands = bands_of(group, optimizer, device, space, allocate)
         self._slots = (
             slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
         )

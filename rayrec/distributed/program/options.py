@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rayrec.comm.codec import Codecs
+from rayrec.shards.memory import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,9 @@ class EngineOptions:
         share_tables: ranks that share memory read each other's rows in place, where they can; see
             `in_place`.
         track_rows: keep for every row when it was last touched; see `rayrec.shards.touched`.
+        memory: where this rank's rows and what undoes their updates lie, on the CPU; None undoes
+            nothing. See `rayrec.shards.undo`.
+        adopt: go on with the rows that lie in `memory`.
     """
 
     check_ids: bool = True
@@ -25,3 +29,5 @@ class EngineOptions:
     dedup_sequences: bool = False
     share_tables: bool = True
     track_rows: bool = False
+    memory: Memory | None = None
+    adopt: bool = False

@@ -128,7 +128,7 @@ class InPlace(Way):
             layouts = {table.name: plan.tables[table.name].layout for table in spec.tables}
             space = None if before is None else before._spaces.get(c)
             if space is None or space.layouts != layouts:
-                space = TableSpace.of(spec.tables, layouts, world.exchange)
+                space = TableSpace.of(spec.tables, layouts, world.exchange, world.part())
             if space is not None:
                 kind = HomeSequence if spec.sequence else HomeLookup
                 uses = uses_of(c, spec.tables)

@@ -8,8 +8,9 @@ memory or connections it needs. For a set of collections that share one exchange
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from rayrec.distributed.steps.unpack import Arrived
 from rayrec.layout import Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
+from rayrec.shards.memory import Memory, Part
 from rayrec.shards.touched import TouchClock
 
 
@@ -44,6 +46,8 @@ class World:
         workers: share the work of CPU kernels.
         has_replicas: other sharding groups hold the same shards and make the same updates.
         clock: of the stamps of touched rows; None keeps none.
+        memory: where the rows of this rank and what undoes their updates lie; None keeps rows in
+            memory of the process, and undoes nothing.
     """
 
     specs: tuple[CollectionSpec, ...]
@@ -54,6 +58,12 @@ class World:
     options: EngineOptions
     has_replicas: bool = False
     clock: TouchClock | None = None
+    memory: Memory | None = None
+    _parts: Iterator[int] = field(default_factory=count)
+
+    def part(self) -> Part | None:
+        """Return memory for one more kernel or space; ranks with one plan get the same names."""
+        return None if self.memory is None else self.memory.part(f"rows{next(self._parts)}")
 
 
 @dataclass(frozen=True)

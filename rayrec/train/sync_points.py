@@ -1,0 +1,73 @@
+"""The sync points of one rank of a run: when one is due, and which the run goes on from.
+
+A process of the host keeps the rows of its ranks and what undoes their updates
+(`rayrec.comm.kept_memory`). When ranks meet after a failure they compare the points that each still
+has, before any of them makes its model. The newest that all have is where the run goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import torch
+
+from rayrec.comm.kept_memory import KeptMemory
+from rayrec.errors import ConfigError
+from rayrec.shards.undo import Point, Slots, common_point
+from rayrec.train.config import SyncPoints
+from rayrec.train.window import gather_objects
+
+
+class RankPoints:
+    """Where a rank keeps its sync points.
+
+    Attributes:
+        memory: of the rows, and of what puts them back.
+        chosen: the point that the run goes on from, or None.
+    """
+
+    def __init__(self, config: SyncPoints, rank: int) -> None:
+        self._config, self._given = config, False
+        self.memory = KeptMemory(config.name, rank)
+        own = tuple(Slots(self.memory).points())
+        told = gather_objects((own, secrets.randbits(62)))
+        self.chosen = common_point([points for points, _ in told], config.not_before)
+        # Points of two pasts may have one step, and be different.
+        self._line = told[0][1] if self.chosen is None else self.chosen.line
+        if self.chosen is None:
+            self.memory.clear()
+
+    def options(self) -> dict[str, Any]:
+        """What `DistributedModelParallel` is told; of several models the first is kept."""
+        given, self._given = self._given, True
+        return {} if given else {"memory": self.memory, "adopt": self.chosen is not None}
+
+    def next_step(self, step: int) -> int:
+        """The step of the next point."""
+        return (step // self._config.every_n_steps + 1) * self._config.every_n_steps
+
+    def due(self, step: int) -> bool:
+        """Whether a point is to be set at a step."""
+        return step % self._config.every_n_steps == 0
+
+    def at(self, step: int) -> Point:
+        """The point of a step."""
+        return Point(self._line, step)
+
+
+def open_points(config: SyncPoints | None, rank: int, device: torch.device) -> RankPoints | None:
+    """Look for the sync points of a run; None where none are asked for. All ranks call it together.
+
+    Raises:
+        ConfigError: the rows do not lie on the CPU, or this machine cannot keep memory.
+        CommError: the process that keeps the memory cannot be started, or is gone.
+    """
+    if config is None:
+        return None
+    if device.type != "cpu":
+        raise ConfigError(
+            f"FailureConfig(sync_every_n_steps={config.every_n_steps}) keeps rows that lie in the "
+            f"memory of a host, and those of rank {rank} lie on {device}; leave it out."
+        )
+    return RankPoints(config, rank)
