@@ -337,6 +337,8 @@ class RankRun(ScoringRank):
 
         See `Keeper.begin` and `open_points`.
         """
+        if self._publisher is not None:
+            self._publisher.rebase()
         point = None if self._points is None else self._points.chosen
         if point is not None and self.model.undo is not None:
             self._on_phase("undoing steps")
