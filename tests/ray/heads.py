@@ -199,6 +199,7 @@ def _autoscaling(node_types: dict[str, Any], gcs: str) -> dict[str, Any]:
             "type": "external",
             "module": provider,
             "gcs_address": gcs,
+            "use_node_id_as_ip": True,
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
         },

@@ -25,9 +25,25 @@ from rayrec.train.callbacks import Callback
 from rayrec.train.progress import Noticed, Recovered, Resized, Saved
 from tests.clicks import write_clicks
 from tests.ray.heads import BIN
-from tests.ray.lost_node import HEALTH, Moment, slow
+from tests.ray.lost_node import HEALTH, Moment
 
-STEPS, EVERY = 60, 20
+STEPS, EVERY = 600, 100
+
+
+def paced(clicks: SyntheticPaths, folder: Path) -> Any:
+    """The tiny model, which takes its time for a step while the folder has a file "slow"."""
+    from tests.ray import worlds
+
+    build, slow = worlds.recipe(clicks), str(folder / "slow")
+
+    def model() -> Any:
+        module = build()
+        module.register_forward_pre_hook(
+            lambda _module, _inputs: time.sleep(0.1) if os.path.exists(slow) else None
+        )
+        return module
+
+    return model
 
 
 class Heard(Moment):
@@ -72,7 +88,7 @@ def train(
     if not isinstance(ranks, int):
         more["grow_after_s"] = 1.0
     return Driver(
-        slow(clicks),
+        paced(clicks, folder.parent),
         open_data(str(clicks.train), clicks.schema.read_text()),
         ScalingConfig(num_workers=ranks, **more),
         RunConfig(
@@ -140,16 +156,20 @@ def main(folder: Path) -> None:
     node = started_node(cluster.address, folder)
     wait_for(lambda: others(head))
     calm = train(clicks, folder / "calm", Callback(), 2)
+    slow = folder / "slow"
     # Ray adds a node in the main thread alone, so training takes another one.
     with ThreadPoolExecutor(1) as pool:
         print("-- SIGTERM to a node, an elastic run, no room elsewhere", flush=True)
         heard = Heard(8)
+        slow.touch()
         run = pool.submit(train, clicks, folder / "left", heard, (1, 2))
         assert heard.reached.wait(150)
         node.send_signal(signal.SIGTERM)
         wait_for(lambda: heard.changes)
         node.wait(60)
         added = cluster.add_node(num_cpus=1)
+        wait_for(lambda: len(heard.changes) == 2)
+        slow.unlink()
         result = run.result(200)
         print([told.answer for told in heard.noticed], [told.ranks for told in heard.changes])
         print(f"{result.failures} failures, {result.resizes} resizes")
@@ -158,12 +178,15 @@ def main(folder: Path) -> None:
 
         print("-- a notice of 100 s, an elastic run, and another node comes", flush=True)
         heard = Heard(8)
+        slow.touch()
         run = pool.submit(train, clicks, folder / "moved", heard, (1, 2))
         assert heard.reached.wait(150)
         (old,) = others(head)
         drain(cluster.address, old, 100)
         wait_for(lambda: heard.noticed)
         second = cluster.add_node(num_cpus=1)
+        wait_for(lambda: heard.noticed[-1].answer == "leave")
+        slow.unlink()
         result = run.result(200)
         print([told.answer for told in heard.noticed], [told.ranks for told in heard.changes])
         print(f"{result.failures} failures, {result.resizes} resizes")
@@ -173,6 +196,7 @@ def main(folder: Path) -> None:
 
         print("-- a notice of 15 s, a run of two ranks", flush=True)
         heard = Heard(8)
+        slow.touch()
         run = pool.submit(train, clicks, folder / "saved", heard, 2, 1)
         assert heard.reached.wait(150)
         wait_for(lambda: len(others(head)) == 1)
@@ -180,6 +204,8 @@ def main(folder: Path) -> None:
         assert heard.saw_save.wait(60), "no save outside of the interval"
         cluster.remove_node(second, allow_graceful=False)
         cluster.add_node(num_cpus=1)
+        wait_for(lambda: heard.recovered)
+        slow.unlink()
         result = run.result(200)
         extra = min(step for step in heard.saved if step % EVERY)
         (back,) = heard.recovered
