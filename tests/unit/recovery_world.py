@@ -56,6 +56,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.ranks = [Rank() for _ in range(self.draw.randint(1, 5))]
+        self.forget_points()
+
+    def forget_points(self) -> None:
+        """Have no host keep a sync point."""
         # By rank, the sync points that its host keeps; they outlive the rank's process.
         self.kept: list[list[Point]] = [[] for _ in self.ranks]
         self.all_had: Point | None = None

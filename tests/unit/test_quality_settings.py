@@ -19,10 +19,11 @@ def write_schema(folder: Path) -> None:
 
 def test_every_optimizer_has_settings_that_it_accepts() -> None:
     assert list(OPTIMIZERS) == list(SPARSE_OPTIMIZERS)
-    for name, said in OPTIMIZERS.items():
+    for name, recipe in OPTIMIZERS.items():
+        said = recipe.tables
         assert said.name == name
         assert SPARSE_OPTIMIZERS[name](lr=said.lr, **said.options).lr > 0
-    assert OPTIMIZERS["rowwise_adagrad"] == PLANTED.tables
+    assert OPTIMIZERS["rowwise_adagrad"] == PLANTED
 
 
 def test_parts_name_every_kind_optimizer_and_type(tmp_path: Path) -> None:

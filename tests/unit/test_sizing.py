@@ -123,6 +123,7 @@ class ElasticWorld(World):
             self.add_place()
         self.places = list(self.there)
         self.ranks = [Rank() for _ in self.places]
+        self.forget_points()
 
     def add_place(self) -> None:
         self.born += 1
@@ -163,8 +164,12 @@ class ElasticWorld(World):
         if len(chosen) >= len(held):
             assert all(self.places[number] in chosen for number in alive)
         at = dict(zip(self.places, self.ranks, strict=True))
+        moved = chosen != self.places
         self.places = chosen
         self.ranks = [at.get(place, Rank()) for place in chosen]
+        if moved:
+            # Memory is called by the arrangement of the ranks, and another one begins without any.
+            self.forget_points()
 
     def start(self) -> Turn:
         self.sizing.start()
