@@ -107,7 +107,7 @@ def pack(
         last = _search(problem, limits)
         packings = [_by_bytes(items, topology) if last is None else last]
     best = min(packings, key=quality)
-    if best.slowest > problem.bound * 1.001:
+    if best.slowest > problem.bound * (1 + 1e-9):
         # Small problems are solved exactly where the search ended above the bound.
         exact = solve(items, topology, best.slowest)
         if exact is not None:
