@@ -8,7 +8,8 @@ beside its dense part, TorchRec's quantized collection where it is importable; i
 offsets that are ready, and checks nothing. Every other call gets a fresh KeyedJaggedTensor of
 values and lengths, of which nothing is cached, checks every id, and gives a KeyedTensor. "dense
 part" is the DLRM's layers of 13-512-256-64 and 415-512-256-1 with pooled rows that are ready, and
-"whole model" is `Predictor.predict` of ids and dense columns, as a server calls it.
+"whole model" is `Predictor.predict` of ids and dense columns, as a server calls it; "compiled" that
+of an artifact whose dense part was compiled at the export, where there is a C++ compiler.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks import report
 from benchmarks.workload import CRITEO_ROWS, quartiles
 from rayrec.checkpoint import save_checkpoint
 from rayrec.data import DenseColumn, Feature, FeatureSchema
+from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, table_wise
 from rayrec.layout.tables import PoolingType
 from rayrec.machine.memory import tune_malloc
@@ -108,7 +110,9 @@ def zipf_ids(schema: FeatureSchema, rows: int, count: int) -> list[Tensor]:
     return batches
 
 
-def cases(predictor: Predictor, schema: FeatureSchema, rows: int) -> Timed:
+def cases(
+    predictor: Predictor, compiled: Predictor | None, schema: FeatureSchema, rows: int
+) -> Timed:
     """What is timed on batches of so many rows; each is called with the number of the call."""
     (collection,) = predictor.collections.values()
     assert isinstance(collection, QuantEmbeddingBagCollection)
@@ -137,7 +141,7 @@ def cases(predictor: Predictor, schema: FeatureSchema, rows: int) -> Timed:
     def dense_part(_: int) -> Tensor:
         return dlrm.over_arch(dlrm.inter_arch(dlrm.dense_arch(dense), rows_BFD)).sigmoid()
 
-    return {
+    timed: Timed = {
         "bare operator": bare,
         "collection": lambda call: collection(fresh(call)),
         "collection, given offsets": lambda call: collection(with_offsets(call)),
@@ -145,6 +149,19 @@ def cases(predictor: Predictor, schema: FeatureSchema, rows: int) -> Timed:
         "whole model": lambda call: predictor.predict(fresh(call), dense),
         **_peer(collection, schema, batches, lengths),
     }
+    if compiled is not None:
+        timed["whole model, compiled"] = lambda call: compiled.predict(fresh(call), dense)
+    return timed
+
+
+def compiled_twin(checkpoint: str, out: Path, stored: str) -> Predictor | None:
+    """A predictor whose dense part is compiled; None where there is no compiler."""
+    try:
+        bounds = ParityBounds(logit=100, auc=1, ne=1)
+        export(checkpoint, out, types=stored, bounds=bounds, compiled=True)
+    except ConfigError:
+        return None
+    return Predictor.load(out)
 
 
 def _peer(
@@ -245,10 +262,11 @@ def main() -> None:
                 f"{loaded:.1f} s | | | | | |"
             )
             results[f"{stored}, files"] = {"gb": size, "export_s": exported, "load_s": loaded}
+            compiled = compiled_twin(checkpoint, Path(folder, f"{stored}-compiled"), stored)
             for rows in BATCHES:
                 calls = {1: 400, 32: 200, 512: 20}[rows]
                 with torch.inference_mode():
-                    took = measure(cases(predictor, schema, rows), args.rounds, calls)
+                    took = measure(cases(predictor, compiled, schema, rows), args.rounds, calls)
                 for name, beside in (
                     ("bare operator", None),
                     ("collection", "bare operator"),
@@ -256,6 +274,7 @@ def main() -> None:
                     ("torchrec", "collection"),
                     ("dense part", None),
                     ("whole model", "dense part"),
+                    ("whole model, compiled", "dense part"),
                 ):
                     if name not in took:
                         continue

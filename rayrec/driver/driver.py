@@ -287,13 +287,14 @@ class Driver:
         types: Types = "int8",
         data: FileDataset | None = None,
         bounds: ParityBounds | None = None,
+        compiled: bool = False,
     ) -> Manifest:
         """Pack a checkpoint into an artifact that `rayrec.serve.Predictor` loads; starts no ranks.
 
         Args:
             checkpoint: its directory, such as `Result.checkpoint`.
             out: local folder, new or empty.
-            types, bounds: as `rayrec.serve.export` takes them.
+            types, bounds, compiled: as `rayrec.serve.export` takes them.
             data: rows that are scored by the model and by the artifact; by default the driver's
                 eval_data where they lie in files, and else random rows.
         Raises:
@@ -302,7 +303,9 @@ class Driver:
         from rayrec.driver.serving import export_checkpoint
 
         known = (data, self._eval_data, self._data)
-        return export_checkpoint(self._run, self._model, checkpoint, out, types, known, bounds)
+        return export_checkpoint(
+            self._run, self._model, checkpoint, out, types, known, bounds, compiled
+        )
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""

@@ -75,6 +75,7 @@ def export_checkpoint(
     types: Types,
     known: tuple[Dataset | None, ...],
     bounds: ParityBounds | None,
+    compiled: bool,
 ) -> Manifest:
     """Export a checkpoint of a driver's model.
 
@@ -106,4 +107,5 @@ def export_checkpoint(
         schema=schemas[0] if schemas else None,
         tasks=run.tasks,
         bounds=bounds,
+        compiled=compiled,
     )

@@ -4,6 +4,7 @@
     schema.json                  which columns are what, as in training
     dense.pt                     dense parameters by name; loads with weights_only=True
     dense.pt2                    the dense part as a torch.export program, where the model exports
+    compiled.pt2                 the dense part as machine code, where that was asked for
     tables/0000-user.arrow       packed rows of table "user": one column, one record batch
 
 Every byte is checked when it is opened: by then all files are in memory, where the lookups read the
@@ -33,7 +34,7 @@ from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, St
 from rayrec.serve.mapping import map_files, populate
 from rayrec.storage import one_line
 
-DENSE, PROGRAM, SCHEMA = "dense.pt", "dense.pt2", "schema.json"
+DENSE, PROGRAM, COMPILED, SCHEMA = "dense.pt", "dense.pt2", "compiled.pt2", "schema.json"
 _AGAIN = "Copy it again, or export the checkpoint again."
 
 

@@ -28,7 +28,8 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of, unpack_rows
 from rayrec.quant.types import Types
-from rayrec.serve.artifact import DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
+from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
+from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredFile
 from rayrec.serve.packed_files import measured, write_packed
 from rayrec.serve.parity import ParityBounds, Sample, check_bounds, compared
@@ -43,6 +44,8 @@ from rayrec.storage import one_line
 
 SAMPLE_ROWS = 8192
 _PARTIAL = f"{MANIFEST}.partial"
+# what an export may have written beside the tables when it is cut short
+_FILES = (DENSE, PROGRAM, COMPILED, SCHEMA, _PARTIAL)
 
 
 def export(
@@ -56,6 +59,7 @@ def export(
     tasks: Sequence[Task] = (),
     bounds: ParityBounds | None = None,
     sample_rows: int = SAMPLE_ROWS,
+    compiled: bool = False,
 ) -> Manifest:
     """Write an artifact of a checkpoint, and measure how far its scores are from the model's.
 
@@ -70,18 +74,23 @@ def export(
         tasks: of the run, for a model of the user's code; none means one binary task.
         bounds: what is accepted.
         sample_rows: rows that are scored by both.
+        compiled: compile the dense part for this machine's processor and torch, too, which takes a
+            C++ compiler and about half a minute; requests of few rows are then scored faster.
     Returns:
         what the artifact says of itself, with what was measured in `parity`.
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or of another model.
-        ConfigError: a type, table, model or schema does not fit.
+        ConfigError: a type, table, model or schema does not fit; or there is no compiler.
         InputError: a row cannot be packed, or the data cannot be read.
-        ArtifactError: `out` is not empty, or scores are too far from the model's; names the tables.
+        ArtifactError: `out` is not empty, or scores are too far from the model's; names the tables;
+            or the dense part is to be compiled and cannot be.
         SaveError: the file system refuses.
     """
     whole_number("sample_rows", sample_rows)
     folder = local_folder("out", out)
     _check_out(folder)
+    if compiled:
+        check_compiler()
     source = open_trained(os.fspath(checkpoint), model, schema, tasks)
     kinds = types_of([table.name for table in source.tables()], types)
     sample = _sample(source, data, sample_rows)
@@ -94,6 +103,8 @@ def export(
         wanted = ids_of(source.tables(), sample.batch.sparse_features)
         stored, kept = write_packed(reader, folder, packed, wanted)
         manifest = _described(source, folder, tuple(stored))
+        if compiled:
+            manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(source, folder, manifest, sample, kept, bounds or ParityBounds())
         _publish(folder, manifest)
     except OSError as error:
@@ -134,6 +145,7 @@ def _described(source: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> M
         dense=_stored(folder, DENSE),
         program=None if trouble else _stored(folder, PROGRAM),
         no_program=trouble,
+        compiled=None,
         schema=schema,
         recipe=source.recipe,
         parity={},
@@ -148,6 +160,16 @@ def _write_program(source: TrainedModel, columns: int, path: Path) -> str:
             return "the model has sequences, whose lengths its dense part depends on"
         givens[name] = GivenBags(collection)
     return export_program(source.scorer(givens), givens, columns, path)
+
+
+def _with_compiled(folder: Path, manifest: Manifest) -> Manifest:
+    if manifest.program is None:
+        raise ArtifactError(
+            f"the dense part cannot be compiled, since it does not export: {manifest.no_program}. "
+            "Export without compiling."
+        )
+    compile_program(folder / PROGRAM, folder / COMPILED)
+    return replace(manifest, compiled=(_stored(folder, COMPILED), Target.here()))
 
 
 def _with_parity(
@@ -219,7 +241,7 @@ def _check_out(folder: Path) -> None:
             f"{folder} already holds a complete artifact or checkpoint; export to a new folder, or "
             "delete it first."
         )
-    foreign = sorted(names - {TABLES, DENSE, PROGRAM, SCHEMA, _PARTIAL})
+    foreign = sorted(names - {TABLES, *_FILES})
     if foreign:
         raise ArtifactError(
             f"{folder} holds {foreign[0]!r}, which is no part of an artifact; export to a new or "
@@ -229,7 +251,7 @@ def _check_out(folder: Path) -> None:
 
 def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
     """Remove what an unfinished export has written, and the folders that it made."""
-    for name in (DENSE, PROGRAM, SCHEMA, _PARTIAL):
+    for name in _FILES:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / TABLES, ignore_errors=True)
     for path in made:

@@ -17,6 +17,7 @@ from typing import Any
 from rayrec.errors import ArtifactError
 from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import PackedTable, QuantType
+from rayrec.serve.compiled import Target
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "rayrec.artifact", 1
@@ -93,6 +94,7 @@ class Manifest:
             a model without tasks is called "".
         dense: the file of dense parameters. program: that of the exported dense part, or None.
         no_program: why there is no program, or "".
+        compiled: the file of the dense part as machine code, and what that runs on; None without.
         schema: the file of the feature schema, or None.
         recipe: what `ModelRecipe` was, or None for a model of the user's code.
         parity: largest errors, measured at the export.
@@ -107,6 +109,7 @@ class Manifest:
     dense: StoredFile
     program: StoredFile | None
     no_program: str
+    compiled: tuple[StoredFile, Target] | None
     schema: StoredFile | None
     recipe: Mapping[str, Any] | None
     parity: Mapping[str, Any]
@@ -114,7 +117,8 @@ class Manifest:
 
     def files(self) -> list[StoredFile]:
         """Every file but the manifest."""
-        others = [self.dense, self.program, self.schema]
+        compiled = None if self.compiled is None else self.compiled[0]
+        others = [self.dense, self.program, compiled, self.schema]
         return [table.file for table in self.tables] + [one for one in others if one is not None]
 
     def sealed(self) -> Manifest:
@@ -135,6 +139,10 @@ class Manifest:
         body["dense"] = asdict(self.dense)
         body["program"] = None if self.program is None else asdict(self.program)
         body["no_program"] = self.no_program
+        # left out where there is none, as in artifacts from before there were any
+        if self.compiled is not None:
+            file, target = self.compiled
+            body["compiled"] = {"file": asdict(file), "target": asdict(target)}
         body["schema"] = None if self.schema is None else asdict(self.schema)
         body |= {"recipe": self.recipe, "parity": dict(self.parity)}
         body["collections"] = [asdict(one) for one in self.collections]
@@ -177,6 +185,7 @@ class Manifest:
                 outputs=tuple((name, kind) for name, kind in body["outputs"]),
                 dense=StoredFile(**body["dense"]),
                 program=None if body["program"] is None else StoredFile(**body["program"]),
+                compiled=_compiled_from_json(body.get("compiled")),
                 schema=None if body["schema"] is None else StoredFile(**body["schema"]),
                 sha256=sha256,
             )
@@ -221,6 +230,14 @@ def _table_from_json(entry: Mapping[str, Any]) -> StoredTable:
     kind = QuantType.named(entry["type"])
     packed = PackedTable(entry["name"], entry["rows"], entry["width"], kind, entry["power"])
     return StoredTable(packed, entry["offset"], StoredFile(**entry["file"]))
+
+
+def _compiled_from_json(entry: Mapping[str, Any] | None) -> tuple[StoredFile, Target] | None:
+    if entry is None:
+        return None
+    told = entry["target"]
+    target = Target(torch=told["torch"], processor=tuple(told["processor"]))
+    return StoredFile(**entry["file"]), target
 
 
 def _collection_from_json(entry: Mapping[str, Any]) -> StoredCollection:

@@ -25,6 +25,7 @@ from rayrec.quant import (
 )
 from rayrec.recipe import ModelRecipe
 from rayrec.serve.artifact import Artifact
+from rayrec.serve.compiled import MOST_ROWS, load_compiled
 from rayrec.serve.program import Program, load_program
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
@@ -43,6 +44,7 @@ class Weights:
         name: of the version: the step, and the first digits of the sha256 of what holds it.
         step: of training.
         scorer: the model; None where the exported program is used.
+        not_compiled: why requests of few rows are not scored by compiled code, or "".
     Raises:
         ArtifactError: the artifact has neither a recipe nor a program, or not of this model.
     """
@@ -52,6 +54,13 @@ class Weights:
         self._artifact = artifact
         self.collections: Collections = artifact.collections()
         self.name, self.step = f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
+        self._compiled: Program | None = None
+        self.not_compiled = "the artifact was exported without"
+        if manifest.compiled is not None:
+            file, target = manifest.compiled
+            self.not_compiled = target.misfit()
+            if not self.not_compiled:
+                self._compiled = load_compiled(artifact.folder / file.path)
         self.scorer: Scorer | None = None
         self._program: Program | None = None
         if model is None and manifest.recipe is not None:
@@ -98,6 +107,9 @@ class Weights:
         twin._artifact = replace(self._artifact, packed=packed)
         twin.collections = twin._artifact.collections()
         twin.name, twin.step = name, step
+        # compiled code has the dense parameters of its export inside
+        twin._compiled = None
+        twin.not_compiled = "the version is none that was exported"
         if self.scorer is not None:
             # deepcopy takes what the memo has for a collection in place of a copy of it
             memo: dict[int, Any] = {
@@ -112,12 +124,17 @@ class Weights:
 
     def outputs(self, request: Request) -> tuple[Tensor, ...]:
         """The logits of every output of the manifest, in order."""
+        rows = len(request.dense)
         with torch.inference_mode():
-            if self.scorer is not None:
+            is_compiled = self._compiled is not None and 0 < rows <= MOST_ROWS
+            if self.scorer is not None and not is_compiled:
                 return self.scorer(request.dense, request.ids)
-            assert self._program is not None
             pooled = [one(request.ids).values() for one in self.collections.values()]
-            if not len(request.dense):
+            if is_compiled:
+                assert self._compiled is not None
+                return self._compiled(request.dense, *pooled)
+            assert self._program is not None
+            if not rows:
                 # a program is for at least one row
                 ran = self._program(
                     *(torch.zeros(1, part.shape[1]) for part in [request.dense, *pooled])
