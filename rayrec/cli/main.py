@@ -50,8 +50,8 @@ class Group(click.Group):
         """The subcommand of a name; None where there is none."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"rayrec.cli.{cmd_name.replace('-', '_')}").command
-        assert isinstance(command, click.Command)
+        module = import_module(f"rayrec.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

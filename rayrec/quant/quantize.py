@@ -33,9 +33,7 @@ def exchanged(model: nn.Module, packed: Mapping[str, nn.Module]) -> nn.Module:
     collections = reference_collections(model)
     # deepcopy takes what the memo has for an object in place of a copy of it
     memo = {id(collections[name]): module for name, module in packed.items()}
-    whole = copy.deepcopy(model, memo)
-    assert isinstance(whole, nn.Module)
-    return whole
+    return copy.deepcopy(model, memo)
 
 
 def quantize(model: nn.Module, types: Types = QuantType.INT8) -> nn.Module:

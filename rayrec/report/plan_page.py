@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from rayrec.layout.estimates import PlanEstimates
 from rayrec.layout.geometry import Replicated
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.units import format_bytes, format_count, format_ms, format_ranks
@@ -57,7 +58,8 @@ def render_page(plan: ShardingPlan, title: str = "plan") -> str:
 
 def plan_sections(plan: ShardingPlan) -> list[str]:
     """The plan's figures, its time and memory where it has estimates, and its map, as HTML."""
-    estimated = [_time(plan), _memory(plan)] if plan.estimates is not None else []
+    estimates = plan.estimates
+    estimated = [_time(estimates), _memory(estimates)] if estimates is not None else []
     return [_facts(plan), *estimated, _map(plan)]
 
 
@@ -82,29 +84,26 @@ def _facts(plan: ShardingPlan) -> str:
     return f'<div class="facts">{"".join(cells)}</div>'
 
 
-def _time(plan: ShardingPlan) -> str:
-    assert plan.estimates is not None
+def _time(estimates: PlanEstimates) -> str:
     names = [name for name, _ in TIME_PARTS]
     columns, labels = [], []
-    for i, rank in enumerate(plan.estimates.ranks):
+    for i, rank in enumerate(estimates.ranks):
         columns.append([getattr(rank, field) * 1e3 for _, field in TIME_PARTS])
         labels.append(f"rank {i}: {format_ms(rank.total_s)} ms")
     chart = stacks(columns, labels, names, lambda value: f"{value:.3g} ms")
     return f"<section><h2>Predicted time by rank</h2>{legend(names)}{chart}</section>"
 
 
-def _memory(plan: ShardingPlan) -> str:
-    assert plan.estimates is not None
-    e = plan.estimates
-    limits = e.topology.memory_bytes
+def _memory(estimates: PlanEstimates) -> str:
+    limits = estimates.topology.memory_bytes
     names = [name for name, _ in MEMORY_PARTS]
     columns, labels = [], []
-    for i, rank in enumerate(e.ranks):
+    for i, rank in enumerate(estimates.ranks):
         columns.append([float(getattr(rank, field)) for _, field in MEMORY_PARTS])
         labels.append(f"rank {i}: {format_bytes(rank.memory_bytes)} of {format_bytes(limits[i])}")
     chart = stacks(columns, labels, names, format_bytes, limits)
     low, high = min(limits), max(limits)
-    shown = high <= FAR * max(rank.memory_bytes for rank in e.ranks)
+    shown = high <= FAR * max(rank.memory_bytes for rank in estimates.ranks)
     limit = f"{format_bytes(low)} to {format_bytes(high)}" if low < high else format_bytes(high)
     text = f"Limit: {limit} a rank{'.' if shown else ', far above the scale.'}"
     keys = legend([*names, "limit"] if shown else names)

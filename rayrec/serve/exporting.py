@@ -217,8 +217,8 @@ def _scored(
         name: sampled(one, {table.name: kept[table.name] for table in configs_of(one)})
         for name, one in source.collections.items()
     }
-    scored = source.scorer(places)(sample.batch.dense_features, sample.batch.sparse_features)
-    assert isinstance(scored, tuple)
+    batch = sample.batch
+    scored: tuple[Tensor, ...] = source.scorer(places)(batch.dense_features, batch.sparse_features)
     return scored
 
 

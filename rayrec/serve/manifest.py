@@ -148,8 +148,7 @@ class Manifest:
         body["collections"] = [asdict(one) for one in self.collections]
         body["tables"] = [_table_json(table) for table in self.tables]
         # as it will be read: JSON makes lists of tuples
-        whole = json.loads(json.dumps(body))
-        assert isinstance(whole, dict)
+        whole: dict[str, Any] = json.loads(json.dumps(body))
         return whole
 
     @classmethod

@@ -63,11 +63,10 @@ class _DensePart(nn.Module):
         try:
             for given, rows in zip(self._givens, pooled, strict=True):
                 given.given.append(rows)
-            outputs = self.scorer(dense, nothing)
+            outputs: tuple[Tensor, ...] = self.scorer(dense, nothing)
         finally:
             for given in self._givens:
                 given.given.clear()
-        assert isinstance(outputs, tuple)
         return outputs
 
 

@@ -126,13 +126,12 @@ class Weights:
         """The logits of every output of the manifest, in order."""
         rows = len(request.dense)
         with torch.inference_mode():
-            is_compiled = self._compiled is not None and 0 < rows <= MOST_ROWS
-            if self.scorer is not None and not is_compiled:
+            compiled = self._compiled if 0 < rows <= MOST_ROWS else None
+            if self.scorer is not None and compiled is None:
                 return self.scorer(request.dense, request.ids)
             pooled = [one(request.ids).values() for one in self.collections.values()]
-            if is_compiled:
-                assert self._compiled is not None
-                return self._compiled(request.dense, *pooled)
+            if compiled is not None:
+                return compiled(request.dense, *pooled)
             assert self._program is not None
             if not rows:
                 # a program is for at least one row

@@ -102,8 +102,7 @@ class Publication:
         body = {"format": FORMAT, "version": VERSION} | asdict(self)
         del body["sha256"]
         # as it will be read: JSON makes lists of tuples
-        whole = json.loads(json.dumps(body))
-        assert isinstance(whole, dict)
+        whole: dict[str, Any] = json.loads(json.dumps(body))
         return whole
 
     @classmethod
