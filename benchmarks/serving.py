@@ -3,6 +3,7 @@ beside its dense part, TorchRec's quantized collection where it is importable; i
 
     python -m benchmarks.serving [--rounds 40] [--cap 1000000]
     python -m benchmarks.serving --server      the server instead, see serving_load.py
+    python -m benchmarks.serving --cold        a start from files on disk, see serving_cold.py
 
 26 tables of Criteo's sizes, D 64, one id a bag, Zipf ids, one thread. "bare operator" gets ids and
 offsets that are ready, and checks nothing. Every other call gets a fresh KeyedJaggedTensor of
@@ -225,17 +226,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--cap", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, help="40, and 5 of --cold")
+    parser.add_argument("--cap", type=int, help="rows of a table (1e6; --cold: 3.2e6)")
     parser.add_argument("--server", action="store_true", help="time the server instead")
+    parser.add_argument("--cold", action="store_true", help="time a start from disk instead")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load on the server")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if args.server:
         from benchmarks import serving_load
 
-        serving_load.run(args.cap, args.seconds)
+        serving_load.run(args.cap or 1_000_000, args.seconds)
         return
+    if args.cold:
+        from benchmarks import serving_cold
+
+        serving_cold.run(args.cap or 3_200_000, args.rounds or 5)
+        return
+    args.rounds, args.cap = args.rounds or 40, args.cap or 1_000_000
     tune_malloc()
     torch.set_num_threads(1)
     torch.manual_seed(0)
