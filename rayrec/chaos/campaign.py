@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayrec.chaos.account import Run, table
@@ -70,7 +70,9 @@ class Outcome:
         return table(self.runs, self.calm.digests, self.kinds)
 
 
-def shake(job: Job, campaign: Campaign, say: Callable[[str], None]) -> Outcome:
+def shake(
+    job: Job, campaign: Campaign, say: Callable[[str], None], keep: Callable[[Outcome], None]
+) -> Outcome:
     """Run a job without faults, and then under faults.
 
     The folders of runs that end well are removed. That of another one stays below the job's folder,
@@ -78,6 +80,7 @@ def shake(job: Job, campaign: Campaign, say: Callable[[str], None]) -> Outcome:
 
     Args:
         say: gets a line for every run and every fault.
+        keep: gets what there is after every run, since a later one may not come to its end.
     Raises:
         ConfigError: the job ends with a user's mistake when nothing happens to it, or keeps no
             checkpoint.
@@ -115,15 +118,16 @@ def shake(job: Job, campaign: Campaign, say: Callable[[str], None]) -> Outcome:
             _check_calm(calm)
             _keep_or_remove(job.folder / "calm", cluster, True)
             say(f"  done in {calm.seconds:.1f} s, {len(calm.digests) - 2} tables")
-            runs = []
+            outcome = Outcome(calm=calm, runs=(), kinds=campaign.kinds)
             for seed in range(campaign.seed, campaign.seed + campaign.runs):
                 say(f"seed {seed}")
                 run = one(f"seed-{seed}", seed, True)
                 good = run.is_good(calm.digests)
                 _keep_or_remove(job.folder / f"seed-{seed}", cluster, good)
                 say(f"  {run.verdict(calm.digests)}, in {run.seconds:.1f} s")
-                runs.append(run)
-        return Outcome(calm=calm, runs=tuple(runs), kinds=campaign.kinds)
+                outcome = replace(outcome, runs=(*outcome.runs, run))
+                keep(outcome)
+        return outcome
     finally:
         if made and not any(job.folder.iterdir()):
             job.folder.rmdir()

@@ -97,8 +97,11 @@ def command(
         runs=runs,
         bounds=Bounds(hang_s=timeout, faults=faults),
     )
-    outcome = shake(read, campaign, lambda line: print(line, flush=True))
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    outcome = shake(read, campaign, say, lambda runs: write_out(out, runs))
     print("\n".join(["", *outcome.table()]))
-    write_out(out, outcome)
     if not outcome.is_good:
         raise click.exceptions.Exit(1)
