@@ -14,6 +14,7 @@ from rayrec.cli.base import PATH, Checked, Command, count
 rayrec serve served/clicks --replicas 2
 rayrec serve --follow runs/clicks --replicas 2
 rayrec serve served/clicks --host 0.0.0.0 --port 9000 --http-port 9001
+rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
 """,
 )
 @click.argument("artifact", type=PATH, metavar="ARTIFACT", required=False)
@@ -37,6 +38,15 @@ rayrec serve served/clicks --host 0.0.0.0 --port 9000 --http-port 9001
     "batch may meet rows of two",
 )
 @click.option("--replicas", type=count(), default=1, show_default=True, help="processes")
+@click.option(
+    "--cluster",
+    is_flag=False,
+    flag_value="auto",
+    metavar="[ADDRESS]",
+    help="place the replicas on the nodes of a Ray cluster, which restarts them; ADDRESS is "
+    "host:port (by default that of RAY_ADDRESS, or the cluster of this machine), and ARTIFACT "
+    "lies at the same path on every node",
+)
 @click.option(
     "--port", type=count(0, 65535), default=8500, show_default=True, help="of gRPC; 0: a free one"
 )
@@ -84,6 +94,7 @@ def command(
     poll: float | None,
     in_place: bool,
     replicas: int,
+    cluster: str | None,
     port: int,
     http_port: int | None,
     host: str,
@@ -99,7 +110,7 @@ def command(
     """
     from rayrec.serve.server.needed import check_installed
 
-    path = _served(artifact, follow, poll, in_place)
+    path = _served(artifact, follow, poll, in_place, cluster)
     check_installed()
     from rayrec.serve.server.settings import ServerSettings
 
@@ -117,12 +128,23 @@ def command(
         poll_s=poll or 1.0,
         strict=not in_place,
     )
+    if cluster is not None:
+        from rayrec.serve.cluster import serve_on_cluster
+
+        serve_on_cluster(path, settings, address=cluster)
+        return
     from rayrec.serve.server.supervisor import serve
 
     serve(path, settings, follow=follow is not None)
 
 
-def _served(artifact: str | None, follow: str | None, poll: float | None, in_place: bool) -> str:
+def _served(
+    artifact: str | None,
+    follow: str | None,
+    poll: float | None,
+    in_place: bool,
+    cluster: str | None,
+) -> str:
     """What is to be served: an artifact, or what a run publishes.
 
     Raises:
@@ -130,6 +152,16 @@ def _served(artifact: str | None, follow: str | None, poll: float | None, in_pla
     """
     from rayrec.errors import ConfigError
 
+    if follow is not None and cluster is not None:
+        raise ConfigError(
+            "--follow serves a chain of this host, and --cluster an artifact of many; leave one of "
+            "them out."
+        )
+    if artifact is None and follow is None and cluster is not None:
+        raise ConfigError(
+            f"there is no ARTIFACT, and --cluster takes {cluster!r} as its address; write ARTIFACT "
+            "before --cluster."
+        )
     if (artifact is None) == (follow is None):
         raise ConfigError(
             "rayrec serve wants ARTIFACT, a folder that rayrec export wrote, or --follow RUN, and "

@@ -45,13 +45,14 @@ class Cluster:
 
 
 @contextmanager
-def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
+def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluster]:
     """Be connected to Ray inside the block.
 
     Args:
         num_cpus: CPUs to claim when a private cluster starts; None takes those of the machine.
+        address: of the cluster, in place of RAY_ADDRESS; "auto" finds one of this machine.
     Raises:
-        ConfigError: RAY_ADDRESS names nothing that answers, or Ray does not start.
+        ConfigError: nothing answers at the address, or Ray does not start.
     """
     import ray
 
@@ -59,11 +60,14 @@ def connected(num_cpus: int | None = None) -> Iterator[Cluster]:
     if ray.is_initialized():
         yield _describe()
         return
-    address = os.environ.get("RAY_ADDRESS", "")
+    named = f"the address {address}"
+    if not address:
+        address = os.environ.get("RAY_ADDRESS", "")
+        named = f"RAY_ADDRESS={address}"
     with ExitStack() as stack:
         if address and address != "local":
             # `ray.init` would try a dead address for minutes.
-            _check_reachable(address)
+            _check_reachable(address, named)
             _join(address if address == "auto" else _without_scheme(address))
         else:
             stack.enter_context(reaped(reaper.files_of(os.getpid())))
@@ -100,7 +104,7 @@ def _join(address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"cannot join the Ray cluster at {os.environ['RAY_ADDRESS']}: {first} Start a cluster "
+            f"cannot join the Ray cluster at {address}: {first} Start a cluster "
             "with `ray start --head`, correct RAY_ADDRESS, or unset it to run on this machine "
             "alone."
         ) from error
@@ -128,13 +132,13 @@ def _start(num_cpus: int | None) -> None:
         ) from error
 
 
-def _check_reachable(address: str) -> None:
+def _check_reachable(address: str, named: str) -> None:
     # for "auto" Ray finds the file that `ray start` wrote, and says at once when there is none
     if address == "auto":
         return
     if address.startswith("ray://"):
         raise ConfigError(
-            f"RAY_ADDRESS={address} is a Ray Client address; the driver must run inside the "
+            f"{named} is a Ray Client address; the driver must run inside the "
             "cluster. Use `ray job submit -- python -m jobs.NAME`, or RAY_ADDRESS=host:port of the "
             "head."
         )
@@ -144,7 +148,7 @@ def _check_reachable(address: str) -> None:
             pass
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"RAY_ADDRESS={address}: nothing answers there ({error}). Start a cluster with `ray "
+            f"{named}: nothing answers there ({error}). Start a cluster with `ray "
             "start --head`, correct the address, or unset RAY_ADDRESS to run on this machine alone."
         ) from None
 

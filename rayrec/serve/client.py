@@ -46,7 +46,8 @@ class Client:
     """Asks one server; its calls may come from several threads.
 
     Args:
-        address: host and gRPC port.
+        address: host and gRPC port; or "ipv4:" and several of them, with commas between, of which
+            one is asked while it is there, and then the next.
         timeout_s: seconds that a call waits where it does not say otherwise.
     Raises:
         ConfigError: grpcio is not installed.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rayrec.checkpoint import TableReader
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset
-from rayrec.errors import ArtifactError, SaveError
+from rayrec.errors import ArtifactError, ConfigError, RayrecError, SaveError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of, unpack_rows
@@ -70,7 +70,8 @@ def export(
         data: evaluation rows, of which a sample is scored by both; random rows when None, of which
             no AUC is known.
         model: builds the training module; None takes the recipe in the checkpoint.
-        schema: which columns are what; None takes that of the recipe.
+        schema: which columns are what; None takes that of the recipe, or of `data`. Without any an
+            artifact takes tensors alone.
         tasks: of the run, for a model of the user's code; none means one binary task.
         bounds: what is accepted.
         sample_rows: rows that are scored by both.
@@ -91,9 +92,13 @@ def export(
     _check_out(folder)
     if compiled:
         check_compiler()
+    if schema is None and model is not None and data is not None:
+        schema = data.schema
     source = open_trained(os.fspath(checkpoint), model, schema, tasks)
     kinds = types_of([table.name for table in source.tables()], types)
     sample = _sample(source, data, sample_rows)
+    if source.schema is None:
+        _check_takes(source, sample)
     reader = TableReader(source.path, source.restored.manifest)
     packed = measured(reader, source.tables(), kinds)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -125,6 +130,32 @@ def _sample(source: TrainedModel, data: FileDataset | None, rows: int) -> Sample
         sample = random_sample(source.tables(), rows, columns, source.is_weighted)
     check_sample(sample, features)
     return sample
+
+
+def _check_takes(source: TrainedModel, sample: Sample) -> None:
+    """Check that a model without a schema takes the made-up rows, which have no dense columns.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    ids = ids_of(source.tables(), sample.batch.sparse_features)
+    zeros = {
+        table.name: KeptRows(
+            ids[table.name], torch.zeros(len(ids[table.name]), table.embedding_dim)
+        )
+        for table in source.tables()
+    }
+    try:
+        _scored(source, zeros, sample)
+    except RayrecError:
+        raise
+    # what a model of the user's says of a wrong number of columns is of any type
+    except Exception as error:
+        raise ConfigError(
+            f"the checkpoint has no schema, and {type(source.module).__name__} does not take rows "
+            f"of ids alone ({type(error).__name__}: {one_line(error)}). Give schema=, by which it "
+            "was trained, or data= with rows of it."
+        ) from error
 
 
 def _described(source: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:

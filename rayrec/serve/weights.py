@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.checkpoint import dense_tensors, load_dense
-from rayrec.errors import ArtifactError
+from rayrec.errors import ArtifactError, InputError, RayrecError
 from rayrec.quant import (
     PackedTables,
     QuantEmbeddingBagCollection,
@@ -29,6 +29,7 @@ from rayrec.serve.compiled import MOST_ROWS, load_compiled
 from rayrec.serve.program import Program, load_program
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
+from rayrec.storage import one_line
 
 Collections = Mapping[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]
 
@@ -123,10 +124,31 @@ class Weights:
         return twin
 
     def outputs(self, request: Request) -> tuple[Tensor, ...]:
-        """The logits of every output of the manifest, in order."""
-        rows = len(request.dense)
+        """The logits of every output of the manifest, in order.
+
+        Raises:
+            InputError: the artifact has no schema, and the model does not take the tensors.
+        """
+        try:
+            return self._run(request)
+        except RayrecError:
+            raise
+        # with a schema all shapes were checked, so it is a defect
+        except Exception as error:
+            if self._artifact.schema is not None:
+                raise
+            raise InputError(
+                f"the model does not take dense {tuple(request.dense.shape)} beside the keys "
+                f"{request.ids.keys()} ({type(error).__name__}: {one_line(error)}). Give what it "
+                "was trained with, or export with schema=, by which rows are checked."
+            ) from error
+
+    def _run(self, request: Request) -> tuple[Tensor, ...]:
+        rows, columns = request.dense.shape
+        # Compiled code checks no shapes. What was exported without a schema has no dense columns.
+        is_known = self._artifact.schema is not None or columns == 0
         with torch.inference_mode():
-            compiled = self._compiled if 0 < rows <= MOST_ROWS else None
+            compiled = self._compiled if 0 < rows <= MOST_ROWS and is_known else None
             if self.scorer is not None and compiled is None:
                 return self.scorer(request.dense, request.ids)
             pooled = [one(request.ids).values() for one in self.collections.values()]

@@ -213,6 +213,14 @@ def _autoscaling(node_types: dict[str, Any], gcs: str) -> dict[str, Any]:
     }
 
 
+def can_unshare() -> bool:
+    """Whether this process may make mount namespaces, which takes root in most places."""
+    return (
+        os.geteuid() == 0
+        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    )
+
+
 @contextmanager
 def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
     """A second node of one CPU, in a mount namespace where `hidden` is an empty disk of its own.

@@ -16,18 +16,10 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
-from tests.ray.heads import ROOT, Head, node_with_own_disk, started_head
+from tests.ray.heads import ROOT, Head, can_unshare, node_with_own_disk, started_head
 
 RUN = ("--rows", "3000", "--eval-rows", "500", "--ranks", "2", "--global-batch-size", "512")
 SMALL = (*RUN, "--steps", "2")
-
-
-def can_unshare() -> bool:
-    """Whether this process may make mount namespaces, which takes root in most places."""
-    return (
-        os.geteuid() == 0
-        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-    )
 
 
 pytestmark = [

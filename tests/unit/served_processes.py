@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +53,19 @@ def wait_for(holds: Callable[[], object], seconds: float = 120.0) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many neighbouring ports that nobody has."""
+    for first in range(21000, 32000, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no ports")
 
 
 @contextmanager

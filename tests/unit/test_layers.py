@@ -57,6 +57,8 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "actors": 13,
     "watch": 13,
     "driver": 14,
+    "serve.ray_serve": 9,
+    "serve.cluster": 15,
     "chaos": 15,
     "runs": 15,
     "cli": 16,
@@ -76,7 +78,7 @@ PURE = {
 }
 # formulas of tensors: torch inside of functions, when there are tensors, and for their types
 LATE_TORCH = {"spec"}
-MAY_IMPORT_RAY = {"driver", "actors", "jobs"}
+MAY_IMPORT_RAY = {"driver", "actors", "jobs", "serve.cluster", "serve.ray_serve"}
 MAY_IMPORT_ACTORS = {"driver", "actors"}
 EXEMPT = {"rayrec"}  # rayrec/__init__.py, whose lazy exports name every layer
 

@@ -7,6 +7,7 @@ scoring        the queue of a replica, and the thread that scores whatever waits
 faults         what an error is called in gRPC, in HTTP and among the metrics
 metrics        what is counted for Prometheus
 grpc_service   bytes in, bytes out
+body           bodies of HTTP, as JSON or as Arrow streams
 http_service   JSON for people, and health, readiness and metrics
 replica        one process
 held           the ports and the folder of numbers that the replicas share

@@ -9,39 +9,22 @@ GET /metrics     for Prometheus
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any, NamedTuple
 
-import pyarrow as pa
 from aiohttp import web
 
-from rayrec import checks
 from rayrec.errors import InputError, UnavailableError
+from rayrec.serve.server.body import as_json, asked, type_trouble
 from rayrec.serve.server.faults import CANCELLED, OK, fault_of
 from rayrec.serve.server.metrics import CONTENT_TYPE, Metrics
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
-from rayrec.serve.wire import (
-    ARROW_TYPE,
-    Answer,
-    answer_bytes,
-    columns_of,
-    record_batch,
-    request_bytes,
-)
+from rayrec.serve.wire import ARROW_TYPE, Answer, answer_bytes
 
-JSON_TYPE = "application/json"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class _Asked(NamedTuple):
-    rows: pa.RecordBatch
-    size: int
-    timeout_s: float | None
 
 
 class HttpService:
@@ -94,8 +77,11 @@ class HttpService:
         start = perf_counter()
         outcome = CANCELLED
         try:
-            asked = self._asked(request.content_type, await request.read())
-            answer = await self._queue.score(*asked)
+            body = await request.read()
+            trouble = type_trouble(request.content_type)
+            if trouble:
+                raise web.HTTPUnsupportedMediaType(text=trouble)
+            answer = await self._queue.score(*asked(self._reader, request.content_type, body))
             response = _response(answer, request.content_type)
             outcome = OK
             return response
@@ -112,31 +98,6 @@ class HttpService:
         finally:
             self._metrics.answered("http", outcome, perf_counter() - start)
 
-    def _asked(self, content_type: str, body: bytes) -> _Asked:
-        if content_type == ARROW_TYPE:
-            return _Asked(self._reader.read(body), len(body), None)
-        if content_type != JSON_TYPE:
-            raise web.HTTPUnsupportedMediaType(
-                text=f"content-type {content_type} is not read; send {JSON_TYPE} or {ARROW_TYPE}."
-            )
-        given = _json_object(body)
-        timeout_s = given.pop("timeout_ms", None)
-        if timeout_s is not None:
-            timeout_s = checks.positive("timeout_ms", timeout_s) / 1000
-            checks.seconds("timeout_ms / 1000", timeout_s)
-        if set(given) == {"columns"} and isinstance(given["columns"], dict):
-            columns = given["columns"]
-        elif set(given) == {"rows"} and isinstance(given["rows"], list):
-            columns = columns_of(given["rows"])
-        else:
-            raise InputError(
-                f"the body has the fields {sorted(given)}; give one of "
-                '"columns": {"name": [value, ...]} and "rows": [{"name": value}, ...].'
-            )
-        # the same checks as for bytes: text of JSON can be as wrong
-        whole = request_bytes(record_batch(columns))
-        return _Asked(self._reader.read(whole), len(whole), timeout_s)
-
     async def _health(self, _: web.Request) -> web.Response:
         version, step = self._queue.version
         said = {"status": "alive", "version": version, "step": step, "pid": os.getpid()}
@@ -151,26 +112,10 @@ class HttpService:
         return web.Response(body=self._metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the body is no JSON: {error}.") from error
-    if not isinstance(given, dict):
-        raise InputError(f"the body is a JSON {type(given).__name__}; send an object.")
-    return given
-
-
 def _response(answer: Answer, content_type: str) -> web.Response:
     if content_type == ARROW_TYPE:
         return web.Response(body=answer_bytes(answer), content_type=ARROW_TYPE)
-    scores: Any = answer.scores
-    listed = (
-        {name: part.tolist() for name, part in scores.items()}
-        if isinstance(scores, dict)
-        else scores.tolist()
-    )
-    return web.json_response({"scores": listed, "version": answer.version, "step": answer.step})
+    return web.json_response(as_json(answer))
 
 
 def _error(status: int, error: str, text: str) -> web.Response:

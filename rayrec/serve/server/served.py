@@ -13,15 +13,17 @@ from rayrec.serve.requests import Request, nothing
 from rayrec.sparse import KeyedJaggedTensor
 
 
-def served_schema(predictor: Predictor) -> FeatureSchema:
+def served_schema(predictor: Predictor, path: str = "the artifact") -> FeatureSchema:
     """The schema by which a server reads columns.
 
+    Args:
+        path: of the artifact, for the message.
     Raises:
         ConfigError: the artifact has none.
     """
     if predictor.schema is None:
         raise ConfigError(
-            "the artifact has no schema, so a server cannot read columns; export the checkpoint "
+            f"{path} has no schema, so a server cannot read columns; export the checkpoint "
             "with schema=."
         )
     return predictor.schema

@@ -63,7 +63,7 @@ def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
             predictor = Predictor.follow(path, strict=settings.strict)
         else:
             predictor = Predictor.load(path)
-        served_schema(predictor)
+        served_schema(predictor, path)
         with metrics_folder():
             Supervisor(predictor, own).run(path)
 

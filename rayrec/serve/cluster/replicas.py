@@ -1,0 +1,268 @@
+"""`Replicas`: what happens to the replicas of a server on a cluster, and how they end.
+
+Ray restarts a replica whose process or node is lost and repeats its call of `serve`. What is left
+to do here is to look at all replicas a few times a second, and to tell what has happened to them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rayrec.driver.answers import death_line
+from rayrec.errors import ArtifactError, RayrecError, ServingError, as_user_mistake
+from rayrec.serve.cluster.replica import Seen, Where
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.storage import one_line
+
+_LOOK_S = 0.25
+_ANSWER_S = 2.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
+_MOST_FAILED_STARTS = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One of the replicas.
+
+    Attributes:
+        serving: its call of `serve`; None while it waits to be repeated.
+        asked: a call of `where` that has no answer yet.
+        where: where it answers; None while it does not.
+        is_lost: its process is gone, and the next one has not answered yet.
+        failed: how often it was lost, or did not serve, since it answered last.
+        due: when its call of `serve` is to be repeated.
+    """
+
+    number: int
+    actor: Any
+    serving: Any = None
+    asked: Any = None
+    where: Where | None = None
+    is_lost: bool = False
+    failed: int = 0
+    due: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What lines call it."""
+        return f"replica {self.number}"
+
+
+class Replicas:
+    """The replicas of one server.
+
+    Args:
+        actors: one each.
+        path: absolute, of the artifact.
+    """
+
+    def __init__(self, actors: list[Any], path: str, settings: ServerSettings) -> None:
+        self._slots = [_Slot(number, actor) for number, actor in enumerate(actors)]
+        self._path, self._settings = path, settings
+        self._version, self._was_ready = "", False
+
+    @property
+    def addresses(self) -> tuple[Where, ...]:
+        """Where replicas answer, as they were last seen; those that are lost are left out."""
+        return tuple(slot.where for slot in self._slots if slot.where is not None)
+
+    def start(self, check: Callable[[], None]) -> None:
+        """See that all hosts have the artifact, and wait until all replicas answer.
+
+        Raises:
+            RayrecError: as `serve_on_cluster`.
+        """
+        seen = self._look(check)
+        self._version = seen.version
+        for slot in self._slots:
+            self._serve(slot)
+        while len(self.addresses) < len(self._slots):
+            check()
+            self.watch()
+        self._was_ready = True
+        hosts = len({where.host for where in self.addresses})
+        own = self._settings
+        print(
+            f"{self._path}: step {seen.step}, {own.replicas} replicas on {hosts} hosts", flush=True
+        )
+        if not own.is_local:
+            print(f"whoever reaches {own.host} can ask, and nothing is encrypted", flush=True)
+
+    def watch(self) -> None:
+        """Look at all replicas once, and tell what has happened; takes a quarter of a second.
+
+        Raises:
+            ServingError: a replica is gone for good, or does not start.
+            RayrecError: the first start of a replica has met a mistake.
+        """
+        import ray
+
+        for slot in self._slots:
+            if slot.asked is None:
+                slot.asked = slot.actor.where.remote()
+            if slot.serving is None and slot.due <= time.monotonic():
+                self._serve(slot)
+        asked = [slot.asked for slot in self._slots]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+        for slot in self._slots:
+            if slot.asked in answered:
+                self._hear(slot)
+            if slot.serving is not None and ray.wait([slot.serving], timeout=0)[0]:
+                self._ended(slot)
+        time.sleep(_LOOK_S)
+
+    def drain(self) -> None:
+        """End all replicas, each after the answers to what it has.
+
+        Raises:
+            ServingError: some did not answer all in time.
+        """
+        import ray
+
+        # one that is being started again has no requests
+        alive = [slot for slot in self._slots if slot.where is not None]
+        for slot in alive:
+            slot.actor.stop.remote()
+        serving = [slot.serving for slot in alive if slot.serving is not None]
+        seconds = self._settings.drain_s
+        done = (
+            ray.wait(serving, num_returns=len(serving), timeout=seconds + 5)[0] if serving else []
+        )
+        sound = 0
+        for reference in done:
+            with suppress(ray.exceptions.RayError):
+                sound += ray.get(reference) == 0
+        if sound < len(alive):
+            raise ServingError(
+                f"{len(alive) - sound} of {len(alive)} replicas did not end by themselves within "
+                f"{seconds:g} s; some requests were not answered."
+            )
+
+    def _look(self, check: Callable[[], None]) -> Seen:
+        """What all hosts see at the path.
+
+        Raises:
+            ArtifactError: they see different versions.
+        """
+        import ray
+
+        asked = [slot.actor.look.remote(self._path) for slot in self._slots]
+        waiting = asked
+        while waiting:
+            check()
+            _, waiting = ray.wait(asked, num_returns=len(asked), timeout=_LOOK_S)
+        pairs = zip(self._slots, asked, strict=True)
+        seen: list[Seen] = [_seen(slot.name, reference) for slot, reference in pairs]
+        first = seen[0]
+        for other in seen:
+            if other.version != first.version:
+                raise ArtifactError(
+                    f"{self._path} is version {first.version} on host {first.host} and "
+                    f"{other.version} on host {other.host}; copy one of them to all hosts."
+                )
+        return first
+
+    def _serve(self, slot: _Slot) -> None:
+        # Ray repeats this call where it restarts the actor
+        call = slot.actor.serve.options(max_task_retries=-1)
+        slot.serving = call.remote(self._path, self._settings, self._version)
+
+    def _hear(self, slot: _Slot) -> None:
+        """Take the answer about where a replica is, or that it is lost."""
+        import ray
+
+        reference, slot.asked = slot.asked, None
+        before = slot.where
+        try:
+            where: Where | None = ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            if not slot.is_lost:
+                is_away = isinstance(error, ray.exceptions.ActorUnavailableError)
+                why = "its process or its node is gone" if is_away else death_line(error)
+                self._lost(slot, why)
+            return
+        if before is not None and where != before and not slot.is_lost:
+            self._lost(slot, f"process {before.pid} is gone")
+        slot.is_lost = False
+        if where is None or where == before:
+            return
+        slot.where, slot.failed = where, 0
+        print(
+            f"{slot.name} on {where.host} (process {where.pid}): gRPC at {where.grpc}, HTTP at "
+            f"{where.http}",
+            flush=True,
+        )
+
+    def _lost(self, slot: _Slot, why: str) -> None:
+        """Say that a replica is lost, which Ray starts again.
+
+        Raises:
+            ServingError: it was lost several times before all replicas were there.
+        """
+        where = f" on {slot.where.host}" if slot.where is not None else ""
+        slot.where, slot.is_lost = None, True
+        slot.failed += 1
+        if not self._was_ready and slot.failed >= _MOST_FAILED_STARTS:
+            raise ServingError(
+                f"{slot.name} cannot start; it was lost {slot.failed} times, the last time because "
+                f"{why}. Its log is in Ray's folder on its host."
+            )
+        _say(f"{slot.name}{where} is lost: {why}; Ray starts it again")
+
+    def _ended(self, slot: _Slot) -> None:
+        """Have a replica serve again whose call has come to an end.
+
+        Raises:
+            RayrecError: not all replicas have answered yet, or Ray does not start it again.
+        """
+        import ray
+
+        reference, slot.serving = slot.serving, None
+        try:
+            ray.get(reference)
+            why = "it was told to end."
+        except ray.exceptions.RayActorError as error:
+            raise ServingError(f"{slot.name} is gone for good: {death_line(error)}.") from None
+        except ray.exceptions.RayTaskError as error:
+            mistake = _raised(slot.name, error)
+            if not self._was_ready:
+                raise mistake from None
+            why = one_line(mistake)
+        wait_s = min(_FIRST_WAIT_S * 2**slot.failed, _LONGEST_WAIT_S)
+        slot.where, slot.due = None, time.monotonic() + wait_s
+        slot.failed += 1
+        _say(f"{slot.name} does not serve: {why} It is tried again in {wait_s:.1f} s")
+
+
+def _seen(name: str, reference: Any) -> Seen:
+    """What a replica saw of the artifact.
+
+    Raises:
+        RayrecError: it saw none; names the host.
+    """
+    import ray
+
+    try:
+        seen: Seen = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise _raised(name, error) from None
+    except ray.exceptions.RayActorError as error:
+        raise ServingError(f"{name} cannot start: {death_line(error)}.") from None
+    return seen
+
+
+def _raised(name: str, error: Any) -> RayrecError:
+    """What a call of a replica has met, of the same class where it is a user's mistake."""
+    raised = error.cause if error.cause is not None else error
+    text = one_line(raised)
+    mistake = as_user_mistake(raised, f"{name} {text}")
+    return mistake or ServingError(f"{name} failed: {type(raised).__name__}: {text}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

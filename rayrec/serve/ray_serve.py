@@ -1,0 +1,99 @@
+"""A Ray Serve deployment of a predictor, for users who want the routing of Ray Serve.
+
+    handle = ray.serve.run(application("served/clicks"))
+
+HTTP takes and answers what /predict of `rayrec serve` does, and `handle.ask.remote(rows)` takes
+Arrow batches. docs/serving.md has the price of it. Needs ray[serve].
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Event
+from typing import Any
+
+from rayrec.errors import ConfigError, ServingError
+from rayrec.serve.artifact import local_folder
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.body import as_json, asked, type_trouble
+from rayrec.serve.server.faults import fault_of
+from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.served import request_columns, served_schema, version_of, warm
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import RequestReader
+from rayrec.serve.wire import ARROW_TYPE, Answer, Columns, answer_bytes, request_bytes
+from rayrec.storage import one_line
+
+
+def application(
+    artifact: str | os.PathLike[str], *, replicas: int = 1, threads: int = 1, **options: Any
+) -> Any:
+    """A predictor as an application for `ray.serve.run`.
+
+    Args:
+        artifact: folder that `rayrec export` wrote, at the same path on every node.
+        replicas, threads: actors of Ray Serve, and CPUs that each holds and scores with.
+        options: further ones of `ray.serve.deployment`, which go before these.
+    Raises:
+        ConfigError: a number is out of range, or ray[serve] is not installed.
+    """
+    settings = ServerSettings(replicas=replicas, threads=threads)
+    folder = str(local_folder("the artifact", artifact))
+    try:
+        import ray.serve
+    except ImportError as error:
+        raise ConfigError(
+            f"Ray Serve is not installed: {one_line(error)} Install it with pip install "
+            "'rayrec[ray-serve]', or serve by rayrec serve, which does not need it."
+        ) from None
+    # Ray Serve gives a replica 5 requests at a time by itself, which are too few to be joined.
+    given = {"name": "rayrec", "num_replicas": replicas, "max_ongoing_requests": 256}
+    given |= {"ray_actor_options": {"num_cpus": threads}, **options}
+    return ray.serve.deployment(**given)(Deployed).bind(folder, settings)
+
+
+class Deployed:
+    """One replica; Ray Serve makes it inside of a running event loop."""
+
+    def __init__(self, artifact: str, settings: ServerSettings) -> None:
+        import torch
+
+        torch.set_num_threads(settings.threads)
+        predictor = Predictor.load(artifact)
+        schema = served_schema(predictor, artifact)
+        warm(predictor)
+        self._most_bytes, self._broken = settings.max_bytes, Event()
+        self._reader = RequestReader(request_columns(schema), settings.max_rows)
+        metrics = Metrics(version_of(predictor)[0])
+        self._queue = ScoringQueue(predictor, settings, metrics, self._broken.set)
+
+    async def __call__(self, request: Any) -> Any:
+        """Answer HTTP: JSON, or an Arrow stream, as /predict of `rayrec serve`."""
+        from starlette.responses import JSONResponse, Response
+
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        body = await request.body()
+        trouble, status = type_trouble(kind), 415
+        if len(body) > self._most_bytes:
+            trouble, status = f"the body is larger than {self._most_bytes} bytes.", 413
+        if trouble:
+            return JSONResponse({"error": "InputError", "message": trouble}, status)
+        try:
+            answer = await self._queue.score(*asked(self._reader, kind, body))
+        except Exception as error:
+            fault = fault_of(error)
+            return JSONResponse({"error": fault.error, "message": fault.text}, fault.status)
+        if kind == ARROW_TYPE:
+            return Response(answer_bytes(answer), media_type=ARROW_TYPE)
+        return JSONResponse(as_json(answer))
+
+    async def ask(self, rows: Columns, timeout_s: float | None = None) -> Answer:
+        """Answer a handle, as `rayrec.serve.Client.ask`; without `timeout_s` it waits for ever."""
+        data = request_bytes(rows)
+        return await self._queue.score(self._reader.read(data), len(data), timeout_s)
+
+    def check_health(self) -> None:
+        """Tell Ray Serve whether to start another one in its place."""
+        if self._broken.is_set():
+            raise ServingError("the scoring thread has ended; the log has the traceback.")

@@ -1,0 +1,59 @@
+"""What `rayrec serve --cluster` refuses before it joins a cluster, and the ports of replicas."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from rayrec.cli.main import main
+from rayrec.errors import ConfigError
+from rayrec.serve.cluster.replica import _first_free
+from rayrec.serve.server.settings import ServerSettings
+from tests.unit.served_processes import free_ports
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("--follow", "runs/a", "--cluster"),
+            "--follow serves a chain of this host, and --cluster",
+        ),
+        (
+            ("--cluster", "served/a"),
+            "there is no ARTIFACT, and --cluster takes 'served/a' as its address; write ARTIFACT",
+        ),
+        (("s3://bucket/a", "--cluster"), "the artifact s3://bucket/a is on another file system"),
+        (("served/a", "--cluster", "127.0.0.1:1"), "the address 127.0.0.1:1: nothing answers"),
+        (("served/a", "--cluster", "ray://head:1"), "the address ray://head:1 is a Ray Client"),
+    ],
+)
+def test_mistakes_are_one_line(words, says, capsys, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert main(["serve", *words]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("error: " + says), told.err
+    assert told.err.count("\n") == 1
+
+
+def test_an_address_of_the_environment_is_taken(capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert main(["serve", "served/a", "--cluster"]) == 2
+    assert "RAY_ADDRESS=127.0.0.1:1: nothing answers there" in capsys.readouterr().err
+
+
+def test_replicas_of_a_host_take_the_next_free_ports():
+    port = free_ports(6)
+    settings = ServerSettings(port=port, http_port=0, replicas=3)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        _first_free(settings) as second,
+        _first_free(settings) as third,
+    ):
+        assert [second.port, third.port] == [port + 2, port + 4]
+        wanted = rf"cannot listen at 127.0.0.1:{port + 4} \(port"
+        with pytest.raises(ConfigError, match=wanted), _first_free(settings):
+            pass
+    with _first_free(ServerSettings(port=0, http_port=0)) as free:
+        assert free.port and free.http_port
