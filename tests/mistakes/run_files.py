@@ -30,7 +30,7 @@ CHANGES = [
     ("--set scaling.num_workers=[1,2]", "num_workers=(1, 2)|storage_path"),
     ("--set scaling.pin_cores=true", "pin_cores"),
     ("--set scaling.spares=x", "[scaling]|spares|whole number"),
-    ("--set scaling.spares=1", "spares=1|max_failures=0"),
+    ("--set scaling.spares=1", "[scaling]|spares is about ranks|num_workers=0"),
     ("--set model.model=dnn", "'dnn'|dlrm"),
     ("--set model.dense_layers=64", "dense_layers is 64|list"),
     ("--set model.dense_layers=[0]", "dense_layers|0"),
