@@ -56,6 +56,10 @@ class RankActor:
             del os.environ["GLOO_SOCKET_IFNAME"]
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
+    def stand_by(self, task: RankTask) -> None:
+        """Wait until torch is imported, as what `task` names is by its coming here."""
+        self._loading.join()
+
     def stacks(self) -> str:
         """Return the stacks of all threads of this process, as text."""
         return thread_stacks()
@@ -95,6 +99,8 @@ class RankActor:
             if self._state == "running":
                 raise RuntimeError(f"rank {seat.rank} is already running a task")
             self._generation = seat.generation
+            # who still waits for news of what was before shall not hold a thread
+            self._log.end()
             self._log, self._state = ProgressLog(), "running"
             self._error, self._result = None, None
             self._stop.clear()

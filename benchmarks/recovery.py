@@ -1,7 +1,7 @@
 """A run under a seeded schedule of faults: ranks are killed or frozen at random moments.
 
     python -m benchmarks.recovery [--faults 20] [--stops 0.1] [--every 6] [--ranks 2] [--seed 0]
-        [--sync-points 20]
+        [--sync-points 20] [--spares 1]
 
 A DLRM trains on planted-truth data through `Driver.fit`, once without faults and then again and
 again under faults, until there were as many as asked for. Reported are the seconds from a fault to
@@ -151,7 +151,7 @@ def train(
         Driver(
             ModelRecipe(model="dlrm", schema=schema),
             open_data(str(data.train), schema),
-            ScalingConfig(num_workers=args.ranks, cpus_per_worker=args.cpus),
+            ScalingConfig(num_workers=args.ranks, cpus_per_worker=args.cpus, spares=args.spares),
             RunConfig(
                 global_batch_size=args.batch,
                 steps=args.steps,
@@ -222,7 +222,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Mapping[str, Any]]:
         folder / "data", SyntheticConfig(rows_train=args.rows, rows_eval=1000, seed=1)
     )
     rows: list[Mapping[str, Any]] = []
-    with connected(max(args.ranks, 2)):
+    with connected(args.ranks + max(args.spares, 1)):
         (folder / "calm").mkdir()
         calm, _ = train(folder / "calm", data, args, None)
         expected = digests(calm.checkpoint)
@@ -306,6 +306,7 @@ def parse() -> argparse.Namespace:
     add("--batch", type=int, default=512)
     add("--save-every", type=int, default=20)
     add("--sync-points", type=int, help="go on from memory, with a sync point every so many steps")
+    add("--spares", type=int, default=0, help="processes that wait to replace lost ranks")
     add("--heartbeat", type=float, default=5.0)
     add("--plan", default="auto")
     add("--seed", type=int, default=0)

@@ -142,6 +142,10 @@ def add_keeping_options(group: Group) -> None:
     add("--keep", type=arguments.whole(), metavar="N", help="keep only so many newest checkpoints")
     text = "failures of ranks that the run recovers from, -1 for any number (default 0)"
     add("--max-failures", type=arguments.whole(-1), default=0, metavar="N", help=text)
+    text = (
+        "spare processes, each with a rank's resources, that replace lost ranks at once (default 0)"
+    )
+    add("--spares", type=arguments.whole(0), default=0, metavar="N", help=text)
     text = "keep what undoes steps in memory, and go on from every N-th step where only ranks died"
     add("--sync-points", type=arguments.whole(), metavar="N", help=text)
     text = (

@@ -38,6 +38,8 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
         cpus_per_rank=args.cpus_per_rank,
         pin_cores=args.pin_cores,
         placement_timeout=args.placement_timeout,
+        # Jobs that do not train do not have the option.
+        spares=getattr(args, "spares", 0),
     )
 
 
@@ -164,6 +166,7 @@ def _check_together(args: argparse.Namespace) -> None:
         ("--checkpoint-incremental", "--checkpoint-dir"),
         ("--checkpoint-full-every", "--checkpoint-incremental"),
         ("--keep", "--checkpoint-dir"),
+        ("--spares", "--max-failures"),
         ("--new-data", "--resume"),
         ("--init-optimizer", "--init-from"),
         ("--profile-steps", "--profile"),

@@ -52,6 +52,9 @@ class ScalingConfig:
             cluster that cannot have the room: one that does not grow by itself.
         grow_after_s: with (least, most), how often a run looks whether there is room for more
             ranks, and the shortest time from one change to the next growth.
+        spares: processes that wait beside the ranks, with torch imported, to take the place of a
+            lost one; see docs/resilience.md. Each takes the resources of a rank. They come once the
+            ranks train, and a run goes on without those that the cluster has no room for.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -64,12 +67,14 @@ class ScalingConfig:
     pin_cores: bool = False
     shrink_after_s: float | None = None
     grow_after_s: float = GROW_AFTER_S
+    spares: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.num_workers, tuple | list):
             self._check_range(self.num_workers)
         else:
             whole_number("ScalingConfig has num_workers", self.num_workers, 0)
+        whole_number("ScalingConfig has spares", self.spares, 0)
         self._check_changes()
         positive("ScalingConfig has cpus_per_worker", self.cpus_per_worker)
         self._check_cpus()
@@ -119,6 +124,12 @@ class ScalingConfig:
                     f"placed together, and num_workers={self.num_workers} places them one by one; "
                     "use PACK, or one number of ranks."
                 )
+            if self.spares:
+                raise ConfigError(
+                    f"ScalingConfig has spares={self.spares} and num_workers={self.num_workers}: "
+                    "spares (--spares) keep up one number of ranks, and this run goes on with "
+                    "fewer. Give one number of ranks, or leave spares out."
+                )
             return
         for name, default in (("shrink_after_s", None), ("grow_after_s", GROW_AFTER_S)):
             if getattr(self, name) != default:
@@ -141,7 +152,7 @@ class ScalingConfig:
             return
         idle = [
             name
-            for name in ("placement_timeout_s", "pin_cores", "resources_per_worker")
+            for name in ("placement_timeout_s", "pin_cores", "resources_per_worker", "spares")
             if getattr(self, name)
         ]
         if idle or self.placement_strategy != "PACK":

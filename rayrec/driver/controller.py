@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from rayrec.driver.bench import bench_for
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.ending import ending, write_traceback
@@ -187,9 +188,10 @@ class Controller:
         self._watch.at("waiting for room on the cluster", patient=True)
         enter, scaling = self._stack.enter_context, self._scaling
         room = enter(room_for(scaling, self._cluster, self._on_event, check))
+        bench = enter(bench_for(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event))
         self._crew = enter(crew_of(scaling, room.places(), check))
         self._seating = Seating(
-            scaling, room, self._crew, self._sizing, self._recovery, self._watch
+            scaling, room, self._crew, bench, self._sizing, self._recovery, self._watch
         )
         self._leaving = Leaving(scaling, room, self._crew, self._sizing, self._keeps)
         self._seating.say_how_many(self._on_event)
@@ -256,8 +258,11 @@ class Controller:
         return "stay"
 
     def _change(self, group: RankGroup, ranks: Sequence[Observation], now: float) -> None:
-        """Have the ranks pause where their number or places should change, or save."""
+        """Keep spares; have the ranks pause where their number or places should change, or save."""
         assert self._seating is not None and self._leaving is not None
+        # what starts beside ranks that are on their way slows them
+        if self._standing.trains and not self._recovery.under_way:
+            self._seating.stand_by(group.task, now)
         wish = self._leaving.look(ranks, self._standing.step, now)
         for told in wish.told:
             self._on_event(told)

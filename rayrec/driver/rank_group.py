@@ -31,7 +31,11 @@ class RankGroup:
         crew: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; what it raises ends the wait.
         heartbeat_s: a rank that is silent for so long meanwhile has failed.
+    Attributes:
+        task: a reference to what the ranks were given last.
     """
+
+    task: Any = None
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class RankGroup:
         )
         # The task holds the model function and the plan; it goes into the object store once for all
         # ranks.
-        shared = ray.put(task)
+        self.task = ray.put(task)
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
         self._generation += 1
@@ -119,7 +123,7 @@ class RankGroup:
                 timeout_s=timeout_s,
                 generation=self._generation,
             )
-            starts.append(actor.start.remote(shared, seat))
+            starts.append(actor.start.remote(self.task, seat))
         self._answers(starts, "start", setup_timeout_s)
 
     def observe(

@@ -47,6 +47,8 @@ class Crew:
         self._scaling, self._places, self._check = scaling, list(places), check
         self._actors: list[Any] = [None] * len(places)
         self._addresses: list[RankAddress | None] = [None] * len(places)
+        # where ranks were last at places
+        self._nodes: dict[Place, str] = {}
 
     @property
     def actors(self) -> list[Any]:
@@ -67,6 +69,28 @@ class Crew:
     def vacant(self) -> tuple[int, ...]:
         """The ranks without an actor that is known to live."""
         return tuple(rank for rank, address in enumerate(self._addresses) if address is None)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node that each rank is on, or was on until it was lost; "" where none was known."""
+        return tuple(self._nodes.get(place, "") for place in self._places)
+
+    def relieve(
+        self, rank: int, place: Place, node: str, actor: Any, address: RankAddress | None
+    ) -> Place:
+        """Have a lost rank go on at another place, with the actor there.
+
+        Args:
+            node: of the place.
+            actor: None where `fill` shall make one.
+            address: of an actor that has told it, and is awake.
+        Returns:
+            the place of the rank until now.
+        """
+        before, self._places[rank] = self._places[rank], place
+        self._actors[rank], self._addresses[rank] = actor, address
+        self._nodes[place] = node
+        return before
 
     def seat(self, places: Sequence[Place]) -> tuple[int, ...]:
         """Have a rank at each of `places` and nowhere else, from the next `fill` on.
@@ -102,7 +126,7 @@ class Crew:
         """
         for rank, actor in enumerate(self._actors):
             if actor is None:
-                self._actors[rank] = self._hire(self._places[rank])
+                self._actors[rank] = self.hire(self._places[rank])
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
         pairs = {rank: (self._actors[rank], reference) for rank, reference in asked.items()}
@@ -116,25 +140,16 @@ class Crew:
         told = answers(asked, (), len(self._actors), "start", timeout_s, check)
         for rank, address in zip(new, told, strict=True):
             self._addresses[rank] = address
+            self._nodes[self._places[rank]] = address.node_id
         if len(new) == len(self._actors) or not _are_neighbours(self.addresses):
             self._sort()
         return tuple(new)
 
     def dismiss(self, rank: int) -> None:
         """End the actor of a rank, whatever it does, so that `fill` gives the rank another."""
-        import ray
-
-        address, actor = self._addresses[rank], self._actors[rank]
-        if actor is None:
-            return
-        here = ray.get_runtime_context().get_node_id()
-        # Ray asks a worker to end before it kills it, and waits five seconds for a stopped one.
-        # While Ray still counts the actor, the number of its process is of no other process.
-        if address is not None and address.node_id == here and _is_ray_worker(address.pid):
-            with suppress(OSError):
-                os.kill(address.pid, signal.SIGKILL)
-        ray.kill(actor, no_restart=True)
-        self._actors[rank] = self._addresses[rank] = None
+        if self._actors[rank] is not None:
+            end_process(self._actors[rank], self._addresses[rank])
+            self._actors[rank] = self._addresses[rank] = None
 
     def end(self) -> None:
         """End all actors, and free the memory that their hosts keep for them."""
@@ -149,7 +164,8 @@ class Crew:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
 
-    def _hire(self, place: Place) -> Any:
+    def hire(self, place: Place) -> Any:
+        """The handle of a new actor at a place, which begins to import torch."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -231,6 +247,19 @@ def _are_neighbours(addresses: Sequence[RankAddress]) -> bool:
     nodes = [address.node_id for address in addresses]
     changes = sum(one != other for one, other in pairwise(nodes))
     return changes + 1 == len(set(nodes))
+
+
+def end_process(actor: Any, address: RankAddress | None) -> None:
+    """End the process of an actor, whatever it does."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    # Ray asks a worker to end before it kills it, and waits five seconds for a stopped one.
+    # While Ray still counts the actor, the number of its process is of no other process.
+    if address is not None and address.node_id == here and _is_ray_worker(address.pid):
+        with suppress(OSError):
+            os.kill(address.pid, signal.SIGKILL)
+    ray.kill(actor, no_restart=True)
 
 
 def _is_ray_worker(pid: int) -> bool:

@@ -28,6 +28,7 @@ class Recovery:
     # failures after which the run has not begun again, and when they were noticed
     _open: list[tuple[Blame, float]] = field(default_factory=list)
     _replaced: set[int] = field(default_factory=set)
+    _relieved: set[int] = field(default_factory=set)
     _dropped: set[int] = field(default_factory=set)
     _behind: int = 0
     _behind_since: float | None = None
@@ -54,6 +55,12 @@ class Recovery:
     def replaced(self, ranks: Collection[int]) -> None:
         """Note which ranks have a new process."""
         self._replaced |= set(ranks)
+        self._relieved -= set(ranks)
+
+    def relieved(self, ranks: Collection[int]) -> None:
+        """Note which ranks go on in the process of a spare."""
+        self._replaced |= set(ranks)
+        self._relieved |= set(ranks)
 
     def dropped(self, ranks: Collection[int]) -> None:
         """Note which ranks the run goes on without."""
@@ -71,6 +78,7 @@ class Recovery:
                 cause=blame.cause,
                 seconds=now - since,
                 replaced=blame.rank in self._replaced,
+                spare=blame.rank in self._relieved,
                 dropped=blame.rank in self._dropped - self._replaced,
                 in_memory=began.in_memory,
             )
@@ -79,6 +87,7 @@ class Recovery:
         self.recoveries += 1 if told else 0
         self._open.clear()
         self._replaced.clear()
+        self._relieved.clear()
         self._dropped.clear()
         return told
 

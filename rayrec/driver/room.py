@@ -77,10 +77,8 @@ class Room:
         least = self._scaling.least
         if not self._scaling.is_elastic:
             return tuple(Place(self._base, bundle) for bundle in range(least))
-        import ray
-
         # what lies on a node that will go is no place to be
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - draining().keys()
+        alive = alive_nodes() - draining().keys()
         there = []
         for group in (self._base, *self._single):
             there += [Place(group, bundle) for bundle in bundles_on(group, alive)]
@@ -130,9 +128,14 @@ class Room:
                 seen, since = there, time.monotonic()
             time.sleep(WAIT_TURN_S)
 
-    def wait_for_all(self) -> None:
-        """Wait until every rank of a fixed number has a place again; see `wait_for_room`."""
-        wait_for_room(self._scaling, self._cluster, self._base, self._notice, self._check)
+    def wait_for(self, places: Sequence[Place]) -> None:
+        """Wait until lost ranks of a fixed number have their places again; see `wait_for_room`."""
+        alive = alive_nodes()
+        for group in dict.fromkeys(place.group for place in places):
+            wanted = {place.bundle for place in places if place.group == group}
+            # a group may lack places that no rank needs now
+            if not wanted <= set(bundles_on(group, alive)):
+                wait_for_room(self._scaling, self._cluster, group, self._notice, self._check)
 
     def shrink_after_s(self, ranks: int) -> float:
         """How long a run of so many ranks waits for a lost place before it goes on with fewer."""
@@ -191,6 +194,21 @@ class Room:
         for group in self._single:
             remove_placement_group(group)
         self._single.clear()
+
+
+def alive_nodes() -> frozenset[str]:
+    """The nodes of the cluster that live, by id."""
+    import ray
+
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
+def node_of(place: Place) -> str:
+    """The node of a place, which may be gone; "" while the place has none."""
+    from ray.util.placement_group import placement_group_table
+
+    nodes = placement_group_table(place.group).get("bundles_to_node_id", {})
+    return str(nodes.get(place.bundle, ""))
 
 
 def bundles_on(group: Any, alive: Collection[str]) -> list[int]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from rayrec.driver.bench import Bench
 from rayrec.driver.config import ScalingConfig
 from rayrec.driver.policies import Observation
 from rayrec.driver.rank_start import Crew
@@ -24,6 +26,7 @@ class Seating:
     Args:
         room: what the cluster has.
         crew: the ranks.
+        bench: their spares.
         sizing: how many they shall be.
         recovery: is told which lost ranks were replaced, and which the run goes on without.
         watch: is told of waiting.
@@ -34,12 +37,13 @@ class Seating:
         scaling: ScalingConfig,
         room: Room,
         crew: Crew,
+        bench: Bench,
         sizing: Sizing,
         recovery: Recovery,
         watch: StallWatch,
     ) -> None:
         self._scaling, self._room, self._crew, self._sizing = scaling, room, crew, sizing
-        self._recovery, self._watch = recovery, watch
+        self._bench, self._recovery, self._watch = bench, recovery, watch
         self._short_since: float | None = None
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
@@ -55,13 +59,16 @@ class Seating:
             ConfigError: the smallest number of ranks has no room, and does not get it in time.
             TrainingFailed: a process did not come up.
         """
+        crew, room = self._crew, self._room
+        relieved: frozenset[int] = frozenset()
         if self._scaling.is_elastic:
             if not self._seat():
                 return False
         elif self._recovery.under_way:
+            relieved = self._bench.relieve(crew)
+            self._recovery.relieved(relieved)
             self._watch.at("waiting for room for the lost ranks", patient=True)
-            self._room.wait_for_all()
-        crew, room = self._crew, self._room
+            room.wait_for([crew.places[rank] for rank in crew.vacant])
         self._watch.at("starting the ranks' actors")
         try:
             new = crew.fill(setup_timeout_s, heartbeat_s, lambda: room.check_places(crew.places))
@@ -70,8 +77,12 @@ class Seating:
                 crew.dismiss(rank)
             return False
         if self._recovery.under_way and not self._scaling.is_elastic:
-            self._recovery.replaced(new)
+            self._recovery.replaced(set(new) - relieved)
         return True
+
+    def stand_by(self, task: Any, now: float) -> None:
+        """Keep the spares of ranks that train; `task` is a reference to what they do."""
+        self._bench.look(self._crew, task, now)
 
     def _seat(self) -> bool:
         """Give every rank a place, and end those that get none; False while it waits for room."""

@@ -74,13 +74,20 @@ def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
 
     Raises:
         ConfigError: the one rank is this very process; or sync points are wanted of ranks whose
-            rows do not lie in the memory of a host that can keep it.
+            rows do not lie in the memory of a host that can keep it; or spares of a run that
+            recovers from nothing.
     """
     points = run.failure.sync_every_n_steps
     if points is not None and scaling.use_gpu:
         raise ConfigError(
             f"FailureConfig has sync_every_n_steps={points}, which keeps rows in the memory of "
             "hosts, and use_gpu=True keeps them on GPUs; leave it out and save more often."
+        )
+    if scaling.spares and not run.failure.max_failures:
+        raise ConfigError(
+            f"ScalingConfig has spares={scaling.spares} and FailureConfig has max_failures=0: a "
+            "run that recovers from nothing needs no spares. Give max_failures (--max-failures), "
+            "or leave spares (--spares) out."
         )
     if run.failure.max_failures and not scaling.num_workers:
         raise ConfigError(

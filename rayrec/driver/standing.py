@@ -20,6 +20,7 @@ class Standing:
         on_step: gets the newest finished step whenever it is another.
     Attributes:
         step: the newest finished step of this life of the run.
+        trains: a step was finished in this life.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Standing:
         self._progress: object = None
         self._told_silent: set[int] = set()
         self.step = 0
+        self.trains = False
 
     def go_back(self, step: int) -> None:
         """Note that the run goes on from an earlier step."""
         self.step = step
+        self.trains = False
         self._told_silent.clear()
 
     def see(self, ranks: Sequence[Observation]) -> None:
@@ -55,6 +58,7 @@ class Standing:
         step = max((poll.step for poll in polls if poll is not None), default=0)
         if step > self.step:
             self.step = step
+            self.trains = True
             self._on_step(step)
         self._watch.at(f"{where}, after step {step}" if step else where)
 

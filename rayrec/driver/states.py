@@ -3,9 +3,9 @@
 A run goes down the first column of the table to its end. A failure that the run recovers from leads
 from any state that has ranks to GATHERING, where the survivors leave the world that failed. From
 there the run takes the same way as at its start: FILLING gives every rank without a process a new
-one, PLANNING says what to do, STARTING begins it. A run whose number of ranks may change goes back
-to FILLING, too, when its ranks have saved and paused for a change; there it may have to look for
-room several times.
+one, or that of a spare, PLANNING says what to do, STARTING begins it. A run whose number of ranks
+may change goes back to FILLING, too, when its ranks have saved and paused for a change; there it
+may have to look for room several times.
 """
 
 from __future__ import annotations

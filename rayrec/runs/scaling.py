@@ -25,6 +25,7 @@ def scaling_from(
     cpus_per_rank: float,
     pin_cores: bool,
     placement_timeout: float | None,
+    spares: int = 0,
 ) -> ScalingConfig:
     """Where the ranks run, by the options of the same names.
 
@@ -42,6 +43,7 @@ def scaling_from(
             "--ranks": ranks,
             "--placement-timeout": placement_timeout,
             "--pin-cores": pin_cores,
+            "--spares": spares,
         }
         idle = [option for option, value in of_a_cluster.items() if value]
         if idle:
@@ -61,4 +63,5 @@ def scaling_from(
         cpus_per_worker=cpus_per_rank,
         placement_timeout_s=placement_timeout,
         pin_cores=pin_cores,
+        spares=spares,
     )

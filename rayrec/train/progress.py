@@ -115,6 +115,7 @@ class Recovered:
         replaced: the process of the rank is a new one.
         dropped: the run goes on without the rank, with fewer ranks.
         in_memory: it goes on from a sync point that the ranks had in memory.
+        spare: the process of the rank is that of a spare which stood by.
     """
 
     step: int
@@ -127,6 +128,7 @@ class Recovered:
     replaced: bool
     dropped: bool = False
     in_memory: bool = False
+    spare: bool = False
 
     def __str__(self) -> str:
         """One line for the user."""
@@ -135,6 +137,7 @@ class Recovered:
             # what may have been the reason stands in brackets there
             cause = self.cause.partition(" (")[0]
             how = "replaced in" if self.replaced else "the others met again in"
+            how = "a spare took its place in" if self.spare else how
             what += f" lost ({cause}) at step {self.failed_step}; {how}"
         else:
             what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"

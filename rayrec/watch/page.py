@@ -212,6 +212,7 @@ def _words(event: RunEvent) -> str:
     if event.kind == "recovery":
         others = "the other ranks" if values.get("dropped") else "all ranks"
         how = "replaced" if values["replaced"] else f"{others} met again"
+        how += " by a spare" if values.get("spare") else ""
         return f"{how} in {values['seconds']:.1f} s, went on from step {event.step:,}"
     if event.kind == "resize":
         change = f"from {values['ranks_before']} to {values['ranks']} ranks"

@@ -61,6 +61,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "replaced": "flag",
         "dropped": "flag or absent",
         "in_memory": "flag or absent",
+        "spare": "flag or absent",
     },
     "resize": {
         "ranks_before": "whole number",

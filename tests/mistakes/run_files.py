@@ -29,6 +29,8 @@ CHANGES = [
     ("--set scaling.grow_after_s=5", "[scaling]|grow_after_s|num_workers=(least"),
     ("--set scaling.num_workers=[1,2]", "num_workers=(1, 2)|storage_path"),
     ("--set scaling.pin_cores=true", "pin_cores"),
+    ("--set scaling.spares=x", "[scaling]|spares|whole number"),
+    ("--set scaling.spares=1", "[scaling]|spares is about ranks|num_workers=0"),
     ("--set model.model=dnn", "'dnn'|dlrm"),
     ("--set model.dense_layers=64", "dense_layers is 64|list"),
     ("--set model.dense_layers=[0]", "dense_layers|0"),

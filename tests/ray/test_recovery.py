@@ -383,12 +383,13 @@ def test_a_rank_that_freezes_as_its_actor_starts_is_found_by_its_silence(
     import ray._private.state as state
 
     from rayrec.driver.rank_start import Crew
+    from rayrec.driver.room import Place
 
     frozen: list[int] = []
-    hire = Crew._hire
+    hire = Crew.hire
 
-    def hire_and_freeze(self: Crew, bundle_index: int) -> Any:
-        actor = hire(self, bundle_index)
+    def hire_and_freeze(self: Crew, place: Place) -> Any:
+        actor = hire(self, place)
         while not frozen:
             told = state.actors(actor._actor_id.hex())
             if told.get("State") == "ALIVE":
@@ -397,7 +398,7 @@ def test_a_rank_that_freezes_as_its_actor_starts_is_found_by_its_silence(
             time.sleep(0.05)
         return actor
 
-    monkeypatch.setattr(Crew, "_hire", hire_and_freeze)
+    monkeypatch.setattr(Crew, "hire", hire_and_freeze)
     started = time.monotonic()
     result, told = run(clicks, tmp_path, heartbeat_timeout_s=6.0)
     assert time.monotonic() - started < 100, "the set-up alone may take 120 s"

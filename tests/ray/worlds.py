@@ -56,6 +56,7 @@ def driver(
     batch: int = 512,
     topology: Any = None,
     placement_timeout_s: float | None = None,
+    spares: int = 0,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -76,6 +77,7 @@ def driver(
             num_workers=ranks,
             cpus_per_worker=cpus_per_worker,
             placement_timeout_s=placement_timeout_s,
+            spares=spares,
         ),
         RunConfig(**options),
         eval_data=open_data(str(clicks.eval), schema),

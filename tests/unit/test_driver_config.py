@@ -61,6 +61,10 @@ from rayrec.train.window import next_length
             ),
             "temporary copy",
         ),
+        (lambda: ScalingConfig(spares=-1), "spares=-1.*at least 0"),
+        (lambda: ScalingConfig(spares=True), "spares=True"),
+        (lambda: ScalingConfig(num_workers=(1, 2), spares=1), "spares=1.*num_workers=\\(1, 2\\)"),
+        (lambda: ScalingConfig(num_workers=0, spares=1), "spares is about ranks on a cluster"),
         (lambda: ScalingConfig(num_workers=(4, 1)), "least <= most"),
         (lambda: ScalingConfig(num_workers=(0, 4)), "1 <= least"),
         (lambda: ScalingConfig(num_workers=(1, 2, 3)), "least, most"),  # type: ignore[arg-type]

@@ -129,6 +129,7 @@ def test_every_section_becomes_its_config(file: Path, tmp_path: Path) -> None:
         ("run.sparse_schedule=[]", "scaling.resources_per_worker=none", "scaling.pin_cores=true"),
         ("plan.plan=row_wise", "plan.constraints=none", "data.eval=s3://bucket/eval"),
         ("scaling.cpus_per_worker=0.5", "run.timeout_s=1e3"),
+        ("scaling.spares=2", "run.failure.max_failures=3"),
     ],
 )
 @pytest.mark.parametrize("with_file", [True, False])

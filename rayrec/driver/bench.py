@@ -1,0 +1,263 @@
+"""`Bench`: the spare ranks of a run, which wait beside its ranks; `spares` says which is taken.
+
+Every spare asks the cluster for a place of its own, near the ranks. Its process is made once the
+ranks train, so that it slows neither their start nor a recovery. When it takes the place of a lost
+rank, the two swap places: the rank goes on where the spare was, and a new spare begins where the
+rank was. A spare that dies, or that gives no answer, is replaced and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rayrec.driver.answers import LONGEST_TURN_S
+from rayrec.driver.config import ScalingConfig
+from rayrec.driver.placement import NOTICE_AFTER_S
+from rayrec.driver.rank_start import Crew, end_process
+from rayrec.driver.room import Place, alive_nodes, node_of
+from rayrec.driver.spares import NEXT, Sign, Stage, Standby, home, pause_s, substitutes
+from rayrec.train.seat import RankAddress
+
+LOOK_S = 1.0
+# a spare that waits answers so often; it hardly wakes for it
+BEAT_S = 5.0
+# how long a spare may take to say that it lives, before it takes a place
+PROBE_S = 0.5
+# places that are asked for at a time: each is a question at every look
+MOST_ASKED = 8
+
+
+@dataclass(kw_only=True, slots=True)
+class _Spare:
+    """One spare; `asked` is the call that it owes an answer of."""
+
+    place: Place
+    wanted_on: str
+    stage: Stage = Stage.ASKED
+    node: str = ""
+    actor: Any = None
+    address: RankAddress | None = None
+    asked: Any = None
+    silent_s: float = 0.0
+    deaths: int = 0
+    not_before: float = 0.0
+
+    def see(self, sign: Sign) -> None:
+        self.stage = NEXT[self.stage][sign]
+
+
+class Bench:
+    """The spares of one run; see `bench_for`.
+
+    Args:
+        heartbeat_s: a spare that owes an answer for so long is replaced.
+        setup_timeout_s: bound on its start.
+        say: gets one line where the cluster has no room for spares.
+    """
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        heartbeat_s: float,
+        setup_timeout_s: float,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._scaling, self._say = scaling, say
+        self._heartbeat_s, self._setup_timeout_s = heartbeat_s, setup_timeout_s
+        self._spares: list[_Spare] = []
+        self._groups: list[Any] = []
+        self._looked_at = 0.0
+        self._short_s = 0.0
+        self._told = False
+
+    def look(self, crew: Crew, task: Any, now: float) -> None:
+        """Keep the spares up, about once a second; it waits for nothing.
+
+        Args:
+            crew: the ranks, which train.
+            task: a reference to what they do, so that spares import what it names.
+            now: seconds of a steady clock.
+        """
+        if not self._scaling.spares or now - self._looked_at < LOOK_S:
+            return
+        turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
+        self._ask(crew)
+        alive = alive_nodes()
+        for spare in self._spares:
+            if spare.stage in (Stage.ASKED, Stage.VACANT):
+                self._place(spare, alive, crew, now)
+            else:
+                self._hear(spare, task, turn_s, now)
+        self._tell_shortage(turn_s)
+
+    def relieve(self, crew: Crew) -> frozenset[int]:
+        """Have spares take the places of lost ranks; which ranks got the process of one.
+
+        A rank whose node is gone may also get the room of a spare that has no process.
+        """
+        nodes = crew.nodes
+        lost = {rank: nodes[rank] for rank in crew.vacant}
+        if not lost or not self._spares:
+            return frozenset()
+        there = self._usable()
+        chosen = substitutes(
+            lost,
+            [Standby(spare.stage, spare.node) for spare in there],
+            alive_nodes(),
+            {node for rank, node in enumerate(nodes) if rank not in lost},
+            roam=not self._scaling.placement_strategy.startswith("STRICT"),
+        )
+        relieved = set()
+        for rank, number in chosen.items():
+            spare = there[number]
+            if spare.actor is not None:
+                relieved.add(rank)
+            warm = spare.stage is Stage.WARM
+            address = spare.address if warm else None
+            spare.place = crew.relieve(rank, spare.place, spare.node, spare.actor, address)
+            spare.actor = spare.address = spare.asked = None
+            spare.node, spare.not_before = lost[rank], 0.0
+            spare.see("taken")
+        return frozenset(relieved)
+
+    def close(self) -> None:
+        """End all spares, and give back every place that spares ever had."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for spare in self._spares:
+            if spare.actor is not None:
+                ray.kill(spare.actor, no_restart=True)
+        for group in self._groups:
+            remove_placement_group(group)
+
+    def _ask(self, crew: Crew) -> None:
+        """Ask the cluster for places, some at a time."""
+        from ray.util.placement_group import placement_group
+
+        waiting = sum(spare.stage is Stage.ASKED for spare in self._spares)
+        while len(self._spares) < self._scaling.spares and waiting < MOST_ASKED:
+            node = home(crew.nodes, [spare.wanted_on for spare in self._spares])
+            # Ray takes the wish for a node with this strategy alone; for one bundle all are alike
+            group = placement_group(
+                [dict(self._scaling.bundle)], strategy="STRICT_PACK", _soft_target_node_id=node
+            )
+            self._groups.append(group)
+            self._spares.append(_Spare(place=Place(group, 0), wanted_on=node))
+            waiting += 1
+
+    def _place(self, spare: _Spare, alive: frozenset[str], crew: Crew, now: float) -> None:
+        """Follow the place of a spare without a process, and make its process."""
+        node = node_of(spare.place)
+        spare.node = node if node in alive else ""
+        if spare.stage is Stage.ASKED and spare.node:
+            spare.see("placed")
+        elif spare.stage is Stage.VACANT and not spare.node:
+            spare.see("unplaced")
+        if spare.stage is Stage.VACANT and now >= spare.not_before:
+            spare.actor = crew.hire(spare.place)
+            spare.asked = spare.actor.describe.remote()
+            spare.silent_s = 0.0
+            spare.see("hired")
+
+    def _hear(self, spare: _Spare, task: Any, turn_s: float, now: float) -> None:
+        """Take the answer of a spare with a process, and ask it again."""
+        import ray
+
+        if not ray.wait([spare.asked], timeout=0)[0]:
+            spare.silent_s += turn_s
+            starts = spare.stage is Stage.STARTING
+            limit_s = self._setup_timeout_s if starts else BEAT_S + self._heartbeat_s
+            if spare.silent_s >= limit_s:
+                self._lost(spare, now)
+            return
+        try:
+            told = ray.get(spare.asked)
+        except ray.exceptions.RayError:
+            self._lost(spare, now)
+            return
+        spare.silent_s = 0.0
+        if spare.address is None:
+            spare.address = told
+            spare.asked = spare.actor.stand_by.remote(task)
+            return
+        if spare.stage is Stage.STARTING:
+            spare.deaths = 0
+            spare.see("told")
+        spare.asked = spare.actor.poll.remote(sys.maxsize, BEAT_S)
+
+    def _usable(self) -> list[_Spare]:
+        """The spares that live; one that waits must say so."""
+        import ray
+
+        for spare in self._spares:
+            dead = spare.actor is not None and ray.wait([spare.asked], timeout=0)[0]
+            if dead and _raises(spare.asked):
+                self._lost(spare, time.monotonic())
+        probes = {}
+        for spare in self._spares:
+            if spare.stage is Stage.WARM:
+                probes[spare.actor.poll.remote(sys.maxsize, 0.0)] = spare
+        silent = []
+        if probes:
+            asked = list(probes)
+            ready, _ = ray.wait(asked, num_returns=len(asked), timeout=PROBE_S)
+            silent = [probes[ref] for ref in asked if ref not in ready or _raises(ref)]
+        return [s for s in self._spares if not any(s is other for other in silent)]
+
+    def _lost(self, spare: _Spare, now: float) -> None:
+        end_process(spare.actor, spare.address)
+        spare.actor = spare.address = spare.asked = None
+        spare.deaths += 1
+        spare.not_before = now + pause_s(spare.deaths)
+        spare.see("died")
+
+    def _tell_shortage(self, turn_s: float) -> None:
+        """Say once that spares have no room, which the run does not wait for."""
+        import ray
+
+        wanted = self._scaling.spares
+        short = wanted - sum(spare.stage is not Stage.ASKED for spare in self._spares)
+        self._short_s = self._short_s + turn_s if short else 0.0
+        if self._told or self._short_s < NOTICE_AFTER_S:
+            return
+        self._told = True
+        left = ray.available_resources()
+        bundle = self._scaling.bundle
+        each = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        free = ", ".join(f"{left.get(name, 0.0):g} {name}" for name in bundle)
+        self._say(
+            f"no room for {short} of {wanted} spares (--spares) of {each} each (free now: {free}); "
+            "the run goes on without, and takes the room when it comes"
+        )
+
+
+def _raises(reference: Any) -> bool:
+    """Whether the answer of a call, which is there, is an error."""
+    import ray
+
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError:
+        return True
+    return False
+
+
+@contextmanager
+def bench_for(
+    scaling: ScalingConfig,
+    heartbeat_s: float,
+    setup_timeout_s: float,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Bench]:
+    """The bench of a run inside the block, at first without spares; they end with the block."""
+    bench = Bench(scaling, heartbeat_s, setup_timeout_s, say)
+    try:
+        yield bench
+    finally:
+        bench.close()
