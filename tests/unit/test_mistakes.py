@@ -21,7 +21,7 @@ EVERY = 110  # a default run tries one in so many
     "mistakes",
     [
         pytest.param(MISTAKES[::EVERY], id="some"),
-        pytest.param(MISTAKES, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        pytest.param(MISTAKES, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_leaves_nothing(mistakes):
