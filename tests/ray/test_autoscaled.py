@@ -103,7 +103,7 @@ def test_nodes_come_are_lost_return_and_go(head: Head, folder: Path) -> None:
         finally:
             job.kill()
     print(told())
-    # a second failure where a slow machine tells of the lost node late, in the middle of the recovery
+    # two failures where a slow machine tells of the lost node late, during the recovery
     assert re.search(r"done: step 2000, [12] failures, 3 resizes, 2 ranks", told())
     assert "1 of 2 ranks is left; goes on with 1 from step" in told()
     deadline = time.monotonic() + 60
