@@ -43,7 +43,9 @@ def local(cluster: dict[str, Any], folder: Path, ports: dict[str, int]) -> dict[
     # nodes of one machine get their packages with it
     cluster["rsync_exclude"] += ["tests", "docs", "benchmarks"]
     apart = " ".join(f"{name}={port}" for name, port in ports.items() if name != "--port")
-    every = f"--temp-dir={folder}/t --node-ip-address=$RAYREC_NODE_IP --disable-usage-stats"
+    # A node unpacks the job's package anew, so nodes of one machine need folders of their own.
+    every = f"--temp-dir={folder}/$RAYREC_NODE_IP --node-ip-address=$RAYREC_NODE_IP"
+    every += " --disable-usage-stats"
     every += " --min-worker-port=0 --max-worker-port=0 --object-store-memory=100000000"
     for name in ("head_start_ray_commands", "worker_start_ray_commands"):
         # the watcher of AWS's notices, which comes last, has nothing to watch here
