@@ -30,6 +30,7 @@ PACKAGES = (
     "rayrec.checkpoint",
     "rayrec.quant",
     "rayrec.serve",
+    "rayrec.serve.cluster",
     "rayrec.comm",
     "rayrec.comm.codec",
     "rayrec.errors",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -25,22 +28,37 @@ from tests.unit.served_processes import free_ports
             "there is no ARTIFACT, and --cluster takes 'served/a' as its address; write ARTIFACT",
         ),
         (("s3://bucket/a", "--cluster"), "the artifact s3://bucket/a is on another file system"),
-        (("served/a", "--cluster", "127.0.0.1:1"), "the address 127.0.0.1:1: nothing answers"),
-        (("served/a", "--cluster", "ray://head:1"), "the address ray://head:1 is a Ray Client"),
     ],
 )
-def test_mistakes_are_one_line(words, says, capsys, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_mistakes_are_one_line(words, says, capsys):
     assert main(["serve", *words]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("error: " + says), told.err
     assert told.err.count("\n") == 1
 
 
-def test_an_address_of_the_environment_is_taken(capsys, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    assert main(["serve", "served/a", "--cluster"]) == 2
-    assert "RAY_ADDRESS=127.0.0.1:1: nothing answers there" in capsys.readouterr().err
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "variable", "says"),
+    [
+        ("127.0.0.1:1", "", "the address 127.0.0.1:1: nothing answers"),
+        ("ray://head:1", "", "the address ray://head:1 is a Ray Client"),
+        ("", "127.0.0.1:1", "RAY_ADDRESS=127.0.0.1:1: nothing answers there"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused(address, variable, says):
+    """In a process of its own, since one that has joined a cluster stays there."""
+    words = ["served/a", "--cluster", *([address] if address else [])]
+    ran = subprocess.run(
+        [sys.executable, "-m", "rayrec.cli.main", "serve", *words],
+        env={**os.environ, "RAY_ADDRESS": variable},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert ran.stderr.startswith("error: " + says) and ran.stderr.count("\n") == 1, ran.stderr
 
 
 def test_replicas_of_a_host_take_the_next_free_ports():
