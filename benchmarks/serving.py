@@ -236,14 +236,16 @@ def main() -> None:
     if args.server:
         from benchmarks import serving_load
 
-        serving_load.run(args.cap or 1_000_000, args.seconds)
+        serving_load.run(1_000_000 if args.cap is None else args.cap, args.seconds)
         return
     if args.cold:
         from benchmarks import serving_cold
 
-        serving_cold.run(args.cap or 3_200_000, args.rounds or 5)
+        cap = 3_200_000 if args.cap is None else args.cap
+        serving_cold.run(cap, 5 if args.rounds is None else args.rounds)
         return
-    args.rounds, args.cap = args.rounds or 40, args.cap or 1_000_000
+    args.rounds = 40 if args.rounds is None else args.rounds
+    args.cap = 1_000_000 if args.cap is None else args.cap
     tune_malloc()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from rayrec.driver import reaper
@@ -52,12 +52,14 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
         num_cpus: CPUs to claim when a private cluster starts; None takes those of the machine.
         address: of the cluster, in place of RAY_ADDRESS; "auto" finds one of this machine.
     Raises:
-        ConfigError: nothing answers at the address, or Ray does not start.
+        ConfigError: nothing answers at the address, or this process has joined another cluster; or
+            Ray does not start.
     """
     import ray
 
     # Who connected also disconnects: this block leaves a connection that it found as it is.
     if ray.is_initialized():
+        _check_joined(address)
         yield _describe()
         return
     named = f"the address {address}"
@@ -130,6 +132,39 @@ def _start(num_cpus: int | None) -> None:
             "that, join a cluster by RAY_ADDRESS, or train one rank without Ray (num_workers=0, "
             "--local)."
         ) from error
+
+
+def _check_joined(address: str) -> None:
+    """Check that the cluster that this process has joined is the one that is named.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    import ray
+
+    own = ray.get_runtime_context().gcs_address
+    if address not in ("", "auto") and not _is_same(_without_scheme(address), own):
+        raise ConfigError(
+            f"this process has joined the Ray cluster at {own}, and the address is {address}; "
+            "leave the address out, or call ray.shutdown() first."
+        )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two addresses, as host:port, name one place; a host has several names."""
+    hosts: list[str] = []
+    ports: list[str] = []
+    for address in (one, other):
+        host, _, port = address.rpartition(":")
+        # a name that nothing resolves, and an address of version 6, are compared as they stand
+        with suppress(OSError):
+            host = socket.gethostbyname(host.strip("[]"))
+        hosts.append(host)
+        ports.append(port)
+    # a head of this host is at its loopback address too
+    return ports[0] == ports[1] and (
+        hosts[0] == hosts[1] or any(host.startswith("127.") for host in hosts)
+    )
 
 
 def _check_reachable(address: str, named: str) -> None:

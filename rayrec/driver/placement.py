@@ -95,13 +95,13 @@ def wait_for_room(
 
     missing = refuse_too_much(scaling, cluster)
     wait_s = longest_wait(scaling)
-    if _wait(group, min(NOTICE_AFTER_S, wait_s), check):
+    if comes_in_time(group, min(NOTICE_AFTER_S, wait_s), check):
         return
     # a lost node takes a moment to leave the sum
     missing = missing or shortage(scaling, ray.cluster_resources())
     what = missing or "other work holds the resources"
     notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
-    if not _wait(group, wait_s - NOTICE_AFTER_S, check):
+    if not comes_in_time(group, wait_s - NOTICE_AFTER_S, check):
         raise ConfigError(refusal(scaling, group, wait_s))
 
 
@@ -126,8 +126,12 @@ def refuse_too_much(scaling: ScalingConfig, cluster: Cluster) -> str:
     return missing
 
 
-def _wait(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:
-    """Wait for a placement group in short turns; True when there is room."""
+def comes_in_time(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:
+    """Wait for a placement group in short turns; True when there is room.
+
+    Args:
+        check: called several times a second; what it raises ends the wait.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         check()

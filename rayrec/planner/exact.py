@@ -57,7 +57,9 @@ class _Best:
         """Keep a packing that is allowed, if it is faster or as fast with less work."""
         slowest, work = quality(packing)
         if slowest < self.slowest * (1 - ROUNDING) or work < self.work * (1 - ROUNDING):
-            self.slowest, self.work, self.choices = slowest, work, dict(packing.choices)
+            # the least that was met, or many steps of a rounding would lead upwards
+            self.slowest = min(self.slowest, slowest)
+            self.work, self.choices = work, dict(packing.choices)
 
 
 def _ways(item: Item) -> list[Choice]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from rayrec.layout.topology import Topology
 from rayrec.planner.bounds import lower_bound
-from rayrec.planner.exact import solve
+from rayrec.planner.exact import ROUNDING, solve
 from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
@@ -107,7 +107,7 @@ def pack(
         last = _search(problem, limits)
         packings = [_by_bytes(items, topology) if last is None else last]
     best = min(packings, key=quality)
-    if best.slowest > problem.bound * (1 + 1e-9):
+    if best.slowest > problem.bound * (1 + ROUNDING):
         # Small problems are solved exactly where the search ended above the bound.
         exact = solve(items, topology, best.slowest)
         if exact is not None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rayrec.checkpoint import TableReader
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset
-from rayrec.errors import ArtifactError, ConfigError, RayrecError, SaveError
+from rayrec.errors import ArtifactError, SaveError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of, unpack_rows
@@ -36,9 +36,10 @@ from rayrec.serve.parity import ParityBounds, Sample, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.sample import check_sample, random_sample, sample_of
-from rayrec.serve.sampled import KeptRows, ids_of, sampled
-from rayrec.serve.source import TrainedModel, configs_of, open_trained
+from rayrec.serve.sampled import KeptRows, ids_of
+from rayrec.serve.source import TrainedModel, open_trained
 from rayrec.serve.table_file import TABLES
+from rayrec.serve.trained import check_takes, scored
 from rayrec.spec.task import Task
 from rayrec.storage import one_line
 
@@ -98,7 +99,7 @@ def export(
     kinds = types_of([table.name for table in source.tables()], types)
     sample = _sample(source, data, sample_rows)
     if source.schema is None:
-        _check_takes(source, sample)
+        check_takes(source, sample)
     reader = TableReader(source.path, source.restored.manifest)
     packed = measured(reader, source.tables(), kinds)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -130,32 +131,6 @@ def _sample(source: TrainedModel, data: FileDataset | None, rows: int) -> Sample
         sample = random_sample(source.tables(), rows, columns, source.is_weighted)
     check_sample(sample, features)
     return sample
-
-
-def _check_takes(source: TrainedModel, sample: Sample) -> None:
-    """Check that a model without a schema takes the made-up rows, which have no dense columns.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    ids = ids_of(source.tables(), sample.batch.sparse_features)
-    zeros = {
-        table.name: KeptRows(
-            ids[table.name], torch.zeros(len(ids[table.name]), table.embedding_dim)
-        )
-        for table in source.tables()
-    }
-    try:
-        _scored(source, zeros, sample)
-    except RayrecError:
-        raise
-    # what a model of the user's says of a wrong number of columns is of any type
-    except Exception as error:
-        raise ConfigError(
-            f"the checkpoint has no schema, and {type(source.module).__name__} does not take rows "
-            f"of ids alone ({type(error).__name__}: {one_line(error)}). Give schema=, by which it "
-            "was trained, or data= with rows of it."
-        ) from error
 
 
 def _described(source: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
@@ -221,7 +196,7 @@ def _with_parity(
     build = None if source.recipe is not None else (lambda: source.module)
     predictor = Predictor(artifact, build)
     batch = sample.batch
-    exact = _scored(source, kept, sample)
+    exact = scored(source, kept, sample)
     got = predictor.outputs(batch.dense_features, batch.sparse_features)
     told = compared(sample, manifest.outputs, exact, got)
 
@@ -231,26 +206,12 @@ def _with_parity(
             rows = artifact.packed.rows_of(number)[kept[table.name].ids]
             values = unpack_rows(rows, table.kind, table.width, table.power)
             one = {**kept, table.name: KeptRows(kept[table.name].ids, values)}
-            moved = compared(sample, manifest.outputs, exact, _scored(source, one, sample))
+            moved = compared(sample, manifest.outputs, exact, scored(source, one, sample))
             errors[table.name] = float(moved["max_logit_error"])
         return errors
 
     parity = check_bounds(told, bounds, of_tables)
     return replace(manifest, parity=parity).sealed()
-
-
-@torch.inference_mode()
-def _scored(
-    source: TrainedModel, kept: Mapping[str, KeptRows], sample: Sample
-) -> tuple[Tensor, ...]:
-    """The logits of the trained model, with these rows in its tables."""
-    places = {
-        name: sampled(one, {table.name: kept[table.name] for table in configs_of(one)})
-        for name, one in source.collections.items()
-    }
-    batch = sample.batch
-    scored: tuple[Tensor, ...] = source.scorer(places)(batch.dense_features, batch.sparse_features)
-    return scored
 
 
 def _stored(folder: Path, name: str) -> StoredFile:

@@ -16,6 +16,7 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from tests.clicks import LEARNABLE, write_clicks
+from tests.ray.heads import Head, node_with_own_disk, started_head
 from tests.ray.worlds import CLUSTER_CPUS
 
 
@@ -62,6 +63,19 @@ def cluster(private_home: Path) -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the second node of `two_hosts` does not see."""
+    return tmp_path_factory.mktemp("hidden")
+
+
+@pytest.fixture(scope="module")
+def two_hosts(private_home: Path, hidden: Path) -> Iterator[Head]:
+    """A cluster of two nodes of one CPU, the second with a disk of its own."""
+    with started_head(private_home, num_cpus=1) as head, node_with_own_disk(head, hidden):
+        yield head
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ Ray's provider for such nodes starts a real raylet per node. docs/cluster.md tel
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from tests.ray.heads import BIN, ROOT, Head, started_head
 
 pytestmark = pytest.mark.slow
 
-GROWN = "grown from 1 to 2 ranks"
+GROWN, LOST = "grown from 1 to 2 ranks", " lost ("
 JOB = Path(__file__).parent / "walk_job.py"
 
 
@@ -97,6 +96,8 @@ def test_nodes_come_are_lost_return_and_go(head: Head, folder: Path) -> None:
             # it starts with both where the nodes come together
             wait_for(lambda: GROWN in told() or "tables on 2 ranks" in told(), job, log)
             grown = told().count(GROWN)
+            # Ray's nodes of one machine may flap while they come, and take a rank with them
+            early = told().count(LOST)
             lost = raylets(head)[0]
             os.kill(lost, signal.SIGKILL)
             wait_for(lambda: "goes on with 1 from step" in told(), job, log)
@@ -106,8 +107,7 @@ def test_nodes_come_are_lost_return_and_go(head: Head, folder: Path) -> None:
         finally:
             job.kill()
     print(told())
-    # two failures where a slow machine tells of the lost node late, during the recovery
-    assert re.search(rf"done: step 2000, [12] failures, {2 + grown} resizes, 2 ranks", told())
+    assert f"done: step 2000, {early + 1} failures, {2 + grown} resizes, 2 ranks" in told()
     assert "1 of 2 ranks is left; goes on with 1 from step" in told()
     deadline = time.monotonic() + 60
     while raylets(head):

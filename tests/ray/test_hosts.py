@@ -9,14 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
-from tests.ray.heads import ROOT, Head, can_unshare, node_with_own_disk, started_head
+from tests.ray.heads import ROOT, Head, can_unshare
 
 RUN = ("--rows", "3000", "--eval-rows", "500", "--ranks", "2", "--global-batch-size", "512")
 SMALL = (*RUN, "--steps", "2")
@@ -28,18 +27,6 @@ pytestmark = [
         not can_unshare(), reason="a disk of its own for a node needs root and mount namespaces"
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the second node does not see."""
-    return tmp_path_factory.mktemp("hidden")
-
-
-@pytest.fixture(scope="module")
-def two_hosts(private_home: Path, hidden: Path) -> Iterator[Head]:
-    with started_head(private_home, num_cpus=1) as head, node_with_own_disk(head, hidden):
-        yield head
 
 
 def test_a_relative_folder_means_the_drivers_own_and_must_be_shared(

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.serve import Predictor, export
+from rayrec.serve import Predictor
 from rayrec.serve.ray_serve import application
 from rayrec.serve.wire import ARROW_TYPE, read_answer, request_bytes
-from tests.unit.serve_worlds import a_world, rows
+from tests.unit.serve_worlds import an_artifact, rows
 from tests.unit.served_processes import free_ports
 
 JSON_TYPE = "application/json"
@@ -40,10 +40,7 @@ class Deployment(NamedTuple):
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    world = a_world(folder)
-    export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
-    return folder / "artifact"
+    return an_artifact(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from rayrec.errors import UnavailableError
-from rayrec.serve import Client, Predictor, export
+from rayrec.serve import Client, Predictor
 from tests.leftovers import processes_with
-from tests.ray.heads import ROOT, Head, can_unshare, node_with_own_disk, started_head
-from tests.unit.serve_worlds import a_world, rows
-from tests.unit.served_processes import free_ports, wait_for
+from tests.ray.heads import ROOT, Head, can_unshare
+from tests.unit.serve_worlds import an_artifact, rows
+from tests.unit.served_processes import Asking, free_ports, wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,23 +35,8 @@ READY = r"replica (\d) on \S+ \(process (\d+)\): gRPC at (127.0.0.1:\d+), HTTP a
 
 
 @pytest.fixture(scope="module")
-def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the second node does not see."""
-    return tmp_path_factory.mktemp("hidden")
-
-
-@pytest.fixture(scope="module")
-def two_hosts(private_home: Path, hidden: Path) -> Iterator[Head]:
-    with started_head(private_home, num_cpus=1) as head, node_with_own_disk(head, hidden):
-        yield head
-
-
-@pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    world = a_world(folder)
-    export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
-    return folder / "artifact"
+    return an_artifact(tmp_path_factory.mktemp("served"))
 
 
 class Lines:
@@ -89,31 +74,20 @@ class Lines:
                 return match
 
 
-class Load:
-    """A client of each address that asks without a pause and compares all scores."""
+class Load(Asking):
+    """A client of each address that compares all scores."""
 
     def __init__(self, addresses: list[str], predictor: Predictor) -> None:
+        super().__init__(addresses)
         tables = [rows(count, count).drop_columns(["click"]) for count in (1, 3, 20)]
         self._given = [(table, predictor.predict(table).numpy()) for table in tables]
-        self._ended = threading.Event()
         self.right = dict.fromkeys(addresses, 0)
         self.unavailable = dict.fromkeys(addresses, 0)
         self.wrong: list[object] = []
-        self._threads = [threading.Thread(target=self._ask, args=(one,)) for one in addresses]
 
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self, address: str) -> None:
+    def ask(self, address: str) -> None:
         with Client(address, timeout_s=200) as client:
-            while not self._ended.is_set():
+            while not self.ended.is_set():
                 try:
                     self.check(client)
                 except UnavailableError:

@@ -17,6 +17,7 @@ from rayrec.layout import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.recipe import ModelRecipe
+from rayrec.serve import export
 from tests.unit.checkpoint_worlds import Truth, random_plan, save_world
 
 WIDTH = 8
@@ -141,3 +142,10 @@ def a_world(
     (folder / "eval").mkdir()
     pq.write_table(rows(400, seed, weighted), folder / "eval" / "rows.parquet")
     return World(checkpoint, schema, module, ParquetDataset(str(folder / "eval"), schema))
+
+
+def an_artifact(folder: Path) -> Path:
+    """Export the model of `a_world`; returns the artifact's folder."""
+    world = a_world(folder)
+    export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
+    return folder / "artifact"

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,10 @@ class Server(NamedTuple):
     port: int
     http_port: int
     mark: str
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     def get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as said:
@@ -91,29 +95,43 @@ def following(folder: Path, *options: str) -> Iterator[Server]:
         wait_for(lambda: not processes_with(mark))
 
 
-class Answers:
-    """Clients that ask without a pause, and keep what they were told."""
+class Asking:
+    """Threads that ask without a pause, as `ask` of a class of this kind does, until the block is
+    left.
+    """
 
-    def __init__(self, server: Server, asked: pa.Table) -> None:
-        self._server, self._asked, self._ended = server, asked, threading.Event()
-        self.told: list[tuple[str, int, np.ndarray]] = []
-        self.errors: list[Exception] = []
-        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+    def __init__(self, addresses: list[str]) -> None:
+        self.ended = threading.Event()
+        self._threads = [threading.Thread(target=self.ask, args=(one,)) for one in addresses]
 
-    def __enter__(self) -> Answers:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self.ended.set()
         for thread in self._threads:
             thread.join()
 
-    def _ask(self) -> None:
-        while not self._ended.is_set():
+    def ask(self, address: str) -> None:
+        """Ask one server until `ended` is set."""
+        raise NotImplementedError
+
+
+class Answers(Asking):
+    """Clients that keep what they were told."""
+
+    def __init__(self, server: Server, asked: pa.Table) -> None:
+        super().__init__([server.address] * 4)
+        self._asked = asked
+        self.told: list[tuple[str, int, np.ndarray]] = []
+        self.errors: list[Exception] = []
+
+    def ask(self, address: str) -> None:
+        while not self.ended.is_set():
             # a new connection now and then, so that every replica has some
-            with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
+            with Client(address, timeout_s=200) as client:
                 for _ in range(10):
                     try:
                         answer = client.ask(self._asked)

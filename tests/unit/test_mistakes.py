@@ -15,13 +15,21 @@ from tests.mistakes.report import outcome
 from tests.mistakes.tables import MISTAKES
 
 EVERY = 110  # a default run tries one in so many
+PARTS = 4  # of all, each with a bound of its own on its time
 
 
 @pytest.mark.parametrize(
     "mistakes",
     [
         pytest.param(MISTAKES[::EVERY], id="some"),
-        pytest.param(MISTAKES, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+        *(
+            pytest.param(
+                MISTAKES[part::PARTS],
+                id=f"all{part}",
+                marks=[pytest.mark.slow, pytest.mark.timeout(1200)],
+            )
+            for part in range(PARTS)
+        ),
     ],
 )
 def test_a_mistake_ends_in_one_line_and_leaves_nothing(mistakes):

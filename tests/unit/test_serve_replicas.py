@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +18,18 @@ import numpy as np
 import pytest
 
 from rayrec.errors import UnavailableError
-from rayrec.serve import Client, Predictor, export
+from rayrec.serve import Client, Predictor
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
-from tests.unit.serve_worlds import a_world, rows
-from tests.unit.served_processes import MARK, Server, wait_for
+from tests.unit.serve_worlds import an_artifact, rows
+from tests.unit.served_processes import MARK, Asking, Server, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    world = a_world(folder)
-    export(world.checkpoint, folder / "artifact", types="fp32", data=world.data)
-    return folder / "artifact"
+    return an_artifact(tmp_path_factory.mktemp("served"))
 
 
 def command(artifact: Path, *options: str) -> list[str]:
@@ -62,33 +58,22 @@ def server(artifact: Path) -> Iterator[Server]:
         wait_for(lambda: not processes_with(mark))
 
 
-class Load:
-    """Some clients that ask without a pause, and compare all scores."""
+class Load(Asking):
+    """Some clients that compare all scores."""
 
     def __init__(self, server: Server, predictor: Predictor) -> None:
-        self._server, self._ended = server, threading.Event()
+        super().__init__([server.address] * 6)
         tables = [rows(count, count).drop_columns(["click"]) for count in (1, 3, 20)]
         self._given = [(table, predictor.predict(table).numpy()) for table in tables]
         self.right = self.unavailable = 0
         self.wrong: list[object] = []
-        self._threads = [threading.Thread(target=self._ask) for _ in range(6)]
 
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self) -> None:
-        while not self._ended.is_set():
+    def ask(self, address: str) -> None:
+        while not self.ended.is_set():
             # a new connection now and then, so that every replica has some
-            with Client(f"127.0.0.1:{self._server.port}", timeout_s=200) as client:
+            with Client(address, timeout_s=200) as client:
                 for table, wanted in self._given * 5:
-                    if self._ended.is_set():
+                    if self.ended.is_set():
                         return
                     try:
                         scores = client.predict(table)
@@ -121,7 +106,7 @@ def test_a_replica_that_is_killed_returns_and_others_go_on(artifact):
         live = one.get("/metrics").decode()
         version = f"7-{predictor.manifest.sha256[:12]}"
         assert f'rayrec_serve_replicas{{version="{version}"}} 2.0' in live
-        assert one.number("rayrec_serve_batch_rows_count") > 50
+        wait_for(lambda: one.number("rayrec_serve_batch_rows_count") > 200)
     assert not load.wrong
 
 

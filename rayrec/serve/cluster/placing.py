@@ -6,17 +6,16 @@ place for a part whose node is lost.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
+from rayrec.driver.placement import comes_in_time
 from rayrec.errors import ConfigError
 from rayrec.serve.server.settings import ServerSettings
 
 ROOM_S = 300.0  # how long a server waits for nodes, and for other work to end
-_TURN_S = 0.25
 
 
 @contextmanager
@@ -44,14 +43,11 @@ def room_for(
         raise ConfigError(f"{what}. Give fewer --replicas or --threads, or add nodes.")
     group = placement_group([{"CPU": each}] * wanted, strategy="SPREAD")
     try:
-        end = time.monotonic() + ROOM_S
-        while not group.wait(_TURN_S):
-            check()
-            if time.monotonic() > end:
-                raise ConfigError(
-                    f"{what}, after {ROOM_S:.0f} s. End other work, give fewer --replicas, or add "
-                    "nodes."
-                )
+        if not comes_in_time(group, ROOM_S, check):
+            raise ConfigError(
+                f"{what}, after {ROOM_S:.0f} s. End other work, give fewer --replicas, or add "
+                "nodes."
+            )
         yield group
     finally:
         remove_placement_group(group)
