@@ -34,7 +34,7 @@ from jobs.settings import open_data
 from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.metrics import Metric
 from rayrec.train.callbacks import Callback
-from rayrec.train.progress import ProgressReport
+from rayrec.train.told import ProgressReport
 
 FIRST_STEPS = 30
 
@@ -68,7 +68,8 @@ class Looks(Callback):
 
 def spec_of(folder: str, args: argparse.Namespace, plan: Any) -> Any:
     """The run as plain data."""
-    from rayrec.train.config import OptimizerConfig, TrainSpec
+    from rayrec.train.config import TrainSpec
+    from rayrec.train.optimizer_config import OptimizerConfig
 
     schema = Path(folder, "schema.json").read_text()
     return TrainSpec(

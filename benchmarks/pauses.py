@@ -23,7 +23,7 @@ from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.checkpoint import copy_touched, copy_whole, read_manifest
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
-from rayrec.train.config import CheckpointConfig
+from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.saver import Saver
 
 KINDS = {

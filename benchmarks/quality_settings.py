@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rayrec.spec.task import Task
-from rayrec.train.config import OptimizerConfig
+from rayrec.train.optimizer_config import OptimizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

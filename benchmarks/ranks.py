@@ -256,7 +256,7 @@ def _profiled(step: ModelStep, rank: int, first: int, path: str) -> str:
     """The page of a profile of steps from `first` on."""
     from rayrec.observe.profile import Profiler
     from rayrec.report.profile_page import check_folder
-    from rayrec.train.config import ProfileConfig
+    from rayrec.train.profile_config import ProfileConfig
     from rayrec.train.window import gather_objects
 
     check_folder(path)

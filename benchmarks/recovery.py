@@ -32,7 +32,7 @@ from benchmarks import report
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
 from rayrec.train.callbacks import Callback
-from rayrec.train.progress import Failure, Recovered
+from rayrec.train.told import Failure, Recovered
 
 RECORD = "<dqq"  # seconds of the wall clock, step, number of the life
 
@@ -142,7 +142,7 @@ def train(
 ) -> tuple[Any, Chaos | None]:
     """One run; without a `draw` nothing happens to it."""
     from rayrec.driver import Driver, FailureConfig, OptimizerConfig, RunConfig, ScalingConfig
-    from rayrec.train.config import CheckpointConfig
+    from rayrec.train.checkpoint_config import CheckpointConfig
 
     schema = data.schema.read_text()
     driver: list[Any] = []

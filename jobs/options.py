@@ -8,7 +8,8 @@ from rayrec import arguments
 from rayrec.runs.scaling import default_ranks
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.wire import WIRE_PRECISIONS
-from rayrec.train.config import DENSE_OPTIMIZERS, FULL_EVERY
+from rayrec.train.checkpoint_config import FULL_EVERY
+from rayrec.train.optimizer_config import DENSE_OPTIMIZERS
 from rayrec.train.publish_config import ROW_TYPES
 
 MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations

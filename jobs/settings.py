@@ -15,7 +15,9 @@ from rayrec.checks import lasting_path
 from rayrec.errors import ConfigError
 from rayrec.runs.inputs import open_data, output_path, read_text
 from rayrec.runs.scaling import scaling_from
-from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.optimizer_config import OptimizerConfig
+from rayrec.train.profile_config import ProfileConfig
 from rayrec.train.publish_config import PublishConfig
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from rayrec.errors import ConfigError
 from rayrec.recipe import MODELS, ModelRecipe
 from rayrec.runs.report import Reporting, process_start
 from rayrec.runs.training import ClickRun, train_clicks
-from rayrec.train.progress import Milestone
+from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
     from rayrec.data.planted import SyntheticConfig

@@ -39,7 +39,7 @@ from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
 from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
 from rayrec.storage import probe_output
-from rayrec.train.progress import Milestone
+from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
     from rayrec.driver import Result

@@ -19,7 +19,8 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
-from rayrec.checkpoint.manifest import MANIFEST, ROW, Column, FileEntry, Manifest
+from rayrec.checkpoint.entries import ROW, Column, FileEntry
+from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pyarrow import fs
 
 from rayrec.checkpoint.chain import Chain
-from rayrec.checkpoint.manifest import FileEntry, Json, Manifest
+from rayrec.checkpoint.entries import FileEntry
+from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rayrec.checkpoint.manifest import ROW, FileEntry, Manifest
+from rayrec.checkpoint.entries import ROW, FileEntry
+from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.restore import read_manifest
 from rayrec.layout.tables import DataType
 from rayrec.layout.units import aligned, fit, format_bytes

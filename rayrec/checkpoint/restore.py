@@ -25,6 +25,7 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.fits import (
     check_columns,
     check_files,
@@ -32,7 +33,7 @@ from rayrec.checkpoint.fits import (
     check_tables,
     no_table,
 )
-from rayrec.checkpoint.manifest import MANIFEST, FileEntry, Json, Manifest
+from rayrec.checkpoint.manifest import MANIFEST, Json, Manifest
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig

@@ -10,8 +10,9 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.fits import check_whole
-from rayrec.checkpoint.manifest import FileEntry, Manifest
+from rayrec.checkpoint.manifest import Manifest
 from rayrec.shards.state import WEIGHT
 
 

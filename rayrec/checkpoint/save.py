@@ -20,7 +20,8 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
-from rayrec.checkpoint.manifest import DenseEntry, FileEntry, Json, Manifest, Parent, TableEntry
+from rayrec.checkpoint.entries import DenseEntry, FileEntry, Parent, TableEntry
+from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.shardfile import BATCH_BYTES, write_shard
 from rayrec.checkpoint.store import DENSE, Store
 from rayrec.errors import CheckpointError, RayrecError, SaveError

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint.manifest import ROW, Column, FileEntry, Mark
+from rayrec.checkpoint.entries import ROW, Column, FileEntry, Mark
 from rayrec.checkpoint.store import TABLES, Source, Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard

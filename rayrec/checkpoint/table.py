@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.checkpoint.chain import Chain
-from rayrec.checkpoint.manifest import ROW, FileEntry
+from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.calibration import calibrate
-from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
+from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.driver import Driver
 from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.driver.result import Result
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.spec.task import Task
 from rayrec.train.callbacks import Callback
-from rayrec.train.config import CheckpointConfig, OptimizerConfig, ProfileConfig
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.optimizer_config import OptimizerConfig
+from rayrec.train.profile_config import ProfileConfig
 from rayrec.train.publish_config import PublishConfig
 from rayrec.train.shaping import EarlyStopping, EvaluationConfig
 

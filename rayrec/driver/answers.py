@@ -156,6 +156,27 @@ class Awakening:
                     raise _silent(rank, self._world_size, "", self._silent_s[rank])
 
 
+def stacks_of(actors: Sequence[Any], addresses: Sequence[RankAddress], timeout_s: float) -> str:
+    """The stacks of all ranks as text; a rank that does not answer in time is named."""
+    import ray
+
+    asked = [actor.stacks.remote() for actor in actors]
+    # A rank that hangs in native code gives no stack; the others still show where it is waited for.
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    lines = []
+    for rank, reference in enumerate(asked):
+        address = addresses[rank]
+        lines.append(f"-- rank {rank} on {address.host}, process {address.pid}")
+        if reference not in ready:
+            lines.append(f"no answer in {timeout_s:.0f} s")
+            continue
+        try:
+            lines.append(ray.get(reference))
+        except ray.exceptions.RayError as error:
+            lines.append(f"{type(error).__name__}: {death_line(error)}")
+    return "\n".join(lines)
+
+
 def _silent(rank: int, world_size: int, host: str, silent_s: float) -> TrainingFailed:
     cause = f"no answer for {silent_s:.0f} s (stopped or overloaded)"
     who = f"rank {rank} of {world_size} on {host or 'an unknown host'}"

@@ -18,7 +18,6 @@ from typing import Any
 
 from rayrec.driver.bench import bench_for
 from rayrec.driver.cluster import Cluster, connected
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.ending import ending, write_traceback
 from rayrec.driver.leaving import Leaving
 from rayrec.driver.policies import Blame, Observation, answer, judge, to_replace
@@ -28,6 +27,7 @@ from rayrec.driver.rank_start import Crew, crew_of
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.stall import STALL_S, StallWatch
@@ -36,7 +36,7 @@ from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
-from rayrec.train.progress import Began, Event, Milestone
+from rayrec.train.told import Began, Event, Milestone
 
 # between two looks at the ranks
 POLL_S = 0.2

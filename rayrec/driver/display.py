@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.train.progress import (
+from rayrec.train.told import (
     Evaluation,
     Event,
     Milestone,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rayrec.checks import absolute_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
-from rayrec.driver.config import RunConfig, ScalingConfig
+from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared
@@ -24,6 +24,7 @@ from rayrec.driver.ranks import Files, Ranks
 from rayrec.driver.result import Result, called, checked_predictions, result_of
 from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.topology import read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rayrec.driver.config import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.notice import Answer, Going, answer_to, draining, going
 from rayrec.driver.policies import Observation
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.room import Room
+from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.sizing import Sizing
-from rayrec.train.progress import Noticed
+from rayrec.train.told import Noticed
 
 LOOK_S = 1.0
 

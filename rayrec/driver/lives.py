@@ -20,8 +20,8 @@ from rayrec.driver.start import Start
 from rayrec.errors import DamagedCheckpointError
 from rayrec.train.config import SyncPoints, TrainSpec
 from rayrec.train.own_loop import LoopTask, TrainLoop
-from rayrec.train.progress import Began
 from rayrec.train.tasks import FitTask, Scorer
+from rayrec.train.told import Began
 
 
 def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:

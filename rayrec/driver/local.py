@@ -11,14 +11,15 @@ import os
 import time
 from collections.abc import Callable
 
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.prepared import Prepared, Ran
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology
 from rayrec.machine.signals import hold_signals
 from rayrec.storage import one_line
-from rayrec.train.progress import Event, Milestone, ProgressLog
+from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
+from rayrec.train.told import Event, Milestone
 
 # share of a GPU's free memory that tables and buffers may take
 GPU_SHARE = 0.8

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.config import PLACEMENT_TIMEOUT_S, ScalingConfig
+from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
 from rayrec.errors import ConfigError
 
 NOTICE_AFTER_S = 3.0

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line
-from rayrec.driver.config import ScalingConfig
+from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line, stacks_of
 from rayrec.driver.policies import Observation
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
-from rayrec.train.progress import Event, RankPoll
-from rayrec.train.seat import RankAddress, RankTask, Seat
+from rayrec.train.progress import RankPoll
+from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
+from rayrec.train.told import Event
 
 if TYPE_CHECKING:
     from rayrec.driver.rank_start import Crew
@@ -255,26 +256,9 @@ class RankGroup:
 
     def stacks(self, timeout_s: float) -> str:
         """The stacks of all ranks as text, or that a rank gave no answer within `timeout_s`."""
-        import ray
-
         if len(self.addresses) < self.world_size:
             return "-- ranks are being replaced"
-        asked = [actor.stacks.remote() for actor in self._actors]
-        # A rank that hangs in native code gives no stack; the others still show where it is waited
-        # for.
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
-        lines = []
-        for rank, reference in enumerate(asked):
-            address = self.addresses[rank]
-            lines.append(f"-- rank {rank} on {address.host}, process {address.pid}")
-            if reference not in ready:
-                lines.append(f"no answer in {timeout_s:.0f} s")
-                continue
-            try:
-                lines.append(ray.get(reference))
-            except ray.exceptions.RayError as error:
-                lines.append(f"{type(error).__name__}: {death_line(error)}")
-        return "\n".join(lines)
+        return stacks_of(self._actors, self.addresses, timeout_s)
 
     def _host(self, rank: int) -> str:
         # while ranks are replaced, fewer have a known address
@@ -300,13 +284,3 @@ class RankGroup:
             heartbeat.check()
 
         return answers(asked, self.addresses, self.world_size, what, timeout_s, check)
-
-
-def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
-    """Per rank its number among the ranks of its machine, and how many they are."""
-    # by address: two Ray nodes may share a machine
-    places: list[tuple[int, int]] = []
-    for address in addresses:
-        machine = [rank for rank, other in enumerate(addresses) if other.host == address.host]
-        places.append((machine.index(len(places)), len(machine)))
-    return places

@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Any
 
 from rayrec.driver.answers import Awakening, answers
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.room import Place
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.seat import RankAddress
 
 # how long ranks may take to answer, when they are about to be ended

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayrec.driver.config import RunConfig, ScalingConfig
+from rayrec.driver.config import RunConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import LOCAL_HOST, run_here
@@ -14,11 +14,12 @@ from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.topology import discover
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks
-from rayrec.train.progress import Event
+from rayrec.train.told import Event
 
 if TYPE_CHECKING:
     from rayrec.driver.lives import Lives

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rayrec.driver.policies import Blame
-from rayrec.train.progress import Began, Failure, Recovered
+from rayrec.train.told import Began, Failure, Recovered
 
 
 @dataclass(kw_only=True, slots=True)

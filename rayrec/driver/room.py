@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.config import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.notice import draining
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
@@ -26,6 +25,7 @@ from rayrec.driver.placement import (
     shortage,
     wait_for_room,
 )
+from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.errors import ConfigError
 
 # how long a run waits at its start for one more place than it has

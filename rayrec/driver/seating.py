@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.bench import Bench
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.policies import Observation
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import PlaceLost, Room, choose
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.stall import StallWatch
-from rayrec.train.progress import Event
+from rayrec.train.told import Event
 
 
 class Seating:

@@ -7,7 +7,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from rayrec.checks import whole_number
-from rayrec.driver.config import RunConfig, ScalingConfig
+from rayrec.driver.config import RunConfig
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.driver.config import ScalingConfig
-from rayrec.train.progress import Began, Resized
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.train.told import Began, Resized
 
 
 def seats(

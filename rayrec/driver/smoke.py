@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import CommError
 from rayrec.train.seat import RankContext
 

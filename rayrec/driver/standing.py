@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rayrec.driver.policies import Observation
 from rayrec.driver.stall import StallWatch
-from rayrec.train.progress import Event
+from rayrec.train.told import Event
 
 SILENT_S = 10.0
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.layout.topology import DEFAULT_SPEEDS

@@ -8,12 +8,12 @@ from __future__ import annotations
 from rayrec.lazy import lazy_names
 
 _HOME = {
-    "CheckpointConfig": "rayrec.train.config",
-    "OptimizerConfig": "rayrec.train.config",
-    "ProfileConfig": "rayrec.train.config",
+    "CheckpointConfig": "rayrec.train.checkpoint_config",
+    "OptimizerConfig": "rayrec.train.optimizer_config",
+    "ProfileConfig": "rayrec.train.profile_config",
     "PublishConfig": "rayrec.train.publish_config",
     "TrainSpec": "rayrec.train.config",
-    "ProgressReport": "rayrec.train.progress",
+    "ProgressReport": "rayrec.train.told",
     "StepResult": "rayrec.train.step",
     "train_step": "rayrec.train.step",
     "RankTrainer": "rayrec.train.loop",

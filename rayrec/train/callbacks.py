@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CallbackError, ConfigError, RayrecError
-from rayrec.train.progress import (
+from rayrec.train.told import (
     Evaluation,
     Failure,
     Noticed,

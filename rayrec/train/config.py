@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rayrec.checks import absolute_path, is_uri, positive, seconds, seed_number, whole_number
+from rayrec.checks import positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.spec.optimizers import SparseOptimizer
@@ -21,18 +21,19 @@ from rayrec.spec.schedule import WarmupStage, check_stages
 from rayrec.spec.task import Task
 from rayrec.spec.wire import ExchangeOptions
 from rayrec.train.callbacks import Callback, check_callback
-from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE, as_optimizer
-from rayrec.train.optimizer_config import DENSE_OPTIMIZERS as DENSE_OPTIMIZERS
-from rayrec.train.optimizer_config import OptimizerConfig as OptimizerConfig
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.optimizer_config import (
+    DEFAULT_DENSE,
+    DEFAULT_SPARSE,
+    OptimizerConfig,
+    as_optimizer,
+)
+from rayrec.train.profile_config import ProfileConfig
 from rayrec.train.publish_config import PublishConfig
 from rayrec.train.shaping import EvaluationConfig
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-# of a run with increments, the checkpoints from one with all rows to the next
-FULL_EVERY = 10
 
 
 class Dataset(Protocol):
@@ -57,101 +58,6 @@ class Dataset(Protocol):
         drop_last: bool = False,
     ) -> Iterator[Any]:
         """This rank's parts of the global batches from `start_batch` on."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointConfig:
-    """When to save and how much to keep; the names are Ray Train's where it has them.
-
-    Attributes:
-        every_n_steps: save after every so many global steps.
-        every_s: save when so many seconds of training have gone by since the last time, at the end
-            of a window. None of both saves none on the way.
-        num_to_keep: keep only so many newest checkpoints, and all that they add to; None keeps all.
-        at_end: save when the run ends, also when it was stopped; needs a storage_path.
-        asynchronous: training pauses only for a copy in host memory, and a thread of every rank
-            writes it.
-        incremental: save only the rows of tables that were touched since the last checkpoint.
-        full_every: every so many-th checkpoint holds all rows; 10 where it is None.
-    Raises:
-        ConfigError: the options contradict each other.
-    """
-
-    every_n_steps: int | None = None
-    every_s: float | None = None
-    num_to_keep: int | None = None
-    at_end: bool = True
-    asynchronous: bool = False
-    incremental: bool = False
-    full_every: int | None = None
-
-    def __post_init__(self) -> None:
-        for what, value in (
-            ("every_n_steps", self.every_n_steps),
-            ("num_to_keep", self.num_to_keep),
-        ):
-            if value is not None:
-                whole_number(f"CheckpointConfig has {what}", value)
-        if self.every_s is not None:
-            seconds("CheckpointConfig has every_s", self.every_s)
-            if self.every_n_steps is not None:
-                raise ConfigError(
-                    f"CheckpointConfig has every_n_steps={self.every_n_steps} and every_s="
-                    f"{self.every_s}; give one."
-                )
-        if self.full_every is not None:
-            whole_number("CheckpointConfig has full_every", self.full_every, 2)
-            if not self.incremental:
-                raise ConfigError(
-                    f"CheckpointConfig has full_every={self.full_every} without incremental=True: "
-                    "every checkpoint is full then. Leave full_every out, or add incremental=True."
-                )
-
-    @property
-    def whole_every(self) -> int:
-        """Every so many-th checkpoint of a run holds all rows."""
-        return (self.full_every or FULL_EVERY) if self.incremental else 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileConfig:
-    """Where to write a profile of some steps, and of which.
-
-    Attributes:
-        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there,
-            over those of an earlier run. A relative path is taken from the working directory of the
-            process that makes this config.
-        skip_steps: steps of this run before it, of which the first are slow.
-        steps: so many are timed by part, and then as many traced.
-    """
-
-    path: str
-    skip_steps: int = 5
-    steps: int = 10
-
-    def __post_init__(self) -> None:
-        if not self.path or is_uri(self.path):
-            raise ConfigError(
-                f"ProfileConfig has path={self.path!r}; it must be a folder of the "
-                "ranks' own file system."
-            )
-        object.__setattr__(self, "path", absolute_path("ProfileConfig has path", self.path))
-        for what, value in (("skip_steps", self.skip_steps), ("steps", self.steps)):
-            whole_number(f"ProfileConfig has {what}", value)
-
-    def check_steps(self, steps: int) -> None:
-        """See that a run of so many steps is long enough.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        if steps < self.skip_steps + 2 * self.steps:
-            raise ConfigError(
-                f"the run has {steps} steps, a profile takes {self.skip_steps + 2 * self.steps}: "
-                f"it skips {self.skip_steps}, times "
-                f"{self.steps} and traces {self.steps}. Run longer, or set "
-                "ProfileConfig(skip_steps=..., steps=...)."
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

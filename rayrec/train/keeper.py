@@ -2,8 +2,7 @@
 
 A run continues from a checkpoint (weights, optimizers, step, place in the data), or starts with the
 weights of another run. All ranks call the same methods together. A damaged checkpoint is found
-while its rows are read, so every rank tries the same checkpoints in the same order and they agree,
-after each, whether it was whole.
+while its rows are read; see `continuing`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from rayrec.checkpoint import (
     restore_checkpoint,
 )
 from rayrec.distributed import DistributedModelParallel
-from rayrec.errors import ConfigError, DamagedCheckpointError
+from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
+from rayrec.train.continuing import first_whole, set_later_aside
 from rayrec.train.dense import check_dense_optimizer
 from rayrec.train.place import Place
 from rayrec.train.random_state import go_on, random_state, set_random_state
@@ -172,7 +172,7 @@ class Keeper:
             return 0
         if not spec.resume_from:
             return 0
-        path, step = self._restore_first_whole(spec.resume_from, note)
+        path, step = first_whole(self.restore, spec.resume_from, note)
         self.begun_from = path
         data = ", with new data from the beginning" if spec.new_data else ""
         # after a failure the driver says so, with the failure
@@ -183,7 +183,7 @@ class Keeper:
                 f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
                 f"is at step {step}"
             )
-        self._set_later_aside(path, step, note)
+        self._set_later_aside(path, step)
         return step
 
     def restore(self, path: str, *, weights_only: bool = False) -> int:
@@ -227,35 +227,9 @@ class Keeper:
         """
         self._load(path, with_state=optimizer_state)
 
-    def _restore_first_whole(
-        self, paths: Sequence[str], note: Callable[[str], None]
-    ) -> tuple[str, int]:
-        """Restore the first of `paths` that no rank finds damaged; the path and its step."""
-        for path in paths:
-            step, damage = 0, ""
-            try:
-                step = self.restore(path)
-            except DamagedCheckpointError as error:
-                damage = str(error)
-            # all ranks pass over what one of them finds damaged
-            first = next((told for told in gather_objects(damage) if told), "")
-            if not first:
-                return path, step
-            if path == paths[-1]:
-                raise DamagedCheckpointError(first)
-            note(f"passed over {path}, which is damaged: {first}")
-        raise AssertionError("paths is not empty")
-
-    def _set_later_aside(self, path: str, step: int, note: Callable[[str], None]) -> None:
-        """Move later steps of the same folder away, since this run writes those steps anew."""
-        if not self._spec.run_path or self._rank != 0:
-            return
-        manager = CheckpointManager(self._spec.run_path)
-        if manager.step_of(path) is None:
-            return
-        folder = manager.set_aside(step)
-        if folder is not None:
-            note(f"checkpoints after step {step} were set aside in {folder}")
+    def _set_later_aside(self, path: str, step: int) -> None:
+        if self._spec.run_path and self._rank == 0:
+            set_later_aside(self._spec.run_path, path, step, self._note)
 
     def _load(self, path: str, *, with_state: bool) -> RestoredCheckpoint:
         """Fill tables and dense layers from a checkpoint, with the optimizers' state if asked."""
@@ -321,5 +295,5 @@ class Keeper:
             if path in self._spec.resume_from:
                 self.newest = path
             # Only damaged ones are later, since a whole one would have been gone on from.
-            self._set_later_aside(path, step, note)
+            self._set_later_aside(path, step)
         return step

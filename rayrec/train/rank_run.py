@@ -15,23 +15,20 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import DistributedModelParallel, table_configs
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import InputError
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import TrainSpec
-from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
-from rayrec.train.progress import Began, Evaluation, Event, ProgressReport, Saved
-from rayrec.train.publisher import Publisher
-from rayrec.train.rank_scores import ScoringRank
+from rayrec.train.rank_saves import SavingRank
 from rayrec.train.scoring import first_of
-from rayrec.train.shaping import Best
 from rayrec.train.sync_points import open_points
 from rayrec.train.table_optimizers import optimizers_of
+from rayrec.train.told import Evaluation, Event, ProgressReport, Saved
 from rayrec.train.window import WindowSum, next_length
 
 
-class RankRun(ScoringRank):
+class RankRun(SavingRank):
     """One rank of a run.
 
     Args:
@@ -50,6 +47,7 @@ class RankRun(ScoringRank):
     def __init__(
         self, spec: TrainSpec, device: torch.device | str, on_phase: Callable[[str], None]
     ) -> None:
+        super().__init__()
         self.spec, self.device, self._on_phase = spec, torch.device(device), on_phase
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -60,13 +58,9 @@ class RankRun(ScoringRank):
         self._tell: Callable[[Event], None] = lambda event: None
         self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
         self._window_steps = 1
-        self._saving: Saved | None = None
-        self._since_save_s = 0.0
-        self._kept: Keeper | None = None
         self._points = open_points(spec.sync_points, self.rank, self.device)
         # a run that scores alone does not publish
         self._publishes = spec.publish is not None and spec.data is not None
-        self._publisher: Publisher | None = None
         # whether the driver asked for a save, of this rank
         self.save_asked: Callable[[], bool] = lambda: False
 
@@ -101,34 +95,10 @@ class RankRun(ScoringRank):
         )
         return self.model
 
-    def _keep(self, dense: torch.optim.Optimizer | None) -> None:
-        """Make what saves and restores the model with the optimizer of its dense parameters."""
-        self._kept = Keeper(
-            self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
-        )
-        if self._publishes:
-            self._publisher = Publisher(
-                self.spec, self.model, self.tables, self.rank, self.world_size, self._on_phase
-            )
-
-    @property
-    def _keeper(self) -> Keeper:
-        if self._kept is None:
-            raise ConfigError(
-                "the loop did not say what checkpoints hold: call context.track(optimizer) after "
-                "context.shard(module)."
-            )
-        return self._kept
-
     @property
     def early(self) -> str:
         """Why early stopping ended the run, or ""."""
         return self._on_the_way.early
-
-    @property
-    def best(self) -> Best:
-        """The best evaluation of the run so far."""
-        return self._on_the_way.best
 
     def _after_window(self, merged: WindowSum, should_stop: Callable[[], bool]) -> bool:
         """Evaluate and save where that is due at this step; whether the run was stopped.
@@ -151,19 +121,6 @@ class RankRun(ScoringRank):
         if self._publisher is not None:
             self._publisher.after_window(self.step, merged.seconds)
         return stopped
-
-    def _sync(self) -> None:
-        """Set a sync point at this step."""
-        if self._points is not None and self.model.undo is not None:
-            small = self._keeper.remember(self.step, self.best, (self.rows, self.seconds))
-            self.model.undo.sync(self._points.at(self.step), small)
-
-    def _save_due(self) -> bool:
-        """Whether a checkpoint on the way is due at the end of a window."""
-        every_s = self.spec.checkpoint.every_s if self.spec.run_path else None
-        if every_s is not None:
-            return self._since_save_s >= every_s
-        return bool(self._save_every) and self.step % (self._save_every or 1) == 0
 
     def _make_up(self, should_stop: Callable[[], bool]) -> bool:
         """Evaluate what a run that was stopped at this very step did not; False when stopped."""
@@ -278,91 +235,3 @@ class RankRun(ScoringRank):
             step_s=dict(step_s),
         )
         self._announce(report)
-
-    @property
-    def _save_every(self) -> int | None:
-        """Steps between two checkpoints; None where none is saved on the way."""
-        return self.spec.checkpoint.every_n_steps if self.spec.run_path else None
-
-    def save(self, path: str | None = None) -> str:
-        """Write a checkpoint, by default into the run's folder under the number of the step.
-
-        Returns:
-            where it lies.
-        Raises:
-            SaveError: on every rank, when any of them could not write.
-        """
-        self._on_phase("saving a checkpoint")
-        started, best = time.perf_counter(), self.best
-        self._finish_save()
-        newest = self._keeper.newest
-        where = self._keeper.save(self.step, path, best, (self.rows, self.seconds))
-        self._on_phase("training")
-        if path is None:
-            self._since_save_s = 0.0
-        if where != newest:
-            is_best = self._on_the_way.keeps_best and best.step == self.step
-            seconds = time.perf_counter() - started
-            self._saving = Saved(step=self.step, path=where, seconds=seconds, best=is_best)
-        if not self._keeper.saver.under_way:
-            self._finish_save()
-        return where
-
-    @property
-    def _written(self) -> bool:
-        """Whether this rank's part of a checkpoint behind the training is over."""
-        return self._kept is not None and self._kept.saver.done
-
-    def _finish_save(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one, and tell of it.
-
-        Raises:
-            SaveError: on every rank, when any of them could not write.
-        """
-        saving, self._saving = self._saving, None
-        if self._kept is not None:
-            self._kept.finish()
-        if saving is not None:
-            self._announce(saving)
-
-    def _leave_save(self) -> None:
-        """Leave a checkpoint that is being written, since this rank leaves its world."""
-        if self._kept is not None:
-            self._kept.saver.give_up()
-        if self._publisher is not None:
-            self._publisher.give_up()
-
-    def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
-        """Start anew, from another run's weights, from a checkpoint or from a sync point.
-
-        See `Keeper.begin` and `open_points`.
-        """
-        if self._publisher is not None:
-            self._publisher.rebase()
-        point = None if self._points is None else self._points.chosen
-        if point is not None and self.model.undo is not None:
-            self._on_phase("undoing steps")
-            self.step = self._keeper.recall(self.model.undo.go_back(point), note)
-        else:
-            self.step = self._keeper.begin(note)
-        self.rows, self.seconds = self._keeper.trained
-        self._on_the_way.resume(self._keeper.best)
-        if point is None:
-            self._sync()
-        path, in_memory = self._keeper.begun_from, point is not None
-        return Began(step=self.step, path=path, in_memory=in_memory)
-
-    def restore(self, path: str, *, weights_only: bool = False) -> None:
-        """Continue from a checkpoint; see `Keeper.restore`."""
-        self._finish_save()
-        if self.model.undo is not None:
-            self.model.undo.forget()
-        if self._publisher is not None:
-            self._publisher.rebase()
-        self.step = self._keeper.restore(path, weights_only=weights_only)
-        self._on_the_way.resume(self._keeper.best)
-
-    @property
-    def newest(self) -> str | None:
-        """Path of the newest checkpoint of the run, or None."""
-        return self._kept.newest if self._kept is not None else None

@@ -24,7 +24,7 @@ from rayrec.checkpoint import (
     watch_save,
 )
 from rayrec.distributed import DistributedModelParallel
-from rayrec.train.config import CheckpointConfig
+from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.save_thread import SaveThread
 from rayrec.train.window import gather_objects
 

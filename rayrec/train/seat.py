@@ -7,11 +7,12 @@ process group of the process is the world of all ranks. No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rayrec.train.progress import Event, Milestone, ProgressLog
+from rayrec.train.progress import ProgressLog
+from rayrec.train.told import Event, Milestone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,3 +100,13 @@ class RankTask(Protocol):
 
     def run(self, context: RankContext) -> Any:
         """Do it; what is returned must be plain data."""
+
+
+def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
+    """Per rank its number among the ranks of its machine, and how many they are."""
+    # by address: two Ray nodes may share a machine
+    places: list[tuple[int, int]] = []
+    for address in addresses:
+        machine = [rank for rank, other in enumerate(addresses) if other.host == address.host]
+        places.append((machine.index(len(places)), len(machine)))
+    return places

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.optim import SPARSE_OPTIMIZERS
 from rayrec.train import OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
-from rayrec.train.config import DENSE_OPTIMIZERS
+from rayrec.train.optimizer_config import DENSE_OPTIMIZERS
 from tests.cuda_dry.runs import ROWS, numbers, spec_of, write_clicks
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order
@@ -103,7 +103,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_either_device(
 
 
 def test_a_profile_of_a_gpu_run_is_written(folder: Path, tmp_path: Path) -> None:
-    from rayrec.train.config import ProfileConfig
+    from rayrec.train.profile_config import ProfileConfig
 
     profile = ProfileConfig(path=str(tmp_path), skip_steps=2, steps=2)
     with RankTrainer(spec_of(folder, profile=profile, steps=8), "cuda") as trainer:

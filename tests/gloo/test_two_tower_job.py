@@ -21,7 +21,8 @@ from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
-from rayrec.train.config import CheckpointConfig, TrainSpec
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.config import TrainSpec
 from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
 from rayrec.train.tasks import FitOutcome, FitTask

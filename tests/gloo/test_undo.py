@@ -15,8 +15,10 @@ from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import Adam, RowWiseAdagrad
 from rayrec.shards.undo import Point
 from rayrec.spec.schedule import WarmupPolicy, WarmupStage
-from rayrec.train.config import EvaluationConfig, OptimizerConfig, SyncPoints
+from rayrec.train.config import SyncPoints
 from rayrec.train.loop import RankTrainer
+from rayrec.train.optimizer_config import OptimizerConfig
+from rayrec.train.shaping import EvaluationConfig
 from rayrec.train.step import train_step
 from tests.clicks import write_clicks
 from tests.gloo.small_dlrm import build, parts, plan_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.train.callbacks import Callback
-from rayrec.train.progress import Resized
+from rayrec.train.told import Resized
 from tests.clicks import write_clicks
 from tests.ray.lost_node import HEALTH, Moment, slow
 
@@ -37,7 +37,7 @@ def train(clicks: SyntheticPaths, folder: Path, callback: Callback, ranks: Any) 
     """One run; a range of ranks looks for room every second."""
     from rayrec.driver import Driver, FailureConfig, OptimizerConfig, RunConfig, ScalingConfig
     from rayrec.runs.inputs import open_data
-    from rayrec.train.config import CheckpointConfig
+    from rayrec.train.checkpoint_config import CheckpointConfig
 
     more = {} if isinstance(ranks, int) else {"grow_after_s": 1.0}
     return Driver(

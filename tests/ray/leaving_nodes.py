@@ -22,7 +22,7 @@ from typing import Any
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.machine.spot_notice import drain_command
 from rayrec.train.callbacks import Callback
-from rayrec.train.progress import Noticed, Recovered, Resized, Saved
+from rayrec.train.told import Noticed, Recovered, Resized, Saved
 from tests.clicks import write_clicks
 from tests.ray.heads import BIN
 from tests.ray.lost_node import HEALTH, Moment
@@ -82,7 +82,7 @@ def train(
     """One run; a range of ranks looks for room every second."""
     from rayrec.driver import Driver, FailureConfig, OptimizerConfig, RunConfig, ScalingConfig
     from rayrec.runs.inputs import open_data
-    from rayrec.train.config import CheckpointConfig
+    from rayrec.train.checkpoint_config import CheckpointConfig
 
     more: dict[str, Any] = {"placement_timeout_s": 90.0}
     if not isinstance(ranks, int):

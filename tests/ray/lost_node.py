@@ -55,7 +55,7 @@ def slow(clicks: SyntheticPaths) -> Any:
 def train(clicks: SyntheticPaths, folder: Path, callback: Callback, failures: int) -> Any:
     """One run of two ranks, which waits for room where a node is lost."""
     from rayrec.driver import FailureConfig
-    from rayrec.train.config import CheckpointConfig
+    from rayrec.train.checkpoint_config import CheckpointConfig
     from tests.ray import worlds
 
     return worlds.driver(

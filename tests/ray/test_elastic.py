@@ -20,8 +20,8 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, FailureConfig
 from rayrec.errors import ConfigError
 from rayrec.train.callbacks import Callback
-from rayrec.train.config import CheckpointConfig
-from rayrec.train.progress import Recovered, Resized
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.told import Recovered, Resized
 from rayrec.watch import read_events
 from tests.ray import worlds
 from tests.ray.acting import acting, pids

@@ -25,8 +25,9 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
-from rayrec.train.config import CheckpointConfig, EvaluationConfig
-from rayrec.train.progress import Failure, Recovered
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.shaping import EvaluationConfig
+from rayrec.train.told import Failure, Recovered
 from rayrec.watch import EventLog, read_events
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids

@@ -18,7 +18,7 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
 from rayrec.driver.bench import Bench
 from rayrec.driver.spares import Stage
-from rayrec.train.config import CheckpointConfig
+from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids
 

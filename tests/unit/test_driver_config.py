@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from rayrec.driver.answers import death_line
-from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
+from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import shortage
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.rank_group import places_on_machines
 from rayrec.driver.rank_start import neighbours
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.optim import Adam
-from rayrec.train.config import CheckpointConfig, OptimizerConfig
-from rayrec.train.progress import ProgressReport
-from rayrec.train.seat import RankAddress
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.optimizer_config import OptimizerConfig
+from rayrec.train.seat import RankAddress, places_on_machines
+from rayrec.train.told import ProgressReport
 from rayrec.train.window import next_length
 
 

@@ -12,7 +12,7 @@ import pytest
 from rayrec.errors import ConfigError
 from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
 from rayrec.report.profile_page import Operator, Profile, check_folder
-from rayrec.train.config import ProfileConfig
+from rayrec.train.profile_config import ProfileConfig
 
 MS = 1e-3
 

@@ -25,8 +25,9 @@ from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, can_recover
 from rayrec.errors import CallbackError, ConfigError, InputError, SaveError, TrainingFailed
 from rayrec.shards.undo import Point, common_point
-from rayrec.train.progress import Began, RankPoll
+from rayrec.train.progress import RankPoll
 from rayrec.train.rank_error import RankError
+from rayrec.train.told import Began
 from tests.unit.recovery_world import ENDED, HEARTBEAT_S, TURN_S, Rank, World
 
 

@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import pytest
 
-from rayrec.driver.config import ScalingConfig
 from rayrec.driver.policies import Blame
 from rayrec.driver.room import Place, choose
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.states import TRANSITIONS, State, Turn
-from rayrec.train.progress import Began, Recovered, Resized
+from rayrec.train.told import Began, Recovered, Resized
 from tests.unit.recovery_world import ENDED, STEPS, TURN_S, Rank, World
 
 SHRINK_S = 4.0

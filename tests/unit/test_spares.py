@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from rayrec.driver.config import FailureConfig, RunConfig, ScalingConfig
+from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.policies import Blame
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.shape import check_recovery
 from rayrec.driver.spares import (
     LONGEST_PAUSE_S,
@@ -22,7 +23,7 @@ from rayrec.driver.spares import (
 )
 from rayrec.errors import ConfigError
 from rayrec.runs.scaling import scaling_from
-from rayrec.train.progress import Began
+from rayrec.train.told import Began
 
 WARM_A, WARM_B = Standby(Stage.WARM, "a"), Standby(Stage.WARM, "b")
 

@@ -19,7 +19,7 @@ from jobs.settings import open_data
 from jobs.train_dlrm import main, parse
 from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS
-from rayrec.train.progress import Milestone
+from rayrec.train.told import Milestone
 
 
 def test_every_option_reads_into_its_value() -> None:

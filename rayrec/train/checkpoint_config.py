@@ -1,0 +1,65 @@
+"""When a run saves, and how much it keeps: `CheckpointConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec.checks import seconds, whole_number
+from rayrec.errors import ConfigError
+
+# of a run with increments, the checkpoints from one with all rows to the next
+FULL_EVERY = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """When to save and how much to keep; the names are Ray Train's where it has them.
+
+    Attributes:
+        every_n_steps: save after every so many global steps.
+        every_s: save when so many seconds of training have gone by since the last time, at the end
+            of a window. None of both saves none on the way.
+        num_to_keep: keep only so many newest checkpoints, and all that they add to; None keeps all.
+        at_end: save when the run ends, also when it was stopped; needs a storage_path.
+        asynchronous: training pauses only for a copy in host memory, and a thread of every rank
+            writes it.
+        incremental: save only the rows of tables that were touched since the last checkpoint.
+        full_every: every so many-th checkpoint holds all rows; 10 where it is None.
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+
+    every_n_steps: int | None = None
+    every_s: float | None = None
+    num_to_keep: int | None = None
+    at_end: bool = True
+    asynchronous: bool = False
+    incremental: bool = False
+    full_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (
+            ("every_n_steps", self.every_n_steps),
+            ("num_to_keep", self.num_to_keep),
+        ):
+            if value is not None:
+                whole_number(f"CheckpointConfig has {what}", value)
+        if self.every_s is not None:
+            seconds("CheckpointConfig has every_s", self.every_s)
+            if self.every_n_steps is not None:
+                raise ConfigError(
+                    f"CheckpointConfig has every_n_steps={self.every_n_steps} and every_s="
+                    f"{self.every_s}; give one."
+                )
+        if self.full_every is not None:
+            whole_number("CheckpointConfig has full_every", self.full_every, 2)
+            if not self.incremental:
+                raise ConfigError(
+                    f"CheckpointConfig has full_every={self.full_every} without incremental=True: "
+                    "every checkpoint is full then. Leave full_every out, or add incremental=True."
+                )
+
+    @property
+    def whole_every(self) -> int:
+        """Every so many-th checkpoint of a run holds all rows."""
+        return (self.full_every or FULL_EVERY) if self.incremental else 1

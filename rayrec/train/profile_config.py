@@ -1,0 +1,49 @@
+"""Which steps of a run are profiled: `ProfileConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec.checks import absolute_path, is_uri, whole_number
+from rayrec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileConfig:
+    """Where to write a profile of some steps, and of which.
+
+    Attributes:
+        path: folder of every rank's own host; traces of the ranks and rank 0's summary go there,
+            over those of an earlier run. A relative path is taken from the working directory of the
+            process that makes this config.
+        skip_steps: steps of this run before it, of which the first are slow.
+        steps: so many are timed by part, and then as many traced.
+    """
+
+    path: str
+    skip_steps: int = 5
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.path or is_uri(self.path):
+            raise ConfigError(
+                f"ProfileConfig has path={self.path!r}; it must be a folder of the "
+                "ranks' own file system."
+            )
+        object.__setattr__(self, "path", absolute_path("ProfileConfig has path", self.path))
+        for what, value in (("skip_steps", self.skip_steps), ("steps", self.steps)):
+            whole_number(f"ProfileConfig has {what}", value)
+
+    def check_steps(self, steps: int) -> None:
+        """See that a run of so many steps is long enough.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if steps < self.skip_steps + 2 * self.steps:
+            raise ConfigError(
+                f"the run has {steps} steps, a profile takes {self.skip_steps + 2 * self.steps}: "
+                f"it skips {self.skip_steps}, times "
+                f"{self.steps} and traces {self.steps}. Run longer, or set "
+                "ProfileConfig(skip_steps=..., steps=...)."
+            )

@@ -1,0 +1,176 @@
+"""`SavingRank`: a rank that saves the model that it trains, and takes it up again.
+
+It goes on from a checkpoint, or from a sync point in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rayrec.errors import ConfigError
+from rayrec.layout import BaseEmbeddingConfig
+from rayrec.train.keeper import Keeper
+from rayrec.train.on_the_way import OnTheWay
+from rayrec.train.place import Place
+from rayrec.train.publisher import Publisher
+from rayrec.train.rank_scores import ScoringRank
+from rayrec.train.shaping import Best
+from rayrec.train.sync_points import RankPoints
+from rayrec.train.told import Began, Saved
+
+
+class SavingRank(ScoringRank):
+    """One rank's checkpoints and sync points; all ranks call the same methods together.
+
+    Attributes:
+        step: global steps done.
+        rows, seconds: trained on and taken by this run, over all ranks.
+    """
+
+    step: int
+    rows: int
+    seconds: float
+    tables: Sequence[BaseEmbeddingConfig]
+    _on_phase: Callable[[str], None]
+    _on_the_way: OnTheWay
+    _place: Place
+    _points: RankPoints | None
+    _publishes: bool
+
+    def __init__(self) -> None:
+        self._kept: Keeper | None = None
+        self._publisher: Publisher | None = None
+        self._saving: Saved | None = None
+        self._since_save_s = 0.0
+
+    @property
+    def best(self) -> Best:
+        """The best evaluation of the run so far."""
+        return self._on_the_way.best
+
+    def _announce(self, event: Saved) -> None:
+        """Tell the run and this rank's callbacks of an event."""
+        raise NotImplementedError
+
+    def _keep(self, dense: torch.optim.Optimizer | None) -> None:
+        """Make what saves and restores the model with the optimizer of its dense parameters."""
+        self._kept = Keeper(
+            self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
+        )
+        if self._publishes:
+            self._publisher = Publisher(
+                self.spec, self.model, self.tables, self.rank, self.world_size, self._on_phase
+            )
+
+    @property
+    def _keeper(self) -> Keeper:
+        if self._kept is None:
+            raise ConfigError(
+                "the loop did not say what checkpoints hold: call context.track(optimizer) after "
+                "context.shard(module)."
+            )
+        return self._kept
+
+    @property
+    def _save_every(self) -> int | None:
+        """Steps between two checkpoints; None where none is saved on the way."""
+        return self.spec.checkpoint.every_n_steps if self.spec.run_path else None
+
+    def _save_due(self) -> bool:
+        """Whether a checkpoint on the way is due at the end of a window."""
+        every_s = self.spec.checkpoint.every_s if self.spec.run_path else None
+        if every_s is not None:
+            return self._since_save_s >= every_s
+        return bool(self._save_every) and self.step % (self._save_every or 1) == 0
+
+    def save(self, path: str | None = None) -> str:
+        """Write a checkpoint, by default into the run's folder under the number of the step.
+
+        Returns:
+            where it lies.
+        Raises:
+            SaveError: on every rank, when any of them could not write.
+        """
+        self._on_phase("saving a checkpoint")
+        started, best = time.perf_counter(), self.best
+        self._finish_save()
+        newest = self._keeper.newest
+        where = self._keeper.save(self.step, path, best, (self.rows, self.seconds))
+        self._on_phase("training")
+        if path is None:
+            self._since_save_s = 0.0
+        if where != newest:
+            is_best = self._on_the_way.keeps_best and best.step == self.step
+            seconds = time.perf_counter() - started
+            self._saving = Saved(step=self.step, path=where, seconds=seconds, best=is_best)
+        if not self._keeper.saver.under_way:
+            self._finish_save()
+        return where
+
+    @property
+    def _written(self) -> bool:
+        """Whether this rank's part of a checkpoint behind the training is over."""
+        return self._kept is not None and self._kept.saver.done
+
+    def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and tell of it.
+
+        Raises:
+            SaveError: on every rank, when any of them could not write.
+        """
+        saving, self._saving = self._saving, None
+        if self._kept is not None:
+            self._kept.finish()
+        if saving is not None:
+            self._announce(saving)
+
+    def _leave_save(self) -> None:
+        """Leave a checkpoint that is being written, since this rank leaves its world."""
+        if self._kept is not None:
+            self._kept.saver.give_up()
+        if self._publisher is not None:
+            self._publisher.give_up()
+
+    def _sync(self) -> None:
+        """Set a sync point at this step."""
+        if self._points is not None and self.model.undo is not None:
+            small = self._keeper.remember(self.step, self.best, (self.rows, self.seconds))
+            self.model.undo.sync(self._points.at(self.step), small)
+
+    def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
+        """Start anew, from another run's weights, from a checkpoint or from a sync point.
+
+        See `Keeper.begin` and `open_points`.
+        """
+        if self._publisher is not None:
+            self._publisher.rebase()
+        point = None if self._points is None else self._points.chosen
+        if point is not None and self.model.undo is not None:
+            self._on_phase("undoing steps")
+            self.step = self._keeper.recall(self.model.undo.go_back(point), note)
+        else:
+            self.step = self._keeper.begin(note)
+        self.rows, self.seconds = self._keeper.trained
+        self._on_the_way.resume(self._keeper.best)
+        if point is None:
+            self._sync()
+        path, in_memory = self._keeper.begun_from, point is not None
+        return Began(step=self.step, path=path, in_memory=in_memory)
+
+    def restore(self, path: str, *, weights_only: bool = False) -> None:
+        """Continue from a checkpoint; see `Keeper.restore`."""
+        self._finish_save()
+        if self.model.undo is not None:
+            self.model.undo.forget()
+        if self._publisher is not None:
+            self._publisher.rebase()
+        self.step = self._keeper.restore(path, weights_only=weights_only)
+        self._on_the_way.resume(self._keeper.best)
+
+    @property
+    def newest(self) -> str | None:
+        """Path of the newest checkpoint of the run, or None."""
+        return self._kept.newest if self._kept is not None else None

@@ -1,0 +1,250 @@
+"""What a run tells of itself on the way, as plain data: reports, evaluations, changes of its ranks.
+
+Ranks and the driver put these into one stream. Standard library only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReport:
+    """One window of training, merged over all ranks.
+
+    Attributes:
+        step: global steps done.
+        rows: rows trained on since the run began (this run, not those before a resume).
+        rows_per_s: rows of the window by its wall clock seconds.
+        loss: mean over the rows of the window.
+        auc, ne: of the window's training rows, predicted before each step's update; None when the
+            window has one class only.
+        data_wait: by rank, the share of the window's time in which training waited for the next
+            batch to be read.
+        scores: of the window's training rows by name, those of every task and the user's own.
+        learning_rates: "sparse" and "dense", of the window's last step.
+        memory_bytes: by rank, the resident memory of its process.
+        step_s: mean seconds of a step of the window by part, of rank 0; empty on GPUs.
+    """
+
+    step: int
+    rows: int
+    rows_per_s: float
+    loss: float
+    auc: float | None = None
+    ne: float | None = None
+    data_wait: tuple[float, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: tuple[int, ...] = ()
+    step_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """The scores of the evaluation data, the same on every rank.
+
+    Attributes:
+        step: global steps done.
+        scores: by name, such as auc; of several tasks "click/auc".
+        rows: how many were scored. seconds: how long it took.
+        best: the score that the run compares by is the best so far.
+        final: the evaluation after training, of all rows.
+    """
+
+    step: int
+    scores: Mapping[str, float]
+    rows: int
+    seconds: float
+    best: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A checkpoint is complete.
+
+    Attributes:
+        step: global steps done.
+        path: where it lies.
+        seconds: how long training stood still for it.
+        best: it holds the weights of the best evaluation so far.
+    """
+
+    step: int
+    path: str
+    seconds: float
+    best: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A rank failed, and the run goes on without having ended.
+
+    Attributes:
+        step: global steps done until then.
+        rank, host: who failed first.
+        cause: the error in one line.
+    """
+
+    step: int
+    rank: int
+    host: str
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """A run goes on after a failure; what it told of later steps is taken back.
+
+    Attributes:
+        step: global steps done where it goes on.
+        path: the checkpoint that it goes on from, or None where it began again.
+        failed_step: global steps done at the failure.
+        rank, host, cause: the failure.
+        seconds: from the notice of the failure until all ranks had begun again.
+        replaced: the process of the rank is a new one.
+        dropped: the run goes on without the rank, with fewer ranks.
+        in_memory: it goes on from a sync point that the ranks had in memory.
+        spare: the process of the rank is that of a spare which stood by.
+    """
+
+    step: int
+    path: str | None
+    failed_step: int
+    rank: int
+    host: str
+    cause: str
+    seconds: float
+    replaced: bool
+    dropped: bool = False
+    in_memory: bool = False
+    spare: bool = False
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        what = f"rank {self.rank} on {self.host or 'an unknown host'}"
+        if self.replaced or self.dropped:
+            # what may have been the reason stands in brackets there
+            cause = self.cause.partition(" (")[0]
+            how = "replaced in" if self.replaced else "the others met again in"
+            how = "a spare took its place in" if self.spare else how
+            what += f" lost ({cause}) at step {self.failed_step}; {how}"
+        else:
+            what += f" failed ({self.cause}) at step {self.failed_step}; all ranks met again in"
+        where = f"went on from step {self.step}"
+        if self.in_memory:
+            where += ", in memory"
+        elif self.path is None:
+            where = "began again, since there is no checkpoint of this run yet"
+        return f"{what} {self.seconds:.1f} s; {where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resized:
+    """A run goes on with another number of ranks; see `ScalingConfig.num_workers`.
+
+    Attributes:
+        step: global steps done where it goes on.
+        ranks_before, ranks: how many there were, and are.
+        lost: ranks failed and got no other place; otherwise the run paused for the change.
+        seconds: how long training stood still where it paused, from the wish until all ranks had
+            begun again; 0 where ranks failed, of which `Recovered` tells.
+    """
+
+    step: int
+    ranks_before: int
+    ranks: int
+    lost: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        if self.lost:
+            verb = "is" if self.ranks == 1 else "are"
+            return (
+                f"{self.ranks} of {self.ranks_before} ranks {verb} left; goes on with {self.ranks} "
+                f"from step {self.step}"
+            )
+        how = "grown" if self.ranks > self.ranks_before else "shrunk"
+        return f"{how} from {self.ranks_before} to {self.ranks} ranks at step {self.step}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noticed:
+    """A node of the run will go, as Ray says; see docs/resilience.md.
+
+    Attributes:
+        step: global steps done.
+        host: address of the node; "" where the driver alone runs there.
+        ranks: those on it.
+        seconds: until it goes; None where nobody says when.
+        answer: "leave": the ranks save and go on elsewhere; "move": they save, and leave later;
+            "save": they save and stay; "none": the run keeps nothing.
+    """
+
+    step: int
+    host: str
+    ranks: tuple[int, ...]
+    seconds: float | None
+    answer: Literal["leave", "move", "save", "none"]
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        what = "the driver's node"
+        if self.ranks:
+            plural = "" if len(self.ranks) == 1 else "s"
+            what = f"{self.host} with rank{plural} {', '.join(map(str, self.ranks))}"
+        when = "" if self.seconds is None else f" in {self.seconds:.0f} s"
+        answers = {
+            "leave": "the ranks save and go on without it",
+            "move": "the ranks save, and leave it as soon as there is room elsewhere",
+            "save": "the ranks save, so that nothing is lost with it",
+            "none": "the run keeps no checkpoints, so its steps are lost with it",
+        }
+        return f"{what} will go{when}; {answers[self.answer]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Began:
+    """All ranks hold the model of the step where they begin to train.
+
+    Attributes:
+        step: global steps done there.
+        path: the checkpoint that it was read from, or None.
+        in_memory: it is a sync point that the ranks had in memory.
+    """
+
+    step: int
+    path: str | None
+    in_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """A part of the start-up is over.
+
+    Attributes:
+        name: what is done.
+        at: when, in seconds of the wall clock; clocks of other machines may differ.
+    """
+
+    name: str
+    at: float = field(default_factory=time.time)
+
+
+Event = (
+    ProgressReport
+    | Evaluation
+    | Saved
+    | Failure
+    | Recovered
+    | Resized
+    | Noticed
+    | Began
+    | Milestone
+    | str
+)
