@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -34,6 +35,10 @@ def test_an_orphan_in_a_session_of_its_own_is_found() -> None:
             timeout=60,
         )
         orphan = int(done.stdout)
+        # Popen returns when exec has begun, and the kernel shows the environment a moment later
+        deadline = time.monotonic() + 60
+        while orphan not in processes_of(mark) and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert orphan in processes_of(mark) and processes_of(uuid.uuid4().hex) == {}
         (line,) = (
             line
