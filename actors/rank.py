@@ -38,6 +38,7 @@ class RankActor:
         self._error: RankError | None = None
         self._result: Any = None
         self._stop, self._save = threading.Event(), threading.Event()
+        self._going_to = 0
         # A late word about an old world must not reach the one that follows it.
         self._switch, self._generation = threading.Lock(), 0
         self._store: Any = None
@@ -105,6 +106,7 @@ class RankActor:
             self._error, self._result = None, None
             self._stop.clear()
             self._save.clear()
+            self._going_to = 0
         start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
 
     def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
@@ -127,8 +129,13 @@ class RankActor:
             result=self._result if ended else None,
         )
 
-    def request_stop(self) -> None:
-        """Ask the task to end at the next agreed point."""
+    def request_stop(self, going_to: int = 0) -> None:
+        """Ask the task to end at the next agreed point.
+
+        Args:
+            going_to: with how many ranks the run goes on then; 0 where it ends.
+        """
+        self._going_to = going_to
         self._stop.set()
 
     def request_save(self) -> None:
@@ -174,7 +181,11 @@ class RankActor:
             from rayrec.train.world import joined
 
             context = RankContext(
-                seat=seat, log=self._log, should_stop=self._stop.is_set, save_asked=self._save_asked
+                seat=seat,
+                log=self._log,
+                should_stop=self._stop.is_set,
+                save_asked=self._save_asked,
+                going_to=lambda: self._going_to,
             )
             with joined(seat, self._store):
                 self._result = task.run(context)

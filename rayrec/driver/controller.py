@@ -20,10 +20,10 @@ from rayrec.driver.bench import bench_for
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.ending import ending, write_traceback
 from rayrec.driver.leaving import Leaving
-from rayrec.driver.policies import Blame, Observation, answer, judge, to_replace
+from rayrec.driver.policies import Blame, Observation, Verdict, answer, judge, to_replace
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew, crew_of
+from rayrec.driver.rank_start import Crew, Joint, crew_of
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
@@ -110,6 +110,8 @@ class Controller:
         self._seating: Seating | None = None
         self._leaving: Leaving | None = None
         self._group: RankGroup | None = None
+        # the ranks before and after a change of their number, while they pass tables on
+        self._joint: RankGroup | None = None
         self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
         self._error: Exception | None = None
@@ -141,6 +143,7 @@ class Controller:
             State.SCHEDULING: self._schedule,
             State.FILLING: self._fill,
             State.PLANNING: self._plan,
+            State.HANDING: self._hand_over,
             State.STARTING: self._start,
             State.RUNNING: self._poll,
             State.GATHERING: self._gather,
@@ -184,7 +187,7 @@ class Controller:
 
     def _schedule(self) -> Turn:
         assert self._cluster is not None
-        check = self._stopping.signals.check
+        check = self._check
         self._watch.at("waiting for room on the cluster", patient=True)
         enter, scaling = self._stack.enter_context, self._scaling
         room = enter(room_for(scaling, self._cluster, self._on_event, check))
@@ -201,21 +204,49 @@ class Controller:
     def _fill(self) -> Turn:
         """Give a process to every rank that has none."""
         assert self._seating is not None
-        if not self._seating.fill(self._setup_timeout_s, self._heartbeat_s):
+        part = self._group is None or not self._group.handed_over
+        if not self._seating.fill(self._setup_timeout_s, self._heartbeat_s, part=part):
             return "stay"
         self._on_event(Milestone("actors"))
         return "on"
 
+    def _check(self) -> None:
+        """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
+        if self._group is None or not self._group.handed_over:
+            self._stopping.signals.check()
+
     def _plan(self) -> Turn:
         assert self._group is not None
-        self._stopping.signals.check()
+        self._check()
         self._watch.at("planning")
         self._prepared = self._prepare(self._group)
         # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         if self._prepared.task is None:
             return "end"
-        self._stopping.signals.check()
+        self._check()
         self._on_event(Milestone("plan"))
+        return "on"
+
+    def _hand_over(self) -> Turn:
+        """Have the ranks before and after a change of their number pass tables on."""
+        assert self._group is not None and self._crew is not None and self._seating is not None
+        task = self._prepared.first
+        if task is None:
+            return "on"
+        if self._joint is None:
+            self._watch.at("passing tables on to the ranks that follow")
+            joint = Joint(self._crew)
+            self._joint = RankGroup(joint, self._scaling, self._check, self._heartbeat_s)
+            self._trouble_since = None
+            self._joint.start(task, self._timeout_s, self._setup_timeout_s, on_gpu=False)
+        verdict = self._judge(self._joint.observe(POLL_S, ANSWER_S, events=False))
+        if verdict.failure is not None:
+            return self._failed(verdict.failure)
+        if verdict.action != "finish":
+            return "stay"
+        self._joint = None
+        self._seating.part()
+        self._on_event(Milestone("tables passed on"))
         return "on"
 
     def _start(self) -> Turn:
@@ -223,6 +254,7 @@ class Controller:
         self._watch.at("starting the ranks, which import torch")
         self._group.start(self._prepared.task, self._timeout_s, self._setup_timeout_s)
         self._shown, self._trouble_since = 0, None
+        self._group.handed_over = False
         self._stopping.begin()
         self._sizing.start()
         self._on_event(Milestone("torch on the ranks"))
@@ -237,17 +269,11 @@ class Controller:
         self._standing.see(ranks)
         now = time.monotonic()
         self._recovery.at_step(self._standing.step, now)
-        # the cause may be heard of after its symptoms, so the verdict waits for it a moment
-        if self._trouble_since is None and any(
-            rank.death or (rank.poll and rank.poll.error) for rank in ranks
-        ):
-            self._trouble_since = now
-        trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
-        silent_limit_s = min(SILENT_S, self._timeout_s / 2)
-        verdict = judge(ranks, trouble_s, silent_limit_s, self._heartbeat_s)
+        verdict = self._judge(ranks)
         if verdict.action == "finish":
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
             if self._has_paused():
+                self._group.handed_over = self._results[0].handed_over
                 return "resize"
             self._recovery.caught_up(now)
             return "end"
@@ -256,6 +282,18 @@ class Controller:
         if self._resizes and not self._stopping.wanted:
             self._change(self._group, ranks, now)
         return "stay"
+
+    def _judge(self, ranks: Sequence[Observation]) -> Verdict:
+        """What to make of a look at the ranks."""
+        now = time.monotonic()
+        # the cause may be heard of after its symptoms, so the verdict waits for it a moment
+        if self._trouble_since is None and any(
+            rank.death or (rank.poll and rank.poll.error) for rank in ranks
+        ):
+            self._trouble_since = now
+        trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
+        silent_limit_s = min(SILENT_S, self._timeout_s / 2)
+        return judge(ranks, trouble_s, silent_limit_s, self._heartbeat_s)
 
     def _change(self, group: RankGroup, ranks: Sequence[Observation], now: float) -> None:
         """Keep spares; have the ranks pause where their number or places should change, or save."""
@@ -268,14 +306,18 @@ class Controller:
             self._on_event(told)
         if wish.save:
             group.request_save()
-        if wish.leave or self._seating.wants_pause(ranks, now):
+        goal = 0 if wish.leave else self._seating.wants_pause(ranks, now)
+        if wish.leave or goal:
             self._sizing.pause(now, leaving=wish.leave)
-            group.request_stop()
+            # tables that lie on a node which goes are safe only in a checkpoint
+            group.request_stop(goal)
 
     def _has_paused(self) -> bool:
         """Whether the ranks ended their task because they were asked to pause."""
-        paused = self._sizing.paused_since is not None
-        return paused and not self._stopping.wanted and self._results[0].stopped
+        if self._sizing.paused_since is None or not self._results[0].stopped:
+            return False
+        # ranks that were to end meanwhile, and have not saved, do so in the next life
+        return not self._stopping.wanted or self._results[0].handed_over
 
     def _tell(self, group: RankGroup) -> None:
         """Hand on what the ranks told since the last look."""
@@ -333,11 +375,14 @@ class Controller:
         past = self._recovery.past
         if answer(blame, past, self._max_failures, self._stopping.wanted) == "recover":
             write_traceback(blame, self.log)
+            self._group.handed_over, self._joint = False, None
+            if self._crew is not None:
+                self._crew.part()
             self._on_event(self._recovery.failed(blame, time.monotonic()))
             self._cut_at = None
             return "recover"
         # the other ranks would wait in a collective until its timeout
-        self._group.abort()
+        (self._joint or self._group).abort()
         as_it_is = error is not None and not past
         self._error = error if as_it_is else self._ending(blame)
         return "fail"

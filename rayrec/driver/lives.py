@@ -19,6 +19,7 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.start import Start
 from rayrec.errors import DamagedCheckpointError
 from rayrec.train.config import SyncPoints, TrainSpec
+from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask, TrainLoop
 from rayrec.train.tasks import FitTask, Scorer
 from rayrec.train.told import Began
@@ -73,7 +74,9 @@ class Lives:
         def prepare(group: RankGroup) -> Prepared:
             nodes = {address.node_id for address in group.addresses}
             before = self._prepared
-            if before is None or not nodes <= self._nodes or group.hosts != self._hosts:
+            is_same = nodes <= self._nodes and group.hosts == self._hosts
+            # rows that ranks pass on must not come into the memory where they lie
+            if before is None or not is_same or group.handed_over:
                 before = look(group)
                 # rows of another plan, or of ranks on other hosts, are not those of this one
                 self._names.append(uuid.uuid4().hex)
@@ -89,6 +92,11 @@ class Lives:
                     every_n_steps=self._sync_every, name=self._names[-1], not_before=step
                 )
                 spec = replace(spec, sync_points=points)
+            if group.handed_over:
+                spec = replace(spec, handed_over=True)
+                size = spec.sharding_group_size
+                first_task = HandOverTask(plan=spec.plan, ranks=group.world_size, group_size=size)
+                return replace(before, task=replace(task, spec=spec), first=first_task)
             return replace(before, task=replace(task, spec=spec))
 
         return prepare

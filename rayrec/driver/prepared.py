@@ -20,6 +20,7 @@ class Prepared:
         task: for every rank; None ends the run before anything is done.
         plan: where the tables of the task lie; None where it has none.
         predicted: seconds of a step by rank, as the plan's prices tell; empty where nobody asks.
+        first: what they do before it, together with ranks that leave the run; None for nothing.
         info: what callbacks are told when it begins; None where there are none to tell.
     """
 
@@ -27,6 +28,7 @@ class Prepared:
     plan: ShardingPlan | None = None
     predicted: tuple[RankEstimate, ...] = ()
     info: RunInfo | None = None
+    first: RankTask | None = None
 
 
 @dataclass(frozen=True, slots=True)

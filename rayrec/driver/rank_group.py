@@ -22,7 +22,7 @@ from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
 from rayrec.train.told import Event
 
 if TYPE_CHECKING:
-    from rayrec.driver.rank_start import Crew
+    from rayrec.driver.rank_start import Crew, Joint
 
 
 class RankGroup:
@@ -34,20 +34,21 @@ class RankGroup:
         heartbeat_s: a rank that is silent for so long meanwhile has failed.
     Attributes:
         task: a reference to what the ranks were given last.
+        handed_over: the ranks keep the tables of a world that has ended.
     """
 
     task: Any = None
+    handed_over = False
 
     def __init__(
         self,
-        crew: Crew,
+        crew: Crew | Joint,
         scaling: ScalingConfig,
         check: Callable[[], None] = lambda: None,
         heartbeat_s: float = math.inf,
     ) -> None:
         self._crew, self._scaling, self._check = crew, scaling, check
         self._heartbeat_s = heartbeat_s
-        self._generation = 0
         self.forget()
 
     def forget(self) -> None:
@@ -86,12 +87,15 @@ class RankGroup:
         """Note that hosts keep the memory of ranks, to be freed when the run ends."""
         self._crew.keeps_memory = True
 
-    def start(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> None:
+    def start(
+        self, task: RankTask, timeout_s: float, setup_timeout_s: float, *, on_gpu: bool = True
+    ) -> None:
         """Give every rank the task; it begins when all have met at rank 0's rendezvous.
 
         Args:
             timeout_s: bound on every collective of the task.
             setup_timeout_s: bound on this call.
+            on_gpu: ranks with a GPU use it.
         Raises:
             TrainingFailed: a rank did not answer or died.
         """
@@ -106,7 +110,7 @@ class RankGroup:
         self.task = ray.put(task)
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
-        self._generation += 1
+        self._crew.generation += 1
         self.forget()
         threads = max(1, math.floor(self._scaling.cpus_per_worker))
         pin = places_on_machines(self.addresses)
@@ -118,11 +122,11 @@ class RankGroup:
                 host=self.addresses[rank].host,
                 store_host=host,
                 store_port=port,
-                device="cuda" if self._scaling.use_gpu else "cpu",
+                device="cuda" if self._scaling.use_gpu and on_gpu else "cpu",
                 threads=threads,
                 pin=pin[rank] if self._scaling.pin_cores else None,
                 timeout_s=timeout_s,
-                generation=self._generation,
+                generation=self._crew.generation,
             )
             starts.append(actor.start.remote(self.task, seat))
         self._answers(starts, "start", setup_timeout_s)
@@ -172,11 +176,16 @@ class RankGroup:
             for rank in range(self.world_size)
         )
 
-    def request_stop(self) -> None:
-        """Ask all ranks to stop at their next agreed point."""
+    def request_stop(self, going_to: int = 0) -> None:
+        """Ask all ranks to stop at their next agreed point.
+
+        Args:
+            going_to: with how many ranks the run goes on then, so that they keep their tables for
+                those; 0 has them save.
+        """
         for rank, actor in enumerate(self._actors):
             if not self._ended(rank):
-                actor.request_stop.remote()
+                actor.request_stop.remote(going_to)
 
     def request_save(self) -> None:
         """Ask the ranks to save at their next agreed point and to go on; one says so for all."""
@@ -187,7 +196,7 @@ class RankGroup:
         """Cut the connections of all ranks, so that none hangs in a collective."""
         for actor in self._actors:
             if actor is not None:
-                actor.abort.remote(self._generation)
+                actor.abort.remote(self._crew.generation)
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""

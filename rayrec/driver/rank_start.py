@@ -34,9 +34,12 @@ class Crew:
         check: called several times a second while actors start; what it raises ends the wait.
     Attributes:
         keeps_memory: hosts keep the memory of ranks until the run ends.
+        generation: counts the worlds that its actors have formed.
+        leaving: actors that are no rank any more, and are ended by `part`.
     """
 
     keeps_memory = False
+    generation = 0
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Crew:
         self._scaling, self._places, self._check = scaling, list(places), check
         self._actors: list[Any] = [None] * len(places)
         self._addresses: list[RankAddress | None] = [None] * len(places)
+        self.leaving: list[tuple[Any, RankAddress, Place]] = []
         # where ranks were last at places
         self._nodes: dict[Place, str] = {}
 
@@ -92,17 +96,23 @@ class Crew:
         self._nodes[place] = node
         return before
 
-    def seat(self, places: Sequence[Place]) -> tuple[int, ...]:
+    def seat(self, places: Sequence[Place], *, part: bool = True) -> tuple[int, ...]:
         """Have a rank at each of `places` and nowhere else, from the next `fill` on.
 
         Ranks whose place stays keep their actor and their order.
 
+        Args:
+            part: end the actors of the others now; else they are `leaving`.
         Returns:
             the ranks that are no more, by their numbers until now.
         """
         gone = [rank for rank, place in enumerate(self._places) if place not in places]
         for rank in gone:
-            self.dismiss(rank)
+            address = self._addresses[rank]
+            if not part and address is not None:
+                self.leaving.append((self._actors[rank], address, self._places[rank]))
+            else:
+                self.dismiss(rank)
         stay = [rank for rank in range(len(self._places)) if rank not in gone]
         new = [place for place in places if place not in self._places]
         self._actors[:] = [self._actors[rank] for rank in stay] + [None] * len(new)
@@ -151,6 +161,12 @@ class Crew:
             end_process(self._actors[rank], self._addresses[rank])
             self._actors[rank] = self._addresses[rank] = None
 
+    def part(self) -> None:
+        """End the actors that are no rank any more."""
+        for actor, address, _ in self.leaving:
+            end_process(actor, address)
+        self.leaving.clear()
+
     def end(self) -> None:
         """End all actors, and free the memory that their hosts keep for them."""
         import ray
@@ -160,7 +176,7 @@ class Crew:
         asked = [actor.free_memory.remote() for actor in living]
         if asked:
             ray.wait(asked, num_returns=len(asked), timeout=_FREE_S)
-        for actor in self._actors:
+        for actor in [*self._actors, *(actor for actor, *_ in self.leaving)]:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
 
@@ -196,6 +212,34 @@ class Crew:
         self._actors[:] = [self._actors[i] for i in order]
         self._addresses = [self._addresses[i] for i in order]
         self._places = [self._places[i] for i in order]
+
+
+class Joint:
+    """The actors of a crew and those that leave it, as one world; the crew's ranks come first."""
+
+    keeps_memory = False
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    @property
+    def actors(self) -> list[Any]:
+        """Ray handles by rank."""
+        return self._crew.actors + [actor for actor, *_ in self._crew.leaving]
+
+    @property
+    def addresses(self) -> tuple[RankAddress, ...]:
+        """Where the ranks live."""
+        return (*self._crew.addresses, *(address for _, address, _ in self._crew.leaving))
+
+    @property
+    def generation(self) -> int:
+        """Counts the worlds of the crew."""
+        return self._crew.generation
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._crew.generation = value
 
 
 @contextmanager

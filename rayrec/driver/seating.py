@@ -52,9 +52,11 @@ class Seating:
         if ranks < most:
             say(f"starts with {ranks} of at most {most} ranks; the cluster is asked for the rest")
 
-    def fill(self, setup_timeout_s: float, heartbeat_s: float) -> bool:
+    def fill(self, setup_timeout_s: float, heartbeat_s: float, *, part: bool = True) -> bool:
         """Give every rank a place and a process; False to look for room again.
 
+        Args:
+            part: end the ranks that leave the run; else `part` does so.
         Raises:
             ConfigError: the smallest number of ranks has no room, and does not get it in time.
             TrainingFailed: a process did not come up.
@@ -62,7 +64,7 @@ class Seating:
         crew, room = self._crew, self._room
         relieved: frozenset[int] = frozenset()
         if self._scaling.is_elastic:
-            if not self._seat():
+            if not self._seat(part):
                 return False
         elif self._recovery.under_way:
             relieved = self._bench.relieve(crew)
@@ -84,7 +86,13 @@ class Seating:
         """Keep the spares of ranks that train; `task` is a reference to what they do."""
         self._bench.look(self._crew, task, now)
 
-    def _seat(self) -> bool:
+    def part(self) -> None:
+        """End the ranks that leave the run, and give their places back."""
+        if self._crew.leaving:
+            self._crew.part()
+            self._room.ask(self._sizing.wanted, self._crew.places)
+
+    def _seat(self, part: bool) -> bool:
         """Give every rank a place, and end those that get none; False while it waits for room."""
         room, crew = self._room, self._crew
         there, ranks, now = room.places(), len(crew.places), time.monotonic()
@@ -101,26 +109,28 @@ class Seating:
         self._short_since = None
         chosen = choose(there, crew.places, seated)
         lost = set(crew.vacant)
-        gone = sorted(lost & set(crew.seat(chosen)))
+        gone = sorted(lost & set(crew.seat(chosen, part=part)))
         # a rank whose place is another one now has not left the run
         dropped = set(gone[: max(0, ranks - seated)])
         if self._recovery.under_way:
             self._recovery.dropped(dropped)
             self._recovery.replaced(lost - dropped)
-        room.ask(wanted, chosen)
+        # the places of those that leave are needed until they are ended
+        room.ask(wanted, [*chosen, *(place for *_, place in crew.leaving)])
         return True
 
-    def wants_pause(self, ranks: Sequence[Observation], now: float) -> bool:
-        """Whether ranks that train should pause, so that the run goes on with more or fewer."""
+    def wants_pause(self, ranks: Sequence[Observation], now: float) -> int:
+        """With how many ranks the run should go on after a pause; 0 where it needs none."""
         sizing, size = self._sizing, len(ranks)
         if not self._scaling.is_elastic or sizing.paused_since is not None:
-            return False
+            return 0
         # An evaluation would be made again, and what is at its end needs no change.
         polls = [rank.poll for rank in ranks]
         if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
-            return False
+            return 0
         room = None
         if sizing.looks(size, now):
             self._room.ask(sizing.wanted, self._crew.places)
             room = len(self._room.places())
-        return sizing.goal(size, room, now) != size
+        goal = sizing.goal(size, room, now)
+        return 0 if goal == size else goal

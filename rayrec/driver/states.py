@@ -4,8 +4,8 @@ A run goes down the first column of the table to its end. A failure that the run
 from any state that has ranks to GATHERING, where the survivors leave the world that failed. From
 there the run takes the same way as at its start: FILLING gives every rank without a process a new
 one, or that of a spare, PLANNING says what to do, STARTING begins it. A run whose number of ranks
-may change goes back to FILLING, too, when its ranks have saved and paused for a change; there it
-may have to look for room several times.
+may change goes back to FILLING, too, when its ranks have paused for a change; there it may have to
+look for room several times. In HANDING the ranks before and after the change pass tables on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class State(Enum):
     SCHEDULING = "scheduling"
     FILLING = "filling"
     PLANNING = "planning"
+    HANDING = "handing tables over"
     STARTING = "starting"
     RUNNING = "running"
     GATHERING = "gathering"
@@ -40,7 +41,8 @@ TRANSITIONS: Mapping[State, Mapping[Turn, State]] = {
     State.INITIALIZING: {"on": State.SCHEDULING, "fail": State.SHUTTING_DOWN},
     State.SCHEDULING: {"on": State.FILLING, "fail": State.SHUTTING_DOWN},
     State.FILLING: {"stay": State.FILLING, "on": State.PLANNING, **_FAILED},
-    State.PLANNING: {"on": State.STARTING, "end": State.SHUTTING_DOWN, **_FAILED},
+    State.PLANNING: {"on": State.HANDING, "end": State.SHUTTING_DOWN, **_FAILED},
+    State.HANDING: {"stay": State.HANDING, "on": State.STARTING, **_FAILED},
     State.STARTING: {"on": State.RUNNING, **_FAILED},
     State.RUNNING: {
         "stay": State.RUNNING,

@@ -233,6 +233,7 @@ class TrainSpec(RunOptions):
         profile: which steps to profile, or None.
         life_began: the step at which the run had begun, where it goes on after a failure, of which
             the driver tells; None in its first life.
+        handed_over: the ranks keep the tables of the world before, and go on from there.
         sync_points: sets points in memory that a failed run goes on from, or None.
     """
 
@@ -245,6 +246,7 @@ class TrainSpec(RunOptions):
     resume_from: tuple[str, ...] = ()
     profile: ProfileConfig | None = None
     life_began: int | None = None
+    handed_over: bool = False
     sync_points: SyncPoints | None = None
 
     def __post_init__(self) -> None:

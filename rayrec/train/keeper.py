@@ -8,7 +8,7 @@ while its rows are read; see `continuing`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.continuing import first_whole, set_later_aside
 from rayrec.train.dense import check_dense_optimizer
+from rayrec.train.hand_over import Held, fill, on_cpu
 from rayrec.train.place import Place
 from rayrec.train.random_state import go_on, random_state, set_random_state
 from rayrec.train.saver import Saver
@@ -204,8 +205,7 @@ class Keeper:
             self.newest = path
         self._place.restore(saved.cursor, path)
         self._model.go_on_from(saved.step)
-        place = f"seed {self._spec.seed} step {saved.step}"
-        go_on(saved.random, self._rank, self._world_size, self._model.device, place)
+        self._seed(saved.random, saved.step)
         self.best = Best.from_json(saved.extras.get("best"))
         began = self._spec.life_began
         if began is not None and saved.step > began:
@@ -230,6 +230,11 @@ class Keeper:
     def _set_later_aside(self, path: str, step: int) -> None:
         if self._spec.run_path and self._rank == 0:
             set_later_aside(self._spec.run_path, path, step, self._note)
+
+    def _seed(self, random: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Put the generators where those of every rank were at a step."""
+        place = f"seed {self._spec.seed} step {step}"
+        go_on(random, self._rank, self._world_size, self._model.device, place)
 
     def _load(self, path: str, *, with_state: bool) -> RestoredCheckpoint:
         """Fill tables and dense layers from a checkpoint, with the optimizers' state if asked."""
@@ -272,11 +277,40 @@ class Keeper:
         torch.save(held, file)
         return file.getvalue()
 
-    def recall(self, remembered: bytes, note: Callable[[str], None]) -> int:
+    def hold(self, step: int, best: Best, trained: tuple[int, float]) -> Held:
+        """What this rank keeps for the next world of ranks; see `hand_over`."""
+        # replicas have drifted apart, and each new rank takes a row from one of them
+        self._model.sync()
+        return Held(
+            step=step,
+            rank=self._rank % self._writers,
+            world_rank=self._rank,
+            world_size=self._world_size,
+            plan=self._spec.plan,
+            states=on_cpu(self._model.shard_states()),
+            small=self.remember(step, best, trained),
+            random=gather_objects(random_state(self._model.device)),
+            iteration=self._model.iteration,
+        )
+
+    def take_over(self, held: Held, note: Callable[[str], None]) -> int:
+        """Fill the model from what this rank keeps of the world before; its global steps."""
+        states = self._model.shard_states()
+        fill(states, held.states)
+        self._model.iteration = held.iteration
+        return self.recall(held.small, note, held.random)
+
+    def recall(
+        self,
+        remembered: bytes,
+        note: Callable[[str], None],
+        random: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
         """Go on from a sync point, whose rows are in place already; its global steps.
 
         Args:
             note: gets a line about what was done.
+            random: the generators of every rank of another world; None goes on with this rank's.
         """
         self._note = note
         held = torch.load(io.BytesIO(remembered), weights_only=True)
@@ -288,7 +322,10 @@ class Keeper:
         self._place.go_to(*held["place"])
         self._model.go_on_from(step)
         self.best, self.trained = Best.from_json(held["best"]), tuple(held["trained"])
-        set_random_state(held["random"], self._model.device)
+        if random is None:
+            set_random_state(held["random"], self._model.device)
+        else:
+            self._seed(random, step)
         run_path = self._spec.run_path
         if run_path:
             path = CheckpointManager(run_path).path(step)

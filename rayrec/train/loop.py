@@ -146,7 +146,7 @@ class RankTrainer(RankRun):
             # first the thread that reads them
             self._pipeline.reset()
             batches.close()
-        self._end_run()
+        self._end_run(stopped)
         return stopped
 
     def _steps(

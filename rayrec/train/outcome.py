@@ -21,6 +21,7 @@ class FitOutcome:
         metrics: scores on the evaluation data; empty without any.
         checkpoint: newest checkpoint, or None.
         stopped: it was asked to stop.
+        handed_over: the ranks keep the tables for those that follow.
         early: why early stopping ended it, or "".
         best: the best evaluation until its end.
         times: of the mean step, by rank; empty where parts were not measured.
@@ -34,6 +35,7 @@ class FitOutcome:
     metrics: dict[str, float] = field(default_factory=dict)
     checkpoint: str | None = None
     stopped: bool = False
+    handed_over: bool = False
     early: str = ""
     best: Best = field(default_factory=Best)
     times: tuple[RankTimes, ...] = ()
@@ -58,6 +60,7 @@ class FitOutcome:
             metrics=metrics,
             checkpoint=run.newest,
             stopped=stopped,
+            handed_over=run.handed_over,
             early=run.early,
             best=run.best,
             times=times,

@@ -54,7 +54,7 @@ class LoopContext(RankRun):
         super().__init__(spec, device, context.phase)
         seed_all(spec.seed)
         self._context, self._tell = context, context.report
-        self.save_asked = context.save_asked
+        self.save_asked, self.going_to = context.save_asked, context.going_to
         self._window: Window | None = None
         self._told: tuple[Tensor, Any, Any] | None = None
         self._values: Mapping[str, float] = {}
@@ -134,7 +134,7 @@ class LoopContext(RankRun):
                 self.stopped = self._after_window(merged, self._context.should_stop)
         finally:
             source.close()
-        self._end_run()
+        self._end_run(self.stopped)
 
     def loss_weight(self, batch: Any) -> float:
         """What this rank's mean loss is multiplied by before the backward pass, so that all ranks

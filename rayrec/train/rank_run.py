@@ -126,11 +126,13 @@ class RankRun(SavingRank):
         """Evaluate what a run that was stopped at this very step did not; False when stopped."""
         return not self._on_the_way.missed(self.step) or self._evaluate(should_stop)
 
-    def _end_run(self) -> None:
+    def _end_run(self, stopped: bool) -> None:
         """Save what the run keeps, and raise what a callback of this rank is to blame for."""
         if self._kept is not None:
             self._kept.ending = True
-        if self.spec.run_path and self.spec.checkpoint.at_end and self.step:
+        self.handed_over = stopped and self._hand_over(may=self.hooks.error is None)
+        saves = self.spec.run_path and self.spec.checkpoint.at_end and self.step
+        if saves and not self.handed_over:
             self.save()
         if self._publisher is not None:
             self._publisher.at_end(self.step)

@@ -12,6 +12,7 @@ import torch
 
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
+from rayrec.train import hand_over
 from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
@@ -28,6 +29,7 @@ class SavingRank(ScoringRank):
     Attributes:
         step: global steps done.
         rows, seconds: trained on and taken by this run, over all ranks.
+        handed_over: the ranks keep the tables for those that follow, and have not saved them.
     """
 
     step: int
@@ -45,6 +47,9 @@ class SavingRank(ScoringRank):
         self._publisher: Publisher | None = None
         self._saving: Saved | None = None
         self._since_save_s = 0.0
+        # with how many ranks the driver wants to go on, where it asked this rank to stop for that
+        self.going_to: Callable[[], int] = lambda: 0
+        self.handed_over = False
 
     @property
     def best(self) -> Best:
@@ -127,6 +132,23 @@ class SavingRank(ScoringRank):
         if saving is not None:
             self._announce(saving)
 
+    def _hand_over(self, may: bool) -> bool:
+        """Keep the tables for the world that follows, if that was asked for and there is room.
+
+        All ranks call it together, at a step where nothing is half done.
+
+        Args:
+            may: nothing on this rank is against it; the same answer comes on all ranks.
+        """
+        states = [] if self._kept is None else self.model.shard_states()
+        wanted = self.going_to() if may else None
+        ranks = hand_over.next_ranks(wanted, states, self.spec.sharding_group_size)
+        if self._kept is None or not ranks:
+            return False
+        self._finish_save()
+        hand_over.keep(self._keeper.hold(self.step, self.best, (self.rows, self.seconds)))
+        return True
+
     def _leave_save(self) -> None:
         """Leave a checkpoint that is being written, since this rank leaves its world."""
         if self._kept is not None:
@@ -141,14 +163,21 @@ class SavingRank(ScoringRank):
             self.model.undo.sync(self._points.at(self.step), small)
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
-        """Start anew, from another run's weights, from a checkpoint or from a sync point.
+        """Start anew, from another run's weights, from a checkpoint, from a sync point, or with the
+        tables of the ranks before.
 
-        See `Keeper.begin` and `open_points`.
+        See `Keeper.begin`, `open_points` and `hand_over`.
         """
         if self._publisher is not None:
             self._publisher.rebase()
         point = None if self._points is None else self._points.chosen
-        if point is not None and self.model.undo is not None:
+        if not self.spec.handed_over:
+            # what is left of a change that failed
+            hand_over.keep(None)
+        if self.spec.handed_over:
+            self._on_phase("taking the tables over")
+            self.step = self._keeper.take_over(hand_over.take(), note)
+        elif point is not None and self.model.undo is not None:
             self._on_phase("undoing steps")
             self.step = self._keeper.recall(self.model.undo.go_back(point), note)
         else:
@@ -157,7 +186,7 @@ class SavingRank(ScoringRank):
         self._on_the_way.resume(self._keeper.best)
         if point is None:
             self._sync()
-        path, in_memory = self._keeper.begun_from, point is not None
+        path, in_memory = self._keeper.begun_from, point is not None or self.spec.handed_over
         return Began(step=self.step, path=path, in_memory=in_memory)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:

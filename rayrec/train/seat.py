@@ -58,6 +58,7 @@ class RankContext:
 
     Attributes:
         should_stop: whether the task shall end at its next agreed point.
+        going_to: with how many ranks the run goes on after that; 0 where it ends.
         save_asked: whether it shall save there and go on; each wish is told once.
     """
 
@@ -65,6 +66,7 @@ class RankContext:
     log: ProgressLog
     should_stop: Callable[[], bool]
     save_asked: Callable[[], bool] = lambda: False
+    going_to: Callable[[], int] = lambda: 0
 
     def report(self, event: Event) -> None:
         """Make an event known; only rank 0's reach the user, since they are merged already."""

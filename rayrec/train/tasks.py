@@ -39,7 +39,7 @@ class FitTask:
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
-            trainer.save_asked = context.save_asked
+            trainer.save_asked, trainer.going_to = context.save_asked, context.going_to
             reads = self.spec.resume_from or self.spec.init_from
             context.phase("reading the checkpoint" if reads else "starting")
             began = trainer.begin(context.note)

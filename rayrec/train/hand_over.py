@@ -1,0 +1,184 @@
+"""Tables that go from one world of ranks to the next in the memory of their processes.
+
+A run that changes the number of its ranks on purpose stops at the end of a window. Every rank keeps
+what it holds (`keep`). Then those ranks and the new ones meet once, and pass on what changes its
+place (`HandOverTask`); who leaves the run is free after that. The next world makes its model under
+its own plan, and fills it from what each of its ranks keeps (`take`). No storage is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rayrec.checkpoint import OverlapWriter
+from rayrec.comm.choose import exchange_for, host_identity
+from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.distributed.passing import pass_on
+from rayrec.errors import CommError
+from rayrec.layout import ShardingPlan
+from rayrec.machine.available import available_bytes
+from rayrec.shards.state import ShardState
+from rayrec.train.seat import RankContext
+from rayrec.train.window import gather_objects
+
+# what allocations and the dense layers need beside the tables
+_MARGIN = 1.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a rank keeps of a world that has ended.
+
+    Attributes:
+        step: global steps done.
+        rank: among the ranks that hold every table together.
+        world_rank, world_size: the place of the rank in that world.
+        plan: of that world.
+        states: rows and optimizer state of this rank, on the CPU.
+        small: what a sync point keeps beside the rows; see `Keeper.remember`.
+        random: the state of the generators of every rank.
+        iteration: updates of the tables.
+    """
+
+    step: int
+    rank: int
+    world_rank: int
+    world_size: int
+    plan: ShardingPlan
+    states: Sequence[ShardState]
+    small: bytes
+    random: Sequence[Mapping[str, Any]]
+    iteration: int
+
+
+_held: Held | None = None
+
+
+def keep(held: Held | None) -> None:
+    """Keep this in the process for the next world, or nothing any more."""
+    global _held
+    _held = held
+
+
+def take() -> Held:
+    """What this process keeps, which it then keeps no more.
+
+    Raises:
+        CommError: it keeps nothing.
+    """
+    held = _held
+    keep(None)
+    if held is None:
+        raise CommError("this process keeps no tables of the ranks before")
+    return held
+
+
+@torch.no_grad()
+def fill(states: Sequence[ShardState], pieces: Sequence[ShardState]) -> None:
+    """Write pieces of tables into the shards that consist of them."""
+    writer = OverlapWriter()
+    for state in states:
+        for piece in pieces:
+            if piece.shard.table == state.shard.table:
+                writer.put(piece.shard.rows, piece.shard.cols, piece.tensors(), state)
+    writer.finish(states)
+
+
+def on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
+    """The same rectangles on the CPU, since the next model needs the memory of a GPU."""
+    return [
+        ShardState(
+            state.shard,
+            state.weight.detach().cpu(),
+            {name: tensor.detach().cpu() for name, tensor in state.optimizer.items()},
+        )
+        for state in states
+    ]
+
+
+def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int | None) -> int:
+    """With how many ranks the run goes on from what they keep; 0 where it has to save instead.
+
+    All ranks call it together at the end of their task.
+
+    Args:
+        wanted: with how many this rank was asked to; 0 where it was not,
+            and None where that must not be.
+        states: of this rank.
+        group_size: ranks that hold every table together; None where all do.
+    Returns:
+        the same on every rank: 0 where no rank was asked, or where a host has no memory for the old
+        tables, what comes from other ranks and the new tables side by side.
+    """
+    size = sum(t.numel() * t.element_size() for s in states for t in s.tensors().values())
+    told = gather_objects((wanted, host_identity(), size, available_bytes()))
+    asked = [wanted for wanted, *_ in told]
+    ranks = max(asked) if None not in asked else 0
+    if not ranks:
+        return 0
+    copies = len(told) // (group_size or len(told))
+    each = sum(size for _, _, size, _ in told) / copies / (group_size or ranks)
+    for host in {host for _, host, *_ in told}:
+        here = [available for _, its_host, _, available in told if its_host == host]
+        # all new ranks may come to one host
+        most = len(here) + max(0, ranks - len(told))
+        if 2 * most * each * _MARGIN > min(here):
+            return 0
+    return ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandOverTask:
+    """What the ranks of two worlds do together; the first `ranks` of them are the new world.
+
+    Attributes:
+        plan: of the new world.
+        ranks: of the new world.
+        group_size: ranks of it that hold every table together; None where all do.
+    """
+
+    plan: ShardingPlan
+    ranks: int
+    group_size: int | None = None
+
+    def run(self, context: RankContext) -> int:
+        """Pass on what changes its place; the bytes that this rank sent.
+
+        Raises:
+            CommError: a rank of the world before is not here, or is gone.
+        """
+        context.phase("passing tables on")
+        held, rank = _held, context.seat.rank
+        places = gather_objects(None if held is None else (held.world_rank, held.world_size))
+        there = [place for place in places if place is not None]
+        if not there or sorted(place for place, _ in there) != list(range(there[0][1])):
+            raise CommError(f"only {len(there)} ranks still keep tables of the world before")
+        first = next(rank for rank, place in enumerate(places) if place is not None)
+        box: list[Any] = [None]
+        if held is not None and rank == first:
+            box = [replace(held, states=())]
+        if dist.is_initialized():
+            dist.broadcast_object_list(box, src=first)
+        common: Held = box[0]
+        group = self.group_size or self.ranks
+        pieces, sent = pass_on(
+            common.plan,
+            self.plan,
+            gather_objects(None if held is None else held.rank),
+            [taker % group if taker < self.ranks else None for taker in range(len(places))],
+            [] if held is None else held.states,
+            self._exchange(context),
+            gather_objects,
+        )
+        keep(replace(common, states=pieces) if rank < self.ranks else None)
+        return sent
+
+    def _exchange(self, context: RankContext) -> Exchange:
+        if context.seat.world_size == 1:
+            return LocalExchange()
+        return exchange_for(None, torch.device("cpu"))
