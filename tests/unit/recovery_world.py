@@ -74,6 +74,7 @@ class World:
         turn = {
             State.FILLING: self.fill,
             State.PLANNING: lambda: "on",
+            State.HANDING: self.hand_over,
             State.STARTING: self.start,
             State.RUNNING: self.run,
             State.GATHERING: self.gather,
@@ -131,6 +132,9 @@ class World:
             lost = self.draw.randrange(len(self.ranks))
             self.ranks[lost].alive = False
             return self.failed(Blame(rank=lost, host="h", cause="its process died", kind="died"))
+        return "on"
+
+    def hand_over(self) -> Turn:
         return "on"
 
     def start(self) -> Turn:

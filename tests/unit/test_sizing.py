@@ -17,6 +17,7 @@ from rayrec.driver.room import Place, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.states import TRANSITIONS, State, Turn
+from rayrec.shards.undo import Point
 from rayrec.train.told import Began, Recovered, Resized
 from tests.unit.recovery_world import ENDED, STEPS, TURN_S, Rank, World
 
@@ -114,7 +115,12 @@ class ElasticWorld(World):
     short_since: float | None = None
     no_room: bool = False
     told: list[Resized] = field(default_factory=list)
+    # how many failures there had been at each of them
+    failures: list[int] = field(default_factory=list)
     paused_at: int | None = None
+    # the step of tables that no storage has, and the ranks that keep them
+    handed_at: int | None = None
+    holders: list[Rank] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         least = self.draw.randint(1, 4)
@@ -171,6 +177,31 @@ class ElasticWorld(World):
             # Memory is called by the arrangement of the ranks, and another one begins without any.
             self.forget_points()
 
+    def hand_over(self) -> Turn:
+        if self.handed_at is None:
+            return "on"
+        everyone = [*self.holders, *self.ranks]
+        if self.draw.random() < self.hazard:
+            self.draw.choice(everyone).alive = False
+        if all(rank.alive for rank in everyone):
+            return "on"
+        return self.failed(Blame(rank=0, host="h", cause="its process died", kind="died"))
+
+    def failed(self, failure: Blame) -> Turn:
+        self.handed_at, self.holders = None, []
+        return super().failed(failure)
+
+    def look_for_point(self) -> int:
+        if self.handed_at is None:
+            return super().look_for_point()
+        self.forget_points()
+        self.line += 1
+        self.all_had = Point(self.line, self.handed_at)
+        for points in self.kept:
+            points[:] = [self.all_had]
+        self.handed_at, self.holders = None, []
+        return self.all_had.step
+
     def start(self) -> Turn:
         self.sizing.start()
         lost = self.recovery.under_way
@@ -178,18 +209,24 @@ class ElasticWorld(World):
         if turn != "on":
             return turn
         if not lost and self.paused_at is not None:
-            assert self.saved == self.paused_at, "a pause loses no step"
+            assert self.ranks[0].step == self.paused_at, "a pause loses no step"
         self.paused_at = None
-        began = Began(step=self.saved, path=None)
+        began = Began(step=self.ranks[0].step, path=None)
         told = self.sizing.began(began, len(self.ranks), self.now, lost=lost)
-        self.told += [told] if told is not None else []
+        if told is not None:
+            self.told.append(told)
+            self.failures.append(len(self.recovery.past))
         return turn
 
     def run(self) -> Turn:
         whole = all(r.alive and not r.frozen and r.state == "running" for r in self.ranks)
         paused = self.sizing.paused_since is not None
         if paused and whole and self.draw.random() < 0.5:
-            self.saved = self.paused_at = self.ranks[0].step
+            self.paused_at = self.ranks[0].step
+            if self.draw.random() < 0.5:
+                self.handed_at, self.holders = self.paused_at, list(self.ranks)
+            else:
+                self.saved = self.paused_at
             for rank in self.ranks:
                 rank.state = "done"
             return "resize"
@@ -223,8 +260,10 @@ def check_schedule(draw: random.Random) -> None:
         assert turns < 3000, f"no end in sight in {world.state}"
     recovery, changes = world.recovery, world.told
     assert world.sizing.resizes == len(changes)
-    for told, after in pairwise(changes):
-        assert told.ranks == after.ranks_before and told.step <= after.step
+    for (told, before), (after, then) in pairwise(zip(changes, world.failures, strict=True)):
+        assert told.ranks == after.ranks_before
+        # a change saves nothing, so a failure after it may take it back
+        assert told.step <= after.step or before < then
     for told in changes:
         assert told.ranks != told.ranks_before
         assert world.sizing.least <= told.ranks <= world.sizing.most
