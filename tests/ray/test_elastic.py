@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rayrec.checkpoint import CheckpointManager
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, FailureConfig
 from rayrec.errors import ConfigError
@@ -105,12 +106,53 @@ def test_a_run_is_resized_by_hand(
     assert f"shrunk from 3 to 2 ranks at step {plan.told[0].step}\n" in out
     assert f"grown from 2 to 3 ranks at step {plan.told[1].step}\n" in out
     assert len(set(pids(tmp_path, 0))) == 1, "a survivor keeps its process"
+    # the changes themselves go through no storage
+    saved = CheckpointManager(str(tmp_path / "run")).steps()
+    assert saved == (10, 20, 30, STEPS)
     steps = [report.step for report in result.reports]
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
     events = read_events(tmp_path / "run")
     assert [event.values["ranks"] for event in events.of("resize")] == [2, 3]
     with pytest.raises(ConfigError, match="no fit is running"):
         plan.driver.resize(2)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_kill_while_tables_are_passed_on(
+    clicks: SyntheticPaths, tmp_path: Path, calm: str, victim: int
+) -> None:
+    """The run goes on from its newest checkpoint, as after any failure."""
+    (tmp_path / "scratch").mkdir()
+    plan = Plan([(15, 2)])
+    model = acting(clicks, tmp_path / "scratch", slowly)
+    failure = FailureConfig(max_failures=1)
+    chosen = options(tmp_path, model=model, callbacks=(plan,), failure=failure)
+    plan.driver = driver = worlds.driver(clicks, (1, 3), **chosen)
+    killed = threading.Event()
+
+    def strike() -> None:
+        while not killed.wait(0.002):
+            controller = driver._ranks._controller
+            joint = None if controller is None else controller._joint
+            # it has its actors, and its ranks begin
+            if joint is not None and joint.task is not None:
+                os.kill(joint.addresses[victim].pid, signal.SIGKILL)
+                killed.set()
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        result = driver.fit()
+    finally:
+        was_killed = killed.is_set()
+        killed.set()
+        thread.join()
+    assert was_killed and result.failures == 1
+    (recovered,) = plan.recovered
+    assert recovered.step == 10 and recovered.path is not None
+    assert (result.steps, result.plan.world_size) == (STEPS, 2)
+    assert result.checkpoint is not None
+    worlds.compare(calm, result.checkpoint)
 
 
 def test_a_kill_amid_a_run_that_was_resized(
