@@ -1,8 +1,7 @@
 """A Grafana board, alerts and a Prometheus configuration for runs with `RayMetrics`.
 
-The board is plain JSON for Grafana's import, with a choice of data source and of runs. Queries take
-the largest value over Ray's own labels (node, worker, session), so that a run that was continued is
-one curve. Every metric in them is one of `rayrec.watch.metric_names.METRICS`.
+The board is plain JSON for Grafana's import, with a choice of data source, of runs and of scores.
+What is on it stands in `rayrec.watch.panels`.
 """
 
 from __future__ import annotations
@@ -11,105 +10,29 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rayrec.checks import absolute_path, is_uri
 from rayrec.errors import ConfigError
 from rayrec.storage import probe_output, write_whole
 from rayrec.watch.metric_names import exported
+from rayrec.watch.panels import MOST_WAIT, Panel, Section, sections
 
 BOARD, ALERTS, SCRAPE = "grafana-rayrec.json", "alerts.yml", "prometheus.yml"
-WIDTH, HEIGHT = 12, 8  # of a panel; Grafana's grid has 24 columns
-
-
-class Query(NamedTuple):
-    """A query of PromQL and the legend of its curves."""
-
-    expression: str
-    legend: str
-
-
-class Panel(NamedTuple):
-    """A picture of the board; `unit` is a name that Grafana knows."""
-
-    title: str
-    unit: str
-    queries: tuple[Query, ...]
-    stacked: bool = False
-
-
-def _largest(metric: str, *labels: str) -> str:
-    return f'max by ({", ".join(("run", *labels))}) ({exported(metric)}{{run=~"$run"}})'
-
-
-def _curves(metric: str, label: str) -> tuple[Query, ...]:
-    return (Query(_largest(metric, label), f"{{{{run}}}} {{{{{label}}}}}"),)
-
-
-def _rate(metric: str) -> str:
-    return f'sum by (run) (rate({exported(metric)}{{run=~"$run"}}[$__rate_interval]))'
-
-
-def panels() -> tuple[Panel, ...]:
-    """The board, row by row, two panels in each."""
-    done = f"{_largest('rayrec_step')} / {_largest('rayrec_steps_planned')}"
-    run = "{{run}}"
-    unsaved = f"{_largest('rayrec_step')} - {_largest('rayrec_checkpoint_step')}"
-    return (
-        Panel("Loss", "none", (Query(_largest("rayrec_loss"), run),)),
-        Panel(
-            "Rows per second",
-            "short",
-            (
-                Query(_largest("rayrec_rows_per_second"), f"{run} last window"),
-                Query(_rate("rayrec_rows"), f"{run} with evaluation and saving"),
-            ),
-        ),
-        Panel("Scores of training", "none", _curves("rayrec_train_score", "score")),
-        Panel("Scores of evaluation", "none", _curves("rayrec_eval_score", "score")),
-        Panel("Step by part", "s", _curves("rayrec_step_part_seconds", "part"), stacked=True),
-        Panel("Waiting for data by rank", "percentunit", _curves("rayrec_data_wait_ratio", "rank")),
-        Panel("Memory by rank", "bytes", _curves("rayrec_memory_bytes", "rank")),
-        Panel("Learning rates", "none", _curves("rayrec_learning_rate", "optimizer")),
-        Panel(
-            "Progress",
-            "percentunit",
-            (
-                Query(done, f"{run} steps done"),
-                Query(_largest("rayrec_running"), f"{run} trains"),
-                Query(_largest("rayrec_failed"), f"{run} failed"),
-            ),
-        ),
-        Panel("Steps since the newest checkpoint", "none", (Query(unsaved, run),)),
-        Panel("Checkpoints per second", "none", (Query(_rate("rayrec_checkpoints"), run),)),
-        Panel(
-            "Seconds of evaluations and checkpoints",
-            "s",
-            (
-                Query(_largest("rayrec_eval_seconds"), f"{run} evaluation"),
-                Query(_largest("rayrec_checkpoint_seconds"), f"{run} checkpoint"),
-            ),
-        ),
-    )
+WIDTH, HEIGHT = 24, 8  # of the grid that Grafana has, in columns; of a panel
 
 
 def board() -> dict[str, Any]:
     """The board as Grafana's JSON model."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     runs = f"label_values({exported('rayrec_step')}, run)"
+    # a score may be there of training or of evaluation alone
+    either = f'{{__name__=~"{exported("rayrec_train_score")}|{exported("rayrec_eval_score")}"'
+    scores = f'label_values({either},run=~"$run"}}, score)'
     variables = [
         {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-        {
-            "name": "run",
-            "type": "query",
-            "datasource": source,
-            "query": {"query": runs, "refId": "runs"},
-            "refresh": 2,  # whenever the time range changes
-            "multi": True,
-            "includeAll": True,
-            "allValue": ".*",
-            "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
-        },
+        _choice("run", "Runs", runs, source),
+        _choice("score", "Scores", scores, source),
     ]
     return {
         "uid": "rayrec-runs",
@@ -117,14 +40,56 @@ def board() -> dict[str, Any]:
         "tags": ["rayrec"],
         "schemaVersion": 39,
         "editable": True,
+        # one line through all panels under the pointer
+        "graphTooltip": 1,
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": variables},
-        "panels": [_panel(number, panel, source) for number, panel in enumerate(panels())],
+        "panels": _laid_out(source),
     }
 
 
-def _panel(number: int, panel: Panel, source: dict[str, str]) -> dict[str, Any]:
+def _choice(name: str, label: str, query: str, source: dict[str, str]) -> dict[str, Any]:
+    """A variable with one, several or all values of a label of the time range."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": source,
+        "query": {"query": query, "refId": f"{name}s"},
+        "refresh": 2,  # whenever the time range changes
+        "sort": 1,  # by the alphabet
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _laid_out(source: dict[str, str]) -> list[dict[str, Any]]:
+    """Headings and panels, from left to right and from top to bottom."""
+    drawn: list[dict[str, Any]] = []
+    y = 0
+    for section in sections():
+        heading = _heading(section) | {"gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}}
+        drawn.append({"id": len(drawn) + 1, **heading})
+        x, y = 0, y + 1
+        for panel in section.panels:
+            if x + panel.width > WIDTH:
+                x, y = 0, y + HEIGHT
+            at = {"x": x, "y": y, "w": panel.width, "h": HEIGHT}
+            drawn.append({"id": len(drawn) + 1, "gridPos": at, **_panel(panel, source)})
+            x += panel.width
+        y += HEIGHT
+    return drawn
+
+
+def _heading(section: Section) -> dict[str, Any]:
+    heading = {"type": "row", "title": section.title, "collapsed": False, "panels": []}
+    return heading | ({"repeat": section.repeat} if section.repeat else {})
+
+
+def _panel(panel: Panel, source: dict[str, str]) -> dict[str, Any]:
     targets = []
     for letter, query in zip("ABC", panel.queries, strict=False):
         targets.append(
@@ -135,46 +100,45 @@ def _panel(number: int, panel: Panel, source: dict[str, str]) -> dict[str, Any]:
                 "legendFormat": query.legend,
             }
         )
-    drawing = {
-        "fillOpacity": 40 if panel.stacked else 0,
-        "stacking": {"mode": "normal" if panel.stacked else "none"},
-        "showPoints": "auto",
-    }
-    return {
-        "id": number + 1,
-        "type": "timeseries",
+    drawn: dict[str, Any] = {
+        "type": panel.kind,
         "title": panel.title,
+        "description": panel.about,
         "datasource": source,
-        "gridPos": {
-            "x": WIDTH * (number % 2),
-            "y": HEIGHT * (number // 2),
-            "w": WIDTH,
-            "h": HEIGHT,
-        },
-        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": drawing}, "overrides": []},
-        "options": {"tooltip": {"mode": "multi"}, "legend": {"displayMode": "list"}},
+        "fieldConfig": {"defaults": panel.field_config(), "overrides": []},
+        "options": panel.options(),
         "targets": targets,
     }
+    if panel.repeat:
+        side_by_side = {"repeatDirection": "h", "maxPerRow": WIDTH // panel.width}
+        drawn |= {"repeat": panel.repeat, **side_by_side}
+    return drawn
 
 
 def alerts() -> dict[str, tuple[str, str, str]]:
     """Alert -> (expression, how long it must hold, what it tells)."""
     running = f"max by (run) ({exported('rayrec_running')}) == 1"
-    still = f"max by (run) (changes({exported('rayrec_step')}[10m])) == 0"
-    waiting = f"max by (run) (avg_over_time({exported('rayrec_data_wait_ratio')}[10m])) > 0.2"
-    failed = f"max by (run) ({exported('rayrec_failed')}) == 1"
+    still = f"max by (run) (changes({exported('rayrec_step')}[5m])) == 0"
+    wait = f"avg_over_time({exported('rayrec_data_wait_ratio')}[10m])"
+    # The metrics of a failed run last for 20 s, and an Alertmanager waits for longer than that
+    # before it tells of an alert.
+    failed = f"max by (run) (max_over_time({exported('rayrec_failed')}[15m])) == 1"
     return {
         "RayrecRunStandsStill": (
             f"({still}) and ({running})",
-            "5m",
+            "10m",
             "run {{ $labels.run }} trains and has done no step for 10 minutes",
         ),
         "RayrecWaitsForData": (
-            f"({waiting}) and ({running})",
+            f"(max by (run) ({wait}) > {MOST_WAIT}) and ({running})",
             "10m",
             "a rank of run {{ $labels.run }} waits for data in over a fifth of its time",
         ),
-        "RayrecRunFailed": (failed, "0m", "run {{ $labels.run }} ended by an error"),
+        "RayrecRunFailed": (
+            f"({failed}) unless ({running})",
+            "0m",
+            "run {{ $labels.run }} ended by an error within the last 15 minutes",
+        ),
     }
 
 

@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 
 from rayrec.errors import ConfigError
-from rayrec.watch import dashboards, write_dashboards
+from rayrec.watch import dashboards, panels, write_dashboards
 from rayrec.watch.metric_names import METRICS, exported
 
 EXPORTED = {exported(name): metric for name, metric in METRICS.items()}
 QUERIES = [
-    *(query.expression for panel in dashboards.panels() for query in panel.queries),
+    *(query.expression for panel in panels.panels() for query in panel.queries),
     *(expression for expression, _, _ in dashboards.alerts().values()),
 ]
 
 
 def plain_query(expression: str) -> str:
     """A query with Grafana's variables filled in, as Prometheus gets it."""
-    return expression.replace("$__rate_interval", "1m").replace("$run", ".*")
+    for variable, value in (("$__rate_interval", "1m"), ("$run", ".*"), ("$score", "auc")):
+        expression = expression.replace(variable, value)
+    return expression
 
 
 def nodes(expression) -> Iterator[object]:
@@ -60,7 +62,7 @@ def test_names_in_queries_are_exported_and_every_metric_is_on_the_board():
 
 
 def test_a_legend_shows_only_labels_that_its_query_keeps():
-    for panel in dashboards.panels():
+    for panel in panels.panels():
         for query in panel.queries:
             kept = set(re.search(r"by \(([\w, ]+)\)", query.expression)[1].split(", "))
             assert set(re.findall(r"{{(\w+)}}", query.legend)) <= kept
@@ -68,18 +70,49 @@ def test_a_legend_shows_only_labels_that_its_query_keeps():
 
 def test_the_panels_of_the_board_fill_its_grid_without_overlap():
     board = dashboards.board()
-    cells = set()
+    cells, rows = set(), 0
     for panel in board["panels"]:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
         own = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert not own & cells
         cells |= own
-        assert panel["targets"] and all(target["expr"] for target in panel["targets"])
-    assert len({panel["id"] for panel in board["panels"]}) == len(dashboards.panels())
+        rows = max(rows, at["y"] + at["h"])
+        if panel["type"] != "row":
+            assert panel["targets"] and all(target["expr"] for target in panel["targets"])
+    ids = {panel["id"] for panel in board["panels"]}
+    assert len(ids) == len(board["panels"]) == len(panels.panels()) + len(panels.sections())
+    # what repeats grows into the empty cells beside it
+    (repeated,) = [panel for panel in board["panels"] if "maxPerRow" in panel]
+    assert len(cells) + (24 - repeated["gridPos"]["w"]) * repeated["gridPos"]["h"] == 24 * rows
+
+
+def test_every_variable_is_known_and_what_repeats_asks_for_its_own_value():
+    board = dashboards.board()
     variables = {variable["name"] for variable in board["templating"]["list"]}
-    used = set(re.findall(r"\$(?:{)?([a-z]\w*)", json.dumps(board["panels"]))) - {"labels"}
-    assert used <= variables | {"__rate_interval"} and variables == {"datasource", "run"}
+    used = set(re.findall(r"\$(?:{)?([a-z]\w*)", json.dumps(board))) - {"labels"}
+    assert used == variables == {"datasource", "run", "score"}
+    repeats = {item["title"]: item["repeat"] for item in board["panels"] if "repeat" in item}
+    assert repeats == {"$score": "score", "Run $run": "run"}
+    (score,) = [panel for panel in panels.panels() if panel.repeat == "score"]
+    assert all('score=~"$score"' in query.expression for query in score.queries)
+
+
+def test_the_options_of_a_panel_are_whole():
+    """Grafana's types require these fields, and only its own defaults hide that one is missing."""
+    for panel in dashboards.board()["panels"]:
+        if panel["type"] == "timeseries":
+            assert set(panel["options"]) == {"tooltip", "legend"}
+            assert set(panel["options"]["tooltip"]) == {"mode", "sort"}
+            legend = {"showLegend", "displayMode", "placement", "calcs"}
+            assert set(panel["options"]["legend"]) == legend
+            assert set(panel["fieldConfig"]["defaults"]["custom"]["stacking"]) == {"mode", "group"}
+
+
+def test_curves_of_several_runs_are_not_stacked_on_each_other():
+    for section in panels.sections():
+        for panel in section.panels:
+            assert not panel.stacked or section.repeat == "run"
 
 
 def test_the_files_are_written_and_written_anew(tmp_path: Path):
