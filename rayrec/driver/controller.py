@@ -19,11 +19,12 @@ from typing import Any
 from rayrec.driver.bench import bench_for
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.ending import ending, write_traceback
+from rayrec.driver.handing import ANSWER_S, POLL_S, Handing, Judging
 from rayrec.driver.leaving import Leaving
-from rayrec.driver.policies import Blame, Observation, Verdict, answer, judge, to_replace
+from rayrec.driver.policies import Blame, Observation, answer, to_replace
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew, Joint, crew_of
+from rayrec.driver.rank_start import Crew, crew_of
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
@@ -31,17 +32,13 @@ from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.stall import STALL_S, StallWatch
-from rayrec.driver.standing import SILENT_S, Standing
+from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
 from rayrec.train.told import Began, Event, Milestone
 
-# between two looks at the ranks
-POLL_S = 0.2
-# a rank without news says so after as long
-ANSWER_S = 0.5
 LEAVING_S = 0.05
 STACKS_S = 5.0
 HEARTBEAT_S = 30.0
@@ -102,7 +99,7 @@ class Controller:
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._heartbeat_s, self._max_failures = heartbeat_timeout_s, max_failures
         self._stack = ExitStack()
-        self._trouble_since: float | None = None
+        self._judging = Judging(timeout_s, heartbeat_timeout_s)
         self._cut_at: float | None = None
         self._shown = 0
         self._cluster: Cluster | None = None
@@ -110,8 +107,7 @@ class Controller:
         self._seating: Seating | None = None
         self._leaving: Leaving | None = None
         self._group: RankGroup | None = None
-        # the ranks before and after a change of their number, while they pass tables on
-        self._joint: RankGroup | None = None
+        self._handing: Handing | None = None
         self._prepared = Prepared(None)
         self._results: tuple[Any, ...] = ()
         self._error: Exception | None = None
@@ -196,6 +192,7 @@ class Controller:
         self._seating = Seating(
             scaling, room, self._crew, bench, self._sizing, self._recovery, self._watch
         )
+        self._handing = Handing(self._crew, scaling, self._check, self._heartbeat_s, self._judging)
         self._leaving = Leaving(scaling, room, self._crew, self._sizing, self._keeps)
         self._seating.say_how_many(self._on_event)
         self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
@@ -229,22 +226,16 @@ class Controller:
 
     def _hand_over(self) -> Turn:
         """Have the ranks before and after a change of their number pass tables on."""
-        assert self._group is not None and self._crew is not None and self._seating is not None
+        assert self._handing is not None and self._seating is not None
         task = self._prepared.first
         if task is None:
             return "on"
-        if self._joint is None:
-            self._watch.at("passing tables on to the ranks that follow")
-            joint = Joint(self._crew)
-            self._joint = RankGroup(joint, self._scaling, self._check, self._heartbeat_s)
-            self._trouble_since = None
-            self._joint.start(task, self._timeout_s, self._setup_timeout_s, on_gpu=False)
-        verdict = self._judge(self._joint.observe(POLL_S, ANSWER_S, events=False))
+        self._watch.at("passing tables on to the ranks that follow")
+        verdict = self._handing.look(task, self._timeout_s, self._setup_timeout_s)
         if verdict.failure is not None:
             return self._failed(verdict.failure)
         if verdict.action != "finish":
             return "stay"
-        self._joint = None
         self._seating.part()
         self._on_event(Milestone("tables passed on"))
         return "on"
@@ -253,7 +244,8 @@ class Controller:
         assert self._group is not None and self._prepared.task is not None
         self._watch.at("starting the ranks, which import torch")
         self._group.start(self._prepared.task, self._timeout_s, self._setup_timeout_s)
-        self._shown, self._trouble_since = 0, None
+        self._shown = 0
+        self._judging.begin()
         self._group.handed_over = False
         self._stopping.begin()
         self._sizing.start()
@@ -269,7 +261,7 @@ class Controller:
         self._standing.see(ranks)
         now = time.monotonic()
         self._recovery.at_step(self._standing.step, now)
-        verdict = self._judge(ranks)
+        verdict = self._judging.of(ranks)
         if verdict.action == "finish":
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
             if self._has_paused():
@@ -282,18 +274,6 @@ class Controller:
         if self._resizes and not self._stopping.wanted:
             self._change(self._group, ranks, now)
         return "stay"
-
-    def _judge(self, ranks: Sequence[Observation]) -> Verdict:
-        """What to make of a look at the ranks."""
-        now = time.monotonic()
-        # the cause may be heard of after its symptoms, so the verdict waits for it a moment
-        if self._trouble_since is None and any(
-            rank.death or (rank.poll and rank.poll.error) for rank in ranks
-        ):
-            self._trouble_since = now
-        trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
-        silent_limit_s = min(SILENT_S, self._timeout_s / 2)
-        return judge(ranks, trouble_s, silent_limit_s, self._heartbeat_s)
 
     def _change(self, group: RankGroup, ranks: Sequence[Observation], now: float) -> None:
         """Keep spares; have the ranks pause where their number or places should change, or save."""
@@ -375,14 +355,15 @@ class Controller:
         past = self._recovery.past
         if answer(blame, past, self._max_failures, self._stopping.wanted) == "recover":
             write_traceback(blame, self.log)
-            self._group.handed_over, self._joint = False, None
-            if self._crew is not None:
-                self._crew.part()
+            self._group.handed_over = False
+            if self._handing is not None:
+                self._handing.give_up()
             self._on_event(self._recovery.failed(blame, time.monotonic()))
             self._cut_at = None
             return "recover"
         # the other ranks would wait in a collective until its timeout
-        (self._joint or self._group).abort()
+        joint = None if self._handing is None else self._handing.joint
+        (joint or self._group).abort()
         as_it_is = error is not None and not past
         self._error = error if as_it_is else self._ending(blame)
         return "fail"

@@ -133,7 +133,8 @@ def test_a_kill_while_tables_are_passed_on(
     def strike() -> None:
         while not killed.wait(0.002):
             controller = driver._ranks._controller
-            joint = None if controller is None else controller._joint
+            handing = None if controller is None else controller._handing
+            joint = None if handing is None else handing.joint
             # it has its actors, and its ranks begin
             if joint is not None and joint.task is not None:
                 os.kill(joint.addresses[victim].pid, signal.SIGKILL)

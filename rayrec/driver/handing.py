@@ -1,0 +1,92 @@
+"""What the driver makes of looks at the ranks, and how it has two worlds of them pass tables on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rayrec.driver.policies import Observation, Verdict, judge
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_start import Crew, Joint
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.standing import SILENT_S
+from rayrec.train.seat import RankTask
+
+POLL_S = 0.2
+# a rank without news says so after as long
+ANSWER_S = 0.5
+
+
+class Judging:
+    """Judges looks at ranks that do one task; see `policies.judge`.
+
+    Args:
+        timeout_s: bound on every collective.
+        heartbeat_s: a rank that says nothing for so long is lost.
+    """
+
+    def __init__(self, timeout_s: float, heartbeat_s: float) -> None:
+        self._silent_s, self._heartbeat_s = min(SILENT_S, timeout_s / 2), heartbeat_s
+        self._trouble_since: float | None = None
+
+    def begin(self) -> None:
+        """Note that the ranks begin another task."""
+        self._trouble_since = None
+
+    def of(self, ranks: Sequence[Observation]) -> Verdict:
+        """What to make of a look."""
+        now = time.monotonic()
+        # the cause may be heard of after its symptoms, so the verdict waits for it a moment
+        if self._trouble_since is None and any(
+            rank.death or (rank.poll and rank.poll.error) for rank in ranks
+        ):
+            self._trouble_since = now
+        trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
+        return judge(ranks, trouble_s, self._silent_s, self._heartbeat_s)
+
+
+class Handing:
+    """The ranks before and after a change of their number, while they pass tables on.
+
+    Args:
+        crew: of the ranks after the change, with those that leave it.
+        check: called several times a second; what it raises ends the wait.
+        judging: of the run.
+    Attributes:
+        joint: both, as one world, while they do it.
+    """
+
+    joint: RankGroup | None = None
+
+    def __init__(
+        self,
+        crew: Crew,
+        scaling: ScalingConfig,
+        check: Callable[[], None],
+        heartbeat_s: float,
+        judging: Judging,
+    ) -> None:
+        self._crew, self._scaling, self._check = crew, scaling, check
+        self._heartbeat_s, self._judging = heartbeat_s, judging
+
+    def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Verdict:
+        """Begin `task`, or see how far it is.
+
+        Raises:
+            TrainingFailed: a rank did not begin.
+        """
+        if self.joint is None:
+            joint = Joint(self._crew)
+            self.joint = RankGroup(joint, self._scaling, self._check, self._heartbeat_s)
+            self._judging.begin()
+            # the tables are on the CPU
+            self.joint.start(task, timeout_s, setup_timeout_s, on_gpu=False)
+        verdict = self._judging.of(self.joint.observe(POLL_S, ANSWER_S, events=False))
+        if verdict.action == "finish":
+            self.joint = None
+        return verdict
+
+    def give_up(self) -> None:
+        """End the ranks that leave: the run goes on from what was saved."""
+        self.joint = None
+        self._crew.part()
