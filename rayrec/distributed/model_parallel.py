@@ -67,6 +67,8 @@ class DistributedModelParallel(NamedAsInner):
         memory: where this rank's rows and their state lie, with what puts them back to a sync
             point, see `undo`; on the CPU only.
         adopt: go on with the rows that an earlier model left in `memory`, of the same plan.
+        initialize: give rows their initial values; False is for who writes all of them at once, as
+            a restore does.
         ddp_options: arguments of DistributedDataParallel; also `comm_hook`, a pair (state, hook),
             and `params_to_ignore`. Parameters that a step does not use are right by default; with
             `find_unused_parameters` or `static_graph` DDP sees to them.
@@ -103,6 +105,7 @@ class DistributedModelParallel(NamedAsInner):
         track_rows: bool = False,
         memory: Memory | None = None,
         adopt: bool = False,
+        initialize: bool = True,
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -140,6 +143,7 @@ class DistributedModelParallel(NamedAsInner):
             codecs=Codecs.from_config(qcomms),
             memory=memory,
             adopt=adopt,
+            initialize=initialize,
             **ways,
         )
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()

@@ -109,8 +109,8 @@ def shard_embeddings(
         specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers
     )
     # only this rank's rectangles are made or copied; no rank holds a whole table
-    filled = engine.options.adopt
-    for state in () if filled else engine.shard_states():
+    makes_values = engine.options.initialize and not engine.options.adopt
+    for state in engine.shard_states() if makes_values else ():
         table, child = configs[state.shard.table]
         _fill(state, table, weight_of(child, table.name), seed)
     sharded: dict[nn.Module, nn.Module] = {}

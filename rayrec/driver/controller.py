@@ -286,7 +286,7 @@ class Controller:
             self._on_event(told)
         if wish.save:
             group.request_save()
-        goal = 0 if wish.leave else self._seating.wants_pause(ranks, now)
+        goal = 0 if wish.leave else self._seating.wants_pause(ranks, group.task, now)
         if wish.leave or goal:
             self._sizing.pause(now, leaving=wish.leave)
             # tables that lie on a node which goes are safe only in a checkpoint

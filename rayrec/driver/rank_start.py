@@ -51,6 +51,8 @@ class Crew:
         self._actors: list[Any] = [None] * len(places)
         self._addresses: list[RankAddress | None] = [None] * len(places)
         self.leaving: list[tuple[Any, RankAddress, Place]] = []
+        # actors that are on their way to places where no rank is yet
+        self._coming: dict[Place, tuple[Any, Any]] = {}
         # where ranks were last at places
         self._nodes: dict[Place, str] = {}
 
@@ -120,6 +122,29 @@ class Crew:
         self._places = [self._places[rank] for rank in stay] + new
         return tuple(gone)
 
+    def call(self, places: Sequence[Place], task: Any) -> None:
+        """Have actors come to places that the next `fill` gives to ranks.
+
+        Args:
+            task: a reference to what the ranks do, whose imports the actors make meanwhile.
+        """
+        for place in places:
+            actor = self.hire(place)
+            self._coming[place] = actor, actor.stand_by.remote(task)
+
+    def have_come(self) -> bool:
+        """Whether all actors that were called are ready, or gone."""
+        import ray
+
+        asked = [ready for _, ready in self._coming.values()]
+        return not asked or len(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) == len(asked)
+
+    def send_away(self) -> None:
+        """End the actors that were called and have no rank."""
+        for actor, _ in self._coming.values():
+            end_process(actor, None)
+        self._coming.clear()
+
     def fill(
         self,
         timeout_s: float,
@@ -136,7 +161,10 @@ class Crew:
         """
         for rank, actor in enumerate(self._actors):
             if actor is None:
-                self._actors[rank] = self.hire(self._places[rank])
+                place = self._places[rank]
+                came, _ = self._coming.pop(place, (None, None))
+                self._actors[rank] = came or self.hire(place)
+        self.send_away()
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
         pairs = {rank: (self._actors[rank], reference) for rank, reference in asked.items()}
@@ -176,6 +204,7 @@ class Crew:
         asked = [actor.free_memory.remote() for actor in living]
         if asked:
             ray.wait(asked, num_returns=len(asked), timeout=_FREE_S)
+        self.send_away()
         for actor in [*self._actors, *(actor for actor, *_ in self.leaving)]:
             if actor is not None:
                 ray.kill(actor, no_restart=True)

@@ -19,6 +19,9 @@ from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.stall import StallWatch
 from rayrec.train.told import Event
 
+# how long new ranks may take to come before the others pause without them
+COMING_S = 60.0
+
 
 class Seating:
     """Places for the ranks of one run.
@@ -45,6 +48,8 @@ class Seating:
         self._scaling, self._room, self._crew, self._sizing = scaling, room, crew, sizing
         self._bench, self._recovery, self._watch = bench, recovery, watch
         self._short_since: float | None = None
+        # with how many ranks the run goes on once new ones have come, and until when it waits
+        self._growing: tuple[int, float] | None = None
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
         """Say with how many ranks a run starts that may have more."""
@@ -61,7 +66,7 @@ class Seating:
             ConfigError: the smallest number of ranks has no room, and does not get it in time.
             TrainingFailed: a process did not come up.
         """
-        crew, room = self._crew, self._room
+        crew, room, self._growing = self._crew, self._room, None
         relieved: frozenset[int] = frozenset()
         if self._scaling.is_elastic:
             if not self._seat(part):
@@ -119,8 +124,11 @@ class Seating:
         room.ask(wanted, [*chosen, *(place for *_, place in crew.leaving)])
         return True
 
-    def wants_pause(self, ranks: Sequence[Observation], now: float) -> int:
-        """With how many ranks the run should go on after a pause; 0 where it needs none."""
+    def wants_pause(self, ranks: Sequence[Observation], task: Any, now: float) -> int:
+        """With how many ranks the run should go on after a pause; 0 where it needs none.
+
+        New ranks come before the pause, and import what `task` needs beside the others.
+        """
         sizing, size = self._sizing, len(ranks)
         if not self._scaling.is_elastic or sizing.paused_since is not None:
             return 0
@@ -133,4 +141,23 @@ class Seating:
             self._room.ask(sizing.wanted, self._crew.places)
             room = len(self._room.places())
         goal = sizing.goal(size, room, now)
-        return 0 if goal == size else goal
+        if goal < size:
+            self._forget_growth()
+            return goal
+        if self._growing is None and goal > size:
+            chosen = choose(self._room.places(), self._crew.places, goal)
+            self._crew.call([place for place in chosen if place not in self._crew.places], task)
+            self._growing = goal, now + COMING_S
+        if self._growing is None:
+            return 0
+        goal, latest = self._growing
+        if sizing.wanted < goal:
+            self._forget_growth()
+        elif self._crew.have_come() or now > latest:
+            self._growing = None
+            return goal
+        return 0
+
+    def _forget_growth(self) -> None:
+        self._growing = None
+        self._crew.send_away()

@@ -59,7 +59,9 @@ class RankTrainer(RankRun):
         super().__init__(spec, device, on_phase)
         # Dense layers are made on every rank and must be equal, so all ranks draw the same numbers.
         seed_all(spec.seed)
-        self.shard(spec.model(), prefetch=True)
+        # a restore writes every row, or ends the run
+        is_restored = spec.handed_over or bool(spec.resume_from)
+        self.shard(spec.model(), prefetch=True, initialize=not is_restored)
         parameters = [p for _, p in self.model.dense_parameters()]
         self._dense = spec.dense_optimizer.make_dense(parameters) if parameters else None
         self._rates = LearningRates(spec, self.model, self._dense)

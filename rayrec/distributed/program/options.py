@@ -22,6 +22,7 @@ class EngineOptions:
         memory: where this rank's rows and what undoes their updates lie, on the CPU; None undoes
             nothing. See `rayrec.shards.undo`.
         adopt: go on with the rows that lie in `memory`.
+        initialize: give rows their initial values; otherwise who made the model writes all of them.
     """
 
     check_ids: bool = True
@@ -31,3 +32,4 @@ class EngineOptions:
     track_rows: bool = False
     memory: Memory | None = None
     adopt: bool = False
+    initialize: bool = True
