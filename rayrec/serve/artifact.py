@@ -31,7 +31,7 @@ from rayrec.errors import ArtifactError, ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import PackedTables, QuantEmbeddingBagCollection, QuantEmbeddingCollection
 from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, StoredFile
-from rayrec.serve.mapping import map_files, populate
+from rayrec.serve.mapping import map_files, populate, read_ahead
 from rayrec.storage import one_line
 
 DENSE, PROGRAM, COMPILED, SCHEMA = "dense.pt", "dense.pt2", "compiled.pt2", "schema.json"
@@ -168,7 +168,7 @@ def _check_size(folder: Path, file: StoredFile) -> None:
 
 
 def _verify(folder: Path, manifest: Manifest, data: Tensor, starts: list[int]) -> None:
-    """Compare the hash of every file with the manifest's, on all cores."""
+    """Compare the hash of every file with the manifest's, on all cores, as they are read."""
     mapped = data.numpy().data
     places = {
         table.file.path: mapped[start : start + table.file.bytes]
@@ -183,6 +183,9 @@ def _verify(folder: Path, manifest: Manifest, data: Tensor, starts: list[int]) -
                 f"{folder}/{file.path} is damaged: its sha256 is not the manifest's. {_AGAIN}"
             )
 
-    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="verify") as pool:
-        for _ in pool.map(check, manifest.files()):
+    files = manifest.files()
+    # one thread more, which waits for the disk
+    with ThreadPoolExecutor((os.cpu_count() or 1) + 1, thread_name_prefix="verify") as pool:
+        pool.submit(read_ahead, [folder / file.path for file in files])
+        for _ in pool.map(check, files):
             pass

@@ -16,9 +16,10 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.train.callbacks import Callback
 from rayrec.train.told import Resized
 from tests.clicks import write_clicks
-from tests.ray.lost_node import HEALTH, Moment, slow
+from tests.ray.leaving_nodes import paced
+from tests.ray.lost_node import HEALTH, Moment
 
-STEPS = 60
+STEPS = 600
 
 
 class Changes(Moment):
@@ -41,14 +42,14 @@ def train(clicks: SyntheticPaths, folder: Path, callback: Callback, ranks: Any) 
 
     more = {} if isinstance(ranks, int) else {"grow_after_s": 1.0}
     return Driver(
-        slow(clicks),
+        paced(clicks, folder.parent),
         open_data(str(clicks.train), clicks.schema.read_text()),
         ScalingConfig(num_workers=ranks, **more),
         RunConfig(
             global_batch_size=128,
             steps=STEPS,
             storage_path=str(folder),
-            checkpoint=CheckpointConfig(every_n_steps=10),
+            checkpoint=CheckpointConfig(every_n_steps=20),
             failure=FailureConfig(max_failures=3),
             sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.05),
             dense_optimizer=OptimizerConfig(name="adagrad", lr=0.01),
@@ -78,7 +79,9 @@ def main(folder: Path) -> None:
     calm = train(clicks, folder / "calm", Callback(), 2)
     # Ray adds a node in the main thread alone, so training takes another one.
     with ThreadPoolExecutor(1) as pool:
-        moment = Changes(12)
+        # steps take their time until the run has grown
+        (folder / "slow").touch()
+        moment = Changes(25)
         shaken = pool.submit(train, clicks, folder / "shaken", moment, (1, 2))
         assert moment.reached.wait(150)
         cluster.remove_node(node, allow_graceful=False)
@@ -86,6 +89,9 @@ def main(folder: Path) -> None:
         while not moment.told and time.monotonic() < deadline:
             time.sleep(0.1)
         cluster.add_node(num_cpus=1)
+        while len(moment.told) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        (folder / "slow").unlink()
         result = shaken.result(200)
     print([(told.ranks_before, told.ranks, told.lost) for told in moment.told])
     print(f"{result.failures} failures, {result.resizes} resizes, {result.plan.world_size} ranks")

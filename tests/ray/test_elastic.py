@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,35 @@ def test_a_run_is_resized_by_hand(
 ) -> None:
     (tmp_path / "scratch").mkdir()
     plan = Plan([(8, 2), (20, 3)])
-    model = acting(clicks, tmp_path / "scratch", slowly)
+    gate = str(tmp_path / "gate")
+
+    def until_it_grows(own: int, life: int, now: int) -> None:
+        """Go on slowly, and not to the end before the third rank has come."""
+        slowly(own, life, now)
+        deadline = time.monotonic() + 100
+        while life == 1 and now == 15 and not os.path.exists(gate):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    model = acting(clicks, tmp_path / "scratch", until_it_grows)
     chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
-    plan.driver = worlds.driver(clicks, (2, 3), **chosen)
-    result = plan.driver.fit()
+    plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            controller = driver._ranks._controller
+            pauses = controller is not None and controller._sizing.paused_since is not None
+            if plan.told and pauses:
+                Path(gate).touch()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        result = driver.fit()
+    finally:
+        ended.set()
+        thread.join()
     told = [(one.ranks_before, one.ranks, one.lost) for one in plan.told]
     assert told == [(3, 2, False), (2, 3, False)] and result.resizes == 2
     assert all(one.seconds > 0 and one.step >= 8 for one in plan.told)
@@ -114,7 +140,7 @@ def test_a_run_is_resized_by_hand(
     events = read_events(tmp_path / "run")
     assert [event.values["ranks"] for event in events.of("resize")] == [2, 3]
     with pytest.raises(ConfigError, match="no fit is running"):
-        plan.driver.resize(2)
+        driver.resize(2)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
