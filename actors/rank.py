@@ -57,9 +57,9 @@ class RankActor:
             del os.environ["GLOO_SOCKET_IFNAME"]
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
-    def stand_by(self, task: RankTask) -> None:
-        """Wait until torch is imported, as what `task` names is by its coming here."""
-        self._loading.join()
+    def stand_by(self, task: Sequence[Any]) -> None:
+        """Import torch, and what a task names; see `start`."""
+        self._fetch(task)
 
     def stacks(self) -> str:
         """Return the stacks of all threads of this process, as text."""
@@ -94,8 +94,26 @@ class RankActor:
         self._store = create_store(host)
         return int(self._store.port)
 
-    def start(self, task: RankTask, seat: Seat) -> None:
-        """Begin `task` in a thread and return at once."""
+    def _fetch(self, task: Sequence[Any]) -> RankTask:
+        """The task of a reference in a list, which Ray hands on as it is.
+
+        Ray would unpickle a task itself, in a thread of its own. What that imports of torch while
+        another thread imports torch finds a module that is half made.
+        """
+        import ray
+
+        self._loading.join()
+        (reference,) = task
+        fetched: RankTask = ray.get(reference)
+        return fetched
+
+    def start(self, reference: Sequence[Any], seat: Seat) -> None:
+        """Begin a task in a thread.
+
+        Args:
+            reference: a list of one, a reference to the task.
+        """
+        task = self._fetch(reference)
         with self._switch:
             if self._state == "running":
                 raise RuntimeError(f"rank {seat.rank} is already running a task")

@@ -184,7 +184,7 @@ class Bench:
         spare.silent_s = 0.0
         if spare.address is None:
             spare.address = told
-            spare.asked = spare.actor.stand_by.remote(task)
+            spare.asked = spare.actor.stand_by.remote([task])
             return
         if spare.stage is Stage.STARTING:
             spare.deaths = 0

@@ -128,7 +128,7 @@ class RankGroup:
                 timeout_s=timeout_s,
                 generation=self._crew.generation,
             )
-            starts.append(actor.start.remote(self.task, seat))
+            starts.append(actor.start.remote([self.task], seat))
         self._answers(starts, "start", setup_timeout_s)
 
     def observe(

@@ -130,7 +130,7 @@ class Crew:
         """
         for place in places:
             actor = self.hire(place)
-            self._coming[place] = actor, actor.stand_by.remote(task)
+            self._coming[place] = actor, actor.stand_by.remote([task])
 
     def have_come(self) -> bool:
         """Whether all actors that were called are ready, or gone."""

@@ -176,7 +176,7 @@ def test_a_kill_while_tables_are_passed_on(
         thread.join()
     assert was_killed and result.failures == 1
     (recovered,) = plan.recovered
-    assert recovered.step == 10 and recovered.path is not None
+    assert recovered.path is not None and recovered.step in (10, 20, 30)
     assert (result.steps, result.plan.world_size) == (STEPS, 2)
     assert result.checkpoint is not None
     worlds.compare(calm, result.checkpoint)
