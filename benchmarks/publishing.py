@@ -34,6 +34,7 @@ from rayrec.train import PublishConfig, TrainSpec
 from rayrec.train.publisher import Publisher
 from rayrec.train.step import train_step
 
+TAKEN = ("plain", "publishing", "pause", "plain, of all cores", "publishing, of all cores")
 BATCHES = 256  # different ones, which are taken in turns
 
 
@@ -72,9 +73,11 @@ class Side:
             )
             self.publisher = Publisher(spec, self.model, tables, 0, 1, lambda phase: None)
 
-    def period(self) -> tuple[float, float]:
-        """Seconds of a publication and the steps after it, and of the pause in front of them."""
-        started = time.perf_counter()
+    def period(self) -> tuple[float, float, float]:
+        """Seconds of a publication and the steps after it, of the pause in front of them, and of
+        all cores in that time.
+        """
+        started, worked = time.perf_counter(), time.process_time()
         if self.publisher is not None:
             self.publisher.after_window(self.step, 0.0)
         pause = time.perf_counter() - started
@@ -82,7 +85,7 @@ class Side:
             self._train()
         if self.publisher is not None:
             self.publisher.finish()
-        return time.perf_counter() - started, pause
+        return time.perf_counter() - started, pause, time.process_time() - worked
 
     def _train(self) -> None:
         ids = self._ids[self.step % BATCHES]
@@ -114,12 +117,15 @@ def main() -> None:
         plain, publishing = Side(args, None), Side(args, Path(folder))
         for side in (plain, publishing):
             side.period()  # the first publication is a base
-        taken: dict[str, list[float]] = {"plain": [], "publishing": [], "pause": []}
+        taken: dict[str, list[float]] = {name: [] for name in TAKEN}
         for _ in range(args.rounds):
-            taken["plain"].append(plain.period()[0])
-            whole, pause = publishing.period()
+            whole, _, worked = plain.period()
+            taken["plain"].append(whole)
+            taken["plain, of all cores"].append(worked)
+            whole, pause, worked = publishing.period()
             taken["publishing"].append(whole)
             taken["pause"].append(pause)
+            taken["publishing, of all cores"].append(worked)
         head = ChainFolder(folder).head()
         assert head is not None and publishing.publisher is not None
         rows = sum(table.rows for table in head.tables)
@@ -127,11 +133,17 @@ def main() -> None:
     show(args, taken, {"rows": rows, "mb": mb})
 
 
+def _cost(taken: dict[str, list[float]], what: str) -> dict[str, float]:
+    """What publishing takes beyond the same steps without, in percent, pair by pair."""
+    pairs = zip(taken["publishing" + what], taken["plain" + what], strict=True)
+    return quartiles([100 * (one / other - 1) for one, other in pairs])
+
+
 def show(args: argparse.Namespace, taken: dict[str, list[float]], delta: dict[str, Any]) -> None:
     """Print and write what was measured."""
     load = os.getloadavg()[0]
-    pairs = zip(taken["publishing"], taken["plain"], strict=True)
-    cost = quartiles([100 * (one / other - 1) for one, other in pairs])
+    cost = _cost(taken, "")
+    work = _cost(taken, ", of all cores")
     lines = ["| | seconds: median (min to max) |", "|---|---|"]
     for name, values in taken.items():
         own = quartiles(values)
@@ -140,10 +152,17 @@ def show(args: argparse.Namespace, taken: dict[str, list[float]], delta: dict[st
         "",
         f"Periods of {args.every} steps of {args.batch} rows, in turns. A delta has "
         f"{delta['rows']:,} rows and {delta['mb']:.0f} MB. Publishing once in a period costs "
-        f"{cost['median']:.1f}% ({cost['min']:.1f} to {cost['max']:.1f}) of its time. The load "
-        f"average was {load:.1f} at the end.",
+        f"{cost['median']:.1f}% ({cost['min']:.1f} to {cost['max']:.1f}) of its time, and "
+        f"{work['median']:.1f}% ({work['min']:.1f} to {work['max']:.1f}) of its work on all cores. "
+        f"The load average was {load:.1f} at the end.",
     ]
-    found = {"seconds": taken, "delta": delta, "cost in percent": cost, "arguments": vars(args)}
+    found = {
+        "seconds": taken,
+        "delta": delta,
+        "cost in percent": cost,
+        "work": work,
+        "arguments": vars(args),
+    }
     report.show("publishing", found, lines)
 
 
