@@ -76,14 +76,14 @@ def on(rank: int, ranks: int, folder: Path, run_path: str, handed: bool, group: 
         return numbers(trainer.model), trainer.rows, trainer.loss
 
 
-CHANGES = [(1, 2, None, None), (2, 1, None, None), (2, 3, None, None), (4, 3, None, None)]
+CHANGES = [(1, 2, None, None), (3, 2, None, None), (2, 3, None, None), (4, 3, None, None)]
 GROUPS = [(2, 4, None, 2), (4, 3, 2, None)]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "old_group", "new_group"),
     [
-        (3, 2, None, None),
+        (2, 1, None, None),
         *(pytest.param(*change, marks=pytest.mark.slow) for change in CHANGES + GROUPS),
     ],
 )
