@@ -35,7 +35,6 @@ class Held:
     """What a rank keeps of a world that has ended.
 
     Attributes:
-        step: global steps done.
         rank: among the ranks that hold every table together.
         world_rank, world_size: the place of the rank in that world.
         plan: of that world.
@@ -45,7 +44,6 @@ class Held:
         iteration: updates of the tables.
     """
 
-    step: int
     rank: int
     world_rank: int
     world_size: int

@@ -282,7 +282,6 @@ class Keeper:
         # replicas have drifted apart, and each new rank takes a row from one of them
         self._model.sync()
         return Held(
-            step=step,
             rank=self._rank % self._writers,
             world_rank=self._rank,
             world_size=self._world_size,

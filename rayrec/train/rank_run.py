@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import InputError
+from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import TrainSpec
 from rayrec.train.on_the_way import OnTheWay
@@ -24,7 +25,7 @@ from rayrec.train.rank_saves import SavingRank
 from rayrec.train.scoring import first_of
 from rayrec.train.sync_points import open_points
 from rayrec.train.table_optimizers import optimizers_of
-from rayrec.train.told import Evaluation, Event, ProgressReport, Saved
+from rayrec.train.told import Evaluation, Event, ProgressReport
 from rayrec.train.window import WindowSum, next_length
 
 
@@ -48,6 +49,9 @@ class RankRun(SavingRank):
         self, spec: TrainSpec, device: torch.device | str, on_phase: Callable[[str], None]
     ) -> None:
         super().__init__()
+        if not spec.handed_over:
+            # before the model takes memory: what is left of a change that failed
+            hand_over.keep(None)
         self.spec, self.device, self._on_phase = spec, torch.device(device), on_phase
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
@@ -191,11 +195,6 @@ class RankRun(SavingRank):
                 Evaluation(step=self.step, scores=scores, rows=rows, seconds=seconds, final=True)
             )
         return scores
-
-    def _announce(self, event: ProgressReport | Evaluation | Saved) -> None:
-        """Tell the run and this rank's callbacks of an event."""
-        self._tell(event)
-        self.hooks.event(event)
 
     def _report(
         self,

@@ -13,6 +13,7 @@ import torch
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train import hand_over
+from rayrec.train.callbacks import Hooks
 from rayrec.train.keeper import Keeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
@@ -20,7 +21,7 @@ from rayrec.train.publisher import Publisher
 from rayrec.train.rank_scores import ScoringRank
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import RankPoints
-from rayrec.train.told import Began, Saved
+from rayrec.train.told import Began, Evaluation, Event, ProgressReport, Saved
 
 
 class SavingRank(ScoringRank):
@@ -36,6 +37,8 @@ class SavingRank(ScoringRank):
     rows: int
     seconds: float
     tables: Sequence[BaseEmbeddingConfig]
+    hooks: Hooks
+    _tell: Callable[[Event], None]
     _on_phase: Callable[[str], None]
     _on_the_way: OnTheWay
     _place: Place
@@ -56,9 +59,10 @@ class SavingRank(ScoringRank):
         """The best evaluation of the run so far."""
         return self._on_the_way.best
 
-    def _announce(self, event: Saved) -> None:
+    def _announce(self, event: ProgressReport | Evaluation | Saved) -> None:
         """Tell the run and this rank's callbacks of an event."""
-        raise NotImplementedError
+        self._tell(event)
+        self.hooks.event(event)
 
     def _keep(self, dense: torch.optim.Optimizer | None) -> None:
         """Make what saves and restores the model with the optimizer of its dense parameters."""
@@ -171,9 +175,6 @@ class SavingRank(ScoringRank):
         if self._publisher is not None:
             self._publisher.rebase()
         point = None if self._points is None else self._points.chosen
-        if not self.spec.handed_over:
-            # what is left of a change that failed
-            hand_over.keep(None)
         if self.spec.handed_over:
             self._on_phase("taking the tables over")
             self.step = self._keeper.take_over(hand_over.take(), note)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -95,7 +96,7 @@ def following(folder: Path, *options: str) -> Iterator[Server]:
         wait_for(lambda: not processes_with(mark))
 
 
-class Asking:
+class Asking(ABC):
     """Threads that ask without a pause, as `ask` of a class of this kind does, until the block is
     left.
     """
@@ -114,9 +115,9 @@ class Asking:
         for thread in self._threads:
             thread.join()
 
+    @abstractmethod
     def ask(self, address: str) -> None:
         """Ask one server until `ended` is set."""
-        raise NotImplementedError
 
 
 class Answers(Asking):
