@@ -152,8 +152,7 @@ class ShardedEmbeddings:
         Args:
             plan: for the same tables and ranks.
         Returns:
-            Float32 values that this rank sent: rectangles that stay on their rank are copied in
-            place.
+            Bytes that this rank sent: rectangles that stay on their rank are copied in place.
         Raises:
             PlanError: the plan does not fit the tables or the number of ranks.
             CommError: a peer is gone; the old shards are then still whole.

@@ -223,7 +223,7 @@ class DistributedModelParallel(NamedAsInner):
         from the value of the whole.
 
         Returns:
-            Float32 values that this rank sent.
+            Bytes that this rank sent.
         Raises:
             PlanError: the plan does not fit the tables or the number of ranks.
             CommError: a peer is gone.

@@ -1,4 +1,4 @@
-"""Passes the shards of one world of ranks on to another, of more or fewer ranks and another plan.
+"""Passes the shards of one plan on to another, for the same ranks, more of them or fewer.
 
 Both worlds meet as one: ranks of the old world hold shards, ranks of the new one take shards, and
 most do both. What a rank holds and takes stays where it is. The rest travels once, byte for byte,
@@ -20,6 +20,7 @@ from rayrec.shards.state import Gather, ShardState
 
 # of all ranks together, in one round
 ROUND_BYTES = 1 << 28
+CPU = torch.device("cpu")
 # what begins at a multiple of it can be read as numbers of any type
 _ALIGNMENT = 8
 
@@ -109,37 +110,40 @@ def pass_on(
     takers: Sequence[int | None],
     states: Sequence[ShardState],
     exchange: Exchange,
-    gather: Gather,
+    tables: Mapping[str, Columns],
+    device: torch.device = CPU,
 ) -> tuple[list[ShardState], int]:
     """Pass shards on; all ranks of the joint world call it together.
 
     Args:
-        old, new: plans of the two worlds, for the same tables.
+        old, new: plans of the two worlds.
         holders, takers: see `passages`.
-        states: what this rank holds, on the CPU.
+        states: what this rank holds of the tables, on any device.
         exchange: of the joint world.
+        tables: which tables are passed on, in the same order on all ranks, with what they consist
+            of; see `columns_of`.
+        device: where the messages lie, and what comes in them.
     Returns:
         The pieces of which this rank's new shards consist, each with the rank's number in the joint
         world: views of `states`, and what came. And the bytes that this rank sent.
     Raises:
         CommError: a peer is gone.
     """
-    columns = columns_of(states, gather)
     own = {state.shard: state for state in states}
     pieces: list[ShardState] = []
     coming: dict[Passage, ShardState] = {}
     travels: list[Passage] = []
-    for table in old.tables:
+    for table, columns in tables.items():
         for passage in passages(table, old, new, holders, takers):
             if passage.source != passage.target:
                 travels.append(passage)
             elif passage.target == exchange.rank:
                 pieces.append(_part(own[passage.held], passage.piece))
             if passage.target == exchange.rank != passage.source:
-                coming[passage] = _empty(passage.piece, columns[table])
+                coming[passage] = _empty(passage.piece, columns, device)
     sent = 0
-    for batch in _rounds(travels, columns):
-        sent += _round(batch, own, coming, columns, exchange)
+    for batch in _rounds(travels, tables):
+        sent += _round(batch, own, coming, tables, exchange, device)
     return pieces + list(coming.values()), sent
 
 
@@ -154,12 +158,12 @@ def _part(state: ShardState, piece: Shard) -> ShardState:
     return ShardState(piece, weight.detach(), optimizer)
 
 
-def _empty(piece: Shard, columns: Columns) -> ShardState:
+def _empty(piece: Shard, columns: Columns, device: torch.device) -> ShardState:
     rows, cols = piece.shape
-    tensors = {
-        name: torch.empty(rows if column.is_row_wise else (rows, cols), dtype=column.dtype)
-        for name, column in columns.items()
-    }
+    tensors = {}
+    for name, column in columns.items():
+        shape = (rows,) if column.is_row_wise else (rows, cols)
+        tensors[name] = torch.empty(shape, dtype=column.dtype, device=device)
     (weight, *_), optimizer = tensors.values(), dict(list(tensors.items())[1:])
     return ShardState(piece, weight, optimizer)
 
@@ -204,6 +208,7 @@ def _round(
     coming: Mapping[Passage, ShardState],
     columns: Mapping[str, Columns],
     exchange: Exchange,
+    device: torch.device,
 ) -> int:
     """One all_to_all of stretches; the bytes that this rank sent."""
     rank = exchange.rank
@@ -219,7 +224,7 @@ def _round(
     for stretch in arriving:
         size = stretch.bytes(columns[stretch.piece.table])
         recv_splits[stretch.passage.source] += size
-    send = torch.zeros(sum(send_splits), dtype=torch.uint8)
+    send = torch.zeros(sum(send_splits), dtype=torch.uint8, device=device)
     at = 0
     for stretch in leaving:
         part = _part(own[stretch.passage.held], stretch.piece)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayrec.driver.bench import bench_for
+from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.ending import ending, write_traceback
 from rayrec.driver.handing import ANSWER_S, POLL_S, Handing, Judging
@@ -35,7 +36,7 @@ from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
-from rayrec.errors import ConfigError, TrainingFailed
+from rayrec.errors import USER_MISTAKES, ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
 from rayrec.train.told import Began, Event, Milestone
 
@@ -105,7 +106,7 @@ class Controller:
         self._cluster: Cluster | None = None
         self._crew: Crew | None = None
         self._seating: Seating | None = None
-        self._leaving: Leaving | None = None
+        self._changing: Changing | None = None
         self._group: RankGroup | None = None
         self._handing: Handing | None = None
         self._prepared = Prepared(None)
@@ -193,7 +194,8 @@ class Controller:
             scaling, room, self._crew, bench, self._sizing, self._recovery, self._watch
         )
         self._handing = Handing(self._crew, scaling, self._check, self._heartbeat_s, self._judging)
-        self._leaving = Leaving(scaling, room, self._crew, self._sizing, self._keeps)
+        leaving = Leaving(scaling, room, self._crew, self._sizing, self._keeps)
+        self._changing = Changing(self._seating, leaving, self._sizing)
         self._seating.say_how_many(self._on_event)
         self._group = RankGroup(self._crew, self._scaling, check, self._heartbeat_s)
         return "on"
@@ -216,7 +218,13 @@ class Controller:
         assert self._group is not None
         self._check()
         self._watch.at("planning")
-        self._prepared = self._prepare(self._group)
+        try:
+            self._prepared = self._prepare(self._group)
+        except USER_MISTAKES as error:
+            assert self._changing is not None
+            # the ranks are as they were, and their tables are still there
+            self._on_event(self._changing.call_off(error, self._group.world_size))
+            return "resize"
         # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         if self._prepared.task is None:
             return "end"
@@ -264,40 +272,28 @@ class Controller:
         verdict = self._judging.of(ranks)
         if verdict.action == "finish":
             self._results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
-            if self._has_paused():
-                self._group.handed_over = self._results[0].handed_over
+            assert self._changing is not None
+            first = self._results[0] if self._resizes else None
+            if first and self._changing.have_paused(first, is_stopping=self._stopping.wanted):
+                self._group.handed_over = first.handed_over
                 return "resize"
             self._recovery.caught_up(now)
             return "end"
         if verdict.failure is not None:
             return self._failed(verdict.failure)
-        if self._resizes and not self._stopping.wanted:
-            self._change(self._group, ranks, now)
+        self._look_ahead(self._group, ranks, now)
         return "stay"
 
-    def _change(self, group: RankGroup, ranks: Sequence[Observation], now: float) -> None:
-        """Keep spares; have the ranks pause where their number or places should change, or save."""
-        assert self._seating is not None and self._leaving is not None
+    def _look_ahead(self, group: RankGroup, ranks: Sequence[Observation], now: float) -> None:
+        """Keep spares, and begin a change of the ranks where one is due."""
+        assert self._seating is not None and self._changing is not None
+        if not self._resizes or self._stopping.wanted:
+            return
         # what starts beside ranks that are on their way slows them
         if self._standing.trains and not self._recovery.under_way:
             self._seating.stand_by(group.task, now)
-        wish = self._leaving.look(ranks, self._standing.step, now)
-        for told in wish.told:
+        for told in self._changing.look(group, ranks, self._standing.step, now):
             self._on_event(told)
-        if wish.save:
-            group.request_save()
-        goal = 0 if wish.leave else self._seating.wants_pause(ranks, group.task, now)
-        if wish.leave or goal:
-            self._sizing.pause(now, leaving=wish.leave)
-            # tables that lie on a node which goes are safe only in a checkpoint
-            group.request_stop(goal)
-
-    def _has_paused(self) -> bool:
-        """Whether the ranks ended their task because they were asked to pause."""
-        if self._sizing.paused_since is None or not self._results[0].stopped:
-            return False
-        # ranks that were to end meanwhile, and have not saved, do so in the next life
-        return not self._stopping.wanted or self._results[0].handed_over
 
     def _tell(self, group: RankGroup) -> None:
         """Hand on what the ranks told since the last look."""
@@ -307,11 +303,10 @@ class Controller:
                 now, lost = time.monotonic(), self._recovery.under_way
                 for told in self._recovery.began(event, now):
                     self._on_event(told)
-                resized = self._sizing.began(event, group.world_size, now, lost=lost)
-                assert self._leaving is not None
-                left = self._leaving.began(event.step, lost=lost)
-                if resized is not None or left:
-                    self._on_event(resized or left)
+                assert self._changing is not None
+                changed = self._changing.began(event, group.world_size, now, lost=lost)
+                if changed is not None:
+                    self._on_event(changed)
                 self._standing.go_back(event.step)
             self._on_event(event)
 
@@ -356,8 +351,9 @@ class Controller:
         if answer(blame, past, self._max_failures, self._stopping.wanted) == "recover":
             write_traceback(blame, self.log)
             self._group.handed_over = False
-            if self._handing is not None:
+            if self._handing is not None and self._seating is not None:
                 self._handing.give_up()
+                self._seating.give_up()
             self._on_event(self._recovery.failed(blame, time.monotonic()))
             self._cut_at = None
             return "recover"

@@ -315,10 +315,11 @@ class Driver:
     def resize(self, num_workers: int) -> None:
         """Have a running `fit` go on with another number of ranks.
 
-        A callback or any other thread may call it. The ranks finish their window and save, and the
-        run goes on from there. A smaller number takes effect at once; a larger one as soon as the
-        cluster, which is asked for it, has the room. The run keeps to this number until the next
-        call: it does not grow above it by itself.
+        A callback or any other thread may call it. The ranks finish their window, and the run goes
+        on from there. A smaller number takes effect at once; a larger one as soon as the cluster,
+        which is asked for it, has the room. The run keeps to this number until the next call: it
+        does not grow above it by itself. Where the tables do not fit so few ranks, or a new host
+        lacks the run's folder or data, the run says so and keeps the ranks that it has.
 
         Args:
             num_workers: within those of `ScalingConfig`.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rayrec.driver.policies import Observation, Verdict, judge
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew, Joint
+from rayrec.driver.rank_start import Crew
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.standing import SILENT_S
-from rayrec.train.seat import RankTask
+from rayrec.train.seat import RankAddress, RankTask
 
 POLL_S = 0.2
 # a rank without news says so after as long
@@ -43,6 +44,34 @@ class Judging:
             self._trouble_since = now
         trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
         return judge(ranks, trouble_s, self._silent_s, self._heartbeat_s)
+
+
+class Joint:
+    """The actors of a crew and those that leave it, as one world; the crew's ranks come first."""
+
+    keeps_memory = False
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    @property
+    def actors(self) -> list[Any]:
+        """Ray handles by rank."""
+        return self._crew.actors + [actor for actor, *_ in self._crew.leaving]
+
+    @property
+    def addresses(self) -> tuple[RankAddress, ...]:
+        """Where the ranks live."""
+        return (*self._crew.addresses, *(address for _, address, _ in self._crew.leaving))
+
+    @property
+    def generation(self) -> int:
+        """Counts the worlds of the crew."""
+        return self._crew.generation
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._crew.generation = value
 
 
 class Handing:

@@ -22,7 +22,8 @@ from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
 from rayrec.train.told import Event
 
 if TYPE_CHECKING:
-    from rayrec.driver.rank_start import Crew, Joint
+    from rayrec.driver.handing import Joint
+    from rayrec.driver.rank_start import Crew
 
 
 class RankGroup:

@@ -101,7 +101,8 @@ class Crew:
     def seat(self, places: Sequence[Place], *, part: bool = True) -> tuple[int, ...]:
         """Have a rank at each of `places` and nowhere else, from the next `fill` on.
 
-        Ranks whose place stays keep their actor and their order.
+        Ranks whose place stays keep their actor and their order. Those that are leaving come back
+        where their place is among them.
 
         Args:
             part: end the actors of the others now; else they are `leaving`.
@@ -117,8 +118,11 @@ class Crew:
                 self.dismiss(rank)
         stay = [rank for rank in range(len(self._places)) if rank not in gone]
         new = [place for place in places if place not in self._places]
-        self._actors[:] = [self._actors[rank] for rank in stay] + [None] * len(new)
-        self._addresses = [self._addresses[rank] for rank in stay] + [None] * len(new)
+        back = {place: (actor, at) for actor, at, place in self.leaving if place in new}
+        self.leaving = [one for one in self.leaving if one[2] not in back]
+        came = [back.get(place, (None, None)) for place in new]
+        self._actors[:] = [self._actors[rank] for rank in stay] + [actor for actor, _ in came]
+        self._addresses = [self._addresses[rank] for rank in stay] + [at for _, at in came]
         self._places = [self._places[rank] for rank in stay] + new
         return tuple(gone)
 
@@ -241,34 +245,6 @@ class Crew:
         self._actors[:] = [self._actors[i] for i in order]
         self._addresses = [self._addresses[i] for i in order]
         self._places = [self._places[i] for i in order]
-
-
-class Joint:
-    """The actors of a crew and those that leave it, as one world; the crew's ranks come first."""
-
-    keeps_memory = False
-
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-
-    @property
-    def actors(self) -> list[Any]:
-        """Ray handles by rank."""
-        return self._crew.actors + [actor for actor, *_ in self._crew.leaving]
-
-    @property
-    def addresses(self) -> tuple[RankAddress, ...]:
-        """Where the ranks live."""
-        return (*self._crew.addresses, *(address for _, address, _ in self._crew.leaving))
-
-    @property
-    def generation(self) -> int:
-        """Counts the worlds of the crew."""
-        return self._crew.generation
-
-    @generation.setter
-    def generation(self, value: int) -> None:
-        self._crew.generation = value
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rayrec.driver.bench import Bench
 from rayrec.driver.policies import Observation
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.room import PlaceLost, Room, choose
+from rayrec.driver.room import Place, PlaceLost, Room, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.stall import StallWatch
@@ -50,6 +50,9 @@ class Seating:
         self._short_since: float | None = None
         # with how many ranks the run goes on once new ones have come, and until when it waits
         self._growing: tuple[int, float] | None = None
+        # where the ranks were when they paused, and whether they go back there
+        self._former: tuple[Place, ...] = ()
+        self._goes_back = False
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
         """Say with how many ranks a run starts that may have more."""
@@ -91,6 +94,23 @@ class Seating:
         """Keep the spares of ranks that train; `task` is a reference to what they do."""
         self._bench.look(self._crew, task, now)
 
+    def paused(self) -> None:
+        """Note that all ranks have paused for a change; it may be called off until they train."""
+        self._former, self._goes_back = self._crew.places, False
+
+    def call_off(self) -> int:
+        """Have the next `fill` take back a change; the number of ranks that the run keeps to.
+
+        It is 0 where there is no change to take back.
+        """
+        keeps = self._sizing.call_off() if self._former and not self._goes_back else 0
+        self._goes_back = bool(keeps)
+        return keeps
+
+    def give_up(self) -> None:
+        """Note that ranks were lost, so that no change is under way."""
+        self._former, self._goes_back = (), False
+
     def part(self) -> None:
         """End the ranks that leave the run, and give their places back."""
         if self._crew.leaving:
@@ -103,6 +123,9 @@ class Seating:
         there, ranks, now = room.places(), len(crew.places), time.monotonic()
         self._short_since = self._short_since or now
         waited_s, wanted = now - self._short_since, self._sizing.wanted
+        if self._goes_back:
+            # whatever was asked for since is for later
+            wanted = len(self._former)
         # a run that leaves a node in time does not stand still for another one
         at_once = len(there) >= ranks or self._sizing.leaving
         shrink_after_s = 0.0 if at_once else room.shrink_after_s(ranks)
@@ -112,7 +135,7 @@ class Seating:
             room.wait_on(len(there), ranks, waited_s)
             return False
         self._short_since = None
-        chosen = choose(there, crew.places, seated)
+        chosen = choose(there, self._former if self._goes_back else crew.places, seated)
         lost = set(crew.vacant)
         gone = sorted(lost & set(crew.seat(chosen, part=part)))
         # a rank whose place is another one now has not left the run

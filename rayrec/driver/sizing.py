@@ -1,8 +1,8 @@
 """How many ranks a run goes on with, decided from how much room there is.
 
 No Ray and no clock: places are counted by the caller, and every time is handed in as seconds of a
-steady clock. A run that grows or shrinks on purpose pauses for it: its ranks save and end their
-task, and the run goes on from there with another number of ranks.
+steady clock. A run that grows or shrinks on purpose pauses for it: its ranks end their task, and
+the run goes on from there with another number of ranks.
 """
 
 from __future__ import annotations
@@ -94,6 +94,16 @@ class Sizing:
     def pause(self, now: float, *, leaving: bool = False) -> None:
         """Note that the ranks were asked to pause."""
         self.paused_since, self.leaving = now, leaving
+
+    def call_off(self) -> int:
+        """Take back a change before the ranks train again; the number that the run keeps to.
+
+        It is 0 where there is nothing to take back: nodes that will go are left in any case.
+        """
+        if self.leaving or self.wanted == self._ranks:
+            return 0
+        self.wanted = self._ranks
+        return self._ranks
 
     def start(self) -> None:
         """Note that the ranks are given a task: whatever they were asked before is over."""

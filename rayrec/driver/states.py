@@ -5,7 +5,8 @@ from any state that has ranks to GATHERING, where the survivors leave the world 
 there the run takes the same way as at its start: FILLING gives every rank without a process a new
 one, or that of a spare, PLANNING says what to do, STARTING begins it. A run whose number of ranks
 may change goes back to FILLING, too, when its ranks have paused for a change; there it may have to
-look for room several times. In HANDING the ranks before and after the change pass tables on.
+look for room several times. Where PLANNING finds that it cannot go on with so many, it goes back to
+FILLING for those that it had. In HANDING the ranks before and after the change pass tables on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import Enum
 from typing import Literal
 
 # how a state ended: "stay" looks again, "on" goes ahead, "end" has nothing left to do, "resize" has
-# ranks that paused for a change of their number
+# ranks that paused for a change of their number, or a change of it that was called off
 Turn = Literal["stay", "on", "end", "resize", "recover", "fail"]
 
 
@@ -41,7 +42,12 @@ TRANSITIONS: Mapping[State, Mapping[Turn, State]] = {
     State.INITIALIZING: {"on": State.SCHEDULING, "fail": State.SHUTTING_DOWN},
     State.SCHEDULING: {"on": State.FILLING, "fail": State.SHUTTING_DOWN},
     State.FILLING: {"stay": State.FILLING, "on": State.PLANNING, **_FAILED},
-    State.PLANNING: {"on": State.HANDING, "end": State.SHUTTING_DOWN, **_FAILED},
+    State.PLANNING: {
+        "on": State.HANDING,
+        "end": State.SHUTTING_DOWN,
+        "resize": State.FILLING,
+        **_FAILED,
+    },
     State.HANDING: {"stay": State.HANDING, "on": State.STARTING, **_FAILED},
     State.STARTING: {"on": State.RUNNING, **_FAILED},
     State.RUNNING: {

@@ -10,7 +10,7 @@ reshard both write through here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -67,3 +67,14 @@ class OverlapWriter:
             for name, tensor in target.optimizer.items():
                 if (id(target), name) in self._means:
                     tensor.copy_(self._means[id(target), name] / len(target.shard.cols))
+
+
+@torch.no_grad()
+def fill(states: Sequence[ShardState], pieces: Sequence[ShardState]) -> None:
+    """Write pieces of tables into the shards that consist of them."""
+    writer = OverlapWriter()
+    for state in states:
+        for piece in pieces:
+            if piece.shard.table == state.shard.table:
+                writer.put(piece.shard.rows, piece.shard.cols, piece.tensors(), state)
+    writer.finish(states)

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.checkpoint import OverlapWriter
 from rayrec.comm.choose import exchange_for, host_identity
 from rayrec.comm.exchange import Exchange, LocalExchange
-from rayrec.distributed.passing import pass_on
+from rayrec.distributed.passing import columns_of, pass_on
 from rayrec.errors import CommError
 from rayrec.layout import ShardingPlan
 from rayrec.machine.available import available_bytes
@@ -39,7 +38,7 @@ class Held:
         world_rank, world_size: the place of the rank in that world.
         plan: of that world.
         states: rows and optimizer state of this rank, on the CPU.
-        small: what a sync point keeps beside the rows; see `Keeper.remember`.
+        small: what a sync point keeps beside the rows; see `InMemoryKeeper.remember`.
         random: the state of the generators of every rank.
         iteration: updates of the tables.
     """
@@ -74,17 +73,6 @@ def take() -> Held:
     if held is None:
         raise CommError("this process keeps no tables of the ranks before")
     return held
-
-
-@torch.no_grad()
-def fill(states: Sequence[ShardState], pieces: Sequence[ShardState]) -> None:
-    """Write pieces of tables into the shards that consist of them."""
-    writer = OverlapWriter()
-    for state in states:
-        for piece in pieces:
-            if piece.shard.table == state.shard.table:
-                writer.put(piece.shard.rows, piece.shard.cols, piece.tensors(), state)
-    writer.finish(states)
 
 
 def on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
@@ -164,14 +152,15 @@ class HandOverTask:
             dist.broadcast_object_list(box, src=first)
         common: Held = box[0]
         group = self.group_size or self.ranks
+        states = [] if held is None else held.states
         pieces, sent = pass_on(
             common.plan,
             self.plan,
             gather_objects(None if held is None else held.rank),
             [taker % group if taker < self.ranks else None for taker in range(len(places))],
-            [] if held is None else held.states,
+            states,
             self._exchange(context),
-            gather_objects,
+            columns_of(states, gather_objects),
         )
         keep(replace(common, states=pieces) if rank < self.ranks else None)
         return sent

@@ -14,7 +14,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
-from rayrec.train.keeper import Keeper
+from rayrec.train.in_memory import InMemoryKeeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
 from rayrec.train.publisher import Publisher
@@ -46,7 +46,7 @@ class SavingRank(ScoringRank):
     _publishes: bool
 
     def __init__(self) -> None:
-        self._kept: Keeper | None = None
+        self._kept: InMemoryKeeper | None = None
         self._publisher: Publisher | None = None
         self._saving: Saved | None = None
         self._since_save_s = 0.0
@@ -66,7 +66,7 @@ class SavingRank(ScoringRank):
 
     def _keep(self, dense: torch.optim.Optimizer | None) -> None:
         """Make what saves and restores the model with the optimizer of its dense parameters."""
-        self._kept = Keeper(
+        self._kept = InMemoryKeeper(
             self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
         )
         if self._publishes:
@@ -75,7 +75,7 @@ class SavingRank(ScoringRank):
             )
 
     @property
-    def _keeper(self) -> Keeper:
+    def _keeper(self) -> InMemoryKeeper:
         if self._kept is None:
             raise ConfigError(
                 "the loop did not say what checkpoints hold: call context.track(optimizer) after "

@@ -51,7 +51,7 @@ def other_plan(
 
 
 def train_resharding(rank: int, world_size: int, drawn: Draw, plans: list[ShardingPlan]):
-    """One rank's final rectangles and the float32 values it sent, with one plan per step."""
+    """One rank's final rectangles and the bytes it sent, with one plan per step."""
     world = drawn.world
     batches = batches_of(world, STEPS)
     targets = targets_of(world, batches)

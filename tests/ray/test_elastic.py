@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import pytest
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, FailureConfig
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, PlanError
+from rayrec.layout import ShardingPlan, Topology
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.told import Recovered, Resized
 from rayrec.watch import read_events
 from tests.ray import worlds
-from tests.ray.acting import acting, pids
+from tests.ray.acting import Act, acting, pids
 from tests.ray.heads import ROOT
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
@@ -80,6 +82,45 @@ def slowly(own: int, life: int, now: int) -> None:
     time.sleep(0.05)
 
 
+def until_it_grows(folder: Path) -> Act:
+    """Go on slowly, and after the first change not to the end before the next one begins."""
+    gate = str(folder / "gate")
+
+    def act(own: int, life: int, now: int) -> None:
+        import os
+        import time
+
+        time.sleep(0.05)
+        deadline = time.monotonic() + 100
+        while life == 1 and now == 15 and not os.path.exists(gate):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return act
+
+
+@contextmanager
+def opening_the_gate(plan: Plan, folder: Path) -> Iterator[None]:
+    """Let ranks that wait in `until_it_grows` go on once they are asked to pause."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            assert plan.driver is not None
+            controller = plan.driver._ranks._controller
+            pauses = controller is not None and controller._sizing.paused_since is not None
+            if plan.told and pauses:
+                (folder / "gate").touch()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 @pytest.fixture(scope="module")
 def calm(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The last checkpoint of a run of two ranks."""
@@ -93,35 +134,11 @@ def test_a_run_is_resized_by_hand(
 ) -> None:
     (tmp_path / "scratch").mkdir()
     plan = Plan([(8, 2), (20, 3)])
-    gate = str(tmp_path / "gate")
-
-    def until_it_grows(own: int, life: int, now: int) -> None:
-        """Go on slowly, and not to the end before the third rank has come."""
-        slowly(own, life, now)
-        deadline = time.monotonic() + 100
-        while life == 1 and now == 15 and not os.path.exists(gate):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    model = acting(clicks, tmp_path / "scratch", until_it_grows)
+    model = acting(clicks, tmp_path / "scratch", until_it_grows(tmp_path))
     chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
     plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.05):
-            controller = driver._ranks._controller
-            pauses = controller is not None and controller._sizing.paused_since is not None
-            if plan.told and pauses:
-                Path(gate).touch()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with opening_the_gate(plan, tmp_path):
         result = driver.fit()
-    finally:
-        ended.set()
-        thread.join()
     told = [(one.ranks_before, one.ranks, one.lost) for one in plan.told]
     assert told == [(3, 2, False), (2, 3, False)] and result.resizes == 2
     assert all(one.seconds > 0 and one.step >= 8 for one in plan.told)
@@ -141,6 +158,64 @@ def test_a_run_is_resized_by_hand(
     assert [event.values["ranks"] for event in events.of("resize")] == [2, 3]
     with pytest.raises(ConfigError, match="no fit is running"):
         driver.resize(2)
+
+
+def least_memory(driver: Driver, ranks: int) -> int:
+    """Bytes for each of so many ranks that the tables fit into, and not into 16 KiB less."""
+    for memory in range(1 << 14, 1 << 26, 1 << 14):
+        with suppress(PlanError):
+            driver._planning.plan(Topology((tuple(range(ranks)),), (memory,) * ranks))
+            return memory
+    raise AssertionError("the tables fit into no memory")
+
+
+def test_a_change_to_too_few_ranks_is_called_off(
+    clicks: SyntheticPaths, tmp_path: Path, calm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The tables do not fit one rank; it costs no step, and the ranks that were to leave stay."""
+    (tmp_path / "scratch").mkdir()
+    plan = Plan([(8, 1)])
+    model = acting(clicks, tmp_path / "scratch", slowly)
+    chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
+    chosen["plan"] = "auto"
+    one, two = (least_memory(worlds.driver(clicks, 2, **chosen), ranks) for ranks in (1, 2))
+    assert two < one
+    plan.driver = worlds.driver(clicks, (1, 2), memory_per_worker=two, **chosen)
+    result = plan.driver.fit()
+    out = capfd.readouterr().out
+    assert "cannot go on with 1 ranks, and keeps its 2: " in out and not plan.told
+    assert (result.steps, result.failures, result.resizes) == (STEPS, 0, 0)
+    assert result.plan.world_size == 2
+    for rank in range(2):
+        assert len(set(pids(tmp_path, rank))) == 1, "a rank that was to leave keeps its process"
+    assert result.checkpoint is not None
+    worlds.compare(calm, result.checkpoint)
+
+
+def test_growth_that_cannot_be_planned_is_called_off(
+    clicks: SyntheticPaths, tmp_path: Path, calm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    plan = Plan([(8, 2), (20, 3)])
+    model = acting(clicks, tmp_path / "scratch", until_it_grows(tmp_path))
+    chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
+    plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
+    planned = driver._planning.plan
+
+    def refuse(topology: Topology) -> ShardingPlan:
+        if plan.told and topology.world_size == 3:
+            raise PlanError("no plan for three.")
+        return planned(topology)
+
+    driver._planning.plan = refuse  # type: ignore[method-assign]
+    with opening_the_gate(plan, tmp_path):
+        result = driver.fit()
+    out = capfd.readouterr().out
+    assert "cannot go on with 3 ranks, and keeps its 2: no plan for three." in out
+    assert [(one.ranks_before, one.ranks) for one in plan.told] == [(3, 2)]
+    assert (result.steps, result.failures, result.plan.world_size) == (STEPS, 0, 2)
+    assert result.checkpoint is not None
+    worlds.compare(calm, result.checkpoint)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

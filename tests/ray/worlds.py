@@ -57,6 +57,7 @@ def driver(
     topology: Any = None,
     placement_timeout_s: float | None = None,
     spares: int = 0,
+    memory_per_worker: int | None = None,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -78,6 +79,7 @@ def driver(
             cpus_per_worker=cpus_per_worker,
             placement_timeout_s=placement_timeout_s,
             spares=spares,
+            memory_per_worker=memory_per_worker,
         ),
         RunConfig(**options),
         eval_data=open_data(str(clicks.eval), schema),

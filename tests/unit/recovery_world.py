@@ -73,7 +73,7 @@ class World:
             rank.silent_s = rank.silent_s + TURN_S if quiet else 0.0
         turn = {
             State.FILLING: self.fill,
-            State.PLANNING: lambda: "on",
+            State.PLANNING: self.plan,
             State.HANDING: self.hand_over,
             State.STARTING: self.start,
             State.RUNNING: self.run,
@@ -132,6 +132,9 @@ class World:
             lost = self.draw.randrange(len(self.ranks))
             self.ranks[lost].alive = False
             return self.failed(Blame(rank=lost, host="h", cause="its process died", kind="died"))
+        return "on"
+
+    def plan(self) -> Turn:
         return "on"
 
     def hand_over(self) -> Turn:

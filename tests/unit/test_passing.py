@@ -12,10 +12,10 @@ import torch
 
 from rayrec.comm.simulated import SimulatedWorld
 from rayrec.distributed import passing
-from rayrec.distributed.passing import pass_on, passages
+from rayrec.distributed.passing import columns_of, pass_on, passages
 from rayrec.layout import ShardingPlan
+from rayrec.shards.overlap import fill
 from rayrec.shards.state import ShardState
-from rayrec.train.hand_over import fill
 from tests.unit.checkpoint_worlds import Ranks, Truth, random_plan, random_truths, shard_states
 
 
@@ -65,7 +65,8 @@ def test_new_ranks_get_what_old_ranks_hold(seed: int, monkeypatch: pytest.Monkey
     def body(rank: int, gather):
         holder, taker = holders[rank], takers[rank]
         states = [] if holder is None else shard_states(truths, old, holder)
-        pieces, sent = pass_on(old, new, holders, takers, states, exchanges[rank], gather)
+        tables = columns_of(states, gather)
+        pieces, sent = pass_on(old, new, holders, takers, states, exchanges[rank], tables)
         if taker is None:
             assert not pieces
             return sent, [], []

@@ -121,6 +121,10 @@ class ElasticWorld(World):
     # the step of tables that no storage has, and the ranks that keep them
     handed_at: int | None = None
     holders: list[Rank] = field(default_factory=list)
+    # who is where when the ranks pause, until they train again
+    former: dict[Place, Rank] = field(default_factory=dict)
+    goes_back: bool = False
+    called_off: int = 0
 
     def __post_init__(self) -> None:
         least = self.draw.randint(1, 4)
@@ -149,7 +153,8 @@ class ElasticWorld(World):
     def fill(self) -> Turn:
         if self.short_since is None:
             self.short_since = self.now
-        ranks, wanted, room = len(self.ranks), self.sizing.wanted, len(self.there)
+        ranks, room = len(self.ranks), len(self.there)
+        wanted = len(self.former) if self.goes_back else self.sizing.wanted
         waited_s = self.now - self.short_since
         seated = seats(ranks, wanted, self.sizing.least, room, waited_s, SHRINK_S)
         if seated is None:
@@ -160,7 +165,8 @@ class ElasticWorld(World):
             return "stay"
         assert self.sizing.least <= seated <= wanted
         self.short_since = None
-        self.seat(choose(self.there, self.places, seated))
+        taken = list(self.former) if self.goes_back else self.places
+        self.seat(choose(self.there, taken, seated))
         return super().fill()
 
     def seat(self, chosen: list[Place]) -> None:
@@ -169,13 +175,25 @@ class ElasticWorld(World):
         held = [place for place in self.places if place in self.there]
         if len(chosen) >= len(held):
             assert all(self.places[number] in chosen for number in alive)
-        at = dict(zip(self.places, self.ranks, strict=True))
+        # those that had left for a change that is called off come back
+        at = {**self.former, **dict(zip(self.places, self.ranks, strict=True))}
         moved = chosen != self.places
         self.places = chosen
         self.ranks = [at.get(place, Rank()) for place in chosen]
         if moved:
             # Memory is called by the arrangement of the ranks, and another one begins without any.
             self.forget_points()
+
+    def plan(self) -> Turn:
+        if self.former and not self.goes_back and self.draw.random() < 5 * self.hazard:
+            keeps = self.sizing.call_off()
+            assert keeps in (0, len(self.former))
+            self.goes_back = bool(keeps)
+            self.called_off += self.goes_back
+            return "resize" if keeps else "on"
+        if self.goes_back and all(place in self.there for place in self.former):
+            assert set(self.places) == set(self.former), "the ranks are where they were"
+        return "on"
 
     def hand_over(self) -> Turn:
         if self.handed_at is None:
@@ -189,6 +207,7 @@ class ElasticWorld(World):
 
     def failed(self, failure: Blame) -> Turn:
         self.handed_at, self.holders = None, []
+        self.former, self.goes_back = {}, False
         return super().failed(failure)
 
     def look_for_point(self) -> int:
@@ -211,6 +230,7 @@ class ElasticWorld(World):
         if not lost and self.paused_at is not None:
             assert self.ranks[0].step == self.paused_at, "a pause loses no step"
         self.paused_at = None
+        self.former, self.goes_back = {}, False
         began = Began(step=self.ranks[0].step, path=None)
         told = self.sizing.began(began, len(self.ranks), self.now, lost=lost)
         if told is not None:
@@ -223,6 +243,7 @@ class ElasticWorld(World):
         paused = self.sizing.paused_since is not None
         if paused and whole and self.draw.random() < 0.5:
             self.paused_at = self.ranks[0].step
+            self.former = dict(zip(self.places, self.ranks, strict=True))
             if self.draw.random() < 0.5:
                 self.handed_at, self.holders = self.paused_at, list(self.ranks)
             else:
@@ -297,7 +318,34 @@ def test_a_world_left_in_peace_gets_the_ranks_that_are_wanted() -> None:
     assert len(world.ranks) == 2 and world.state is State.FINISHED
 
 
+def test_a_change_is_called_off_once_and_not_tried_again() -> None:
+    run = sizing()
+    assert run.call_off() == 0, "no rank has trained"
+    run.began(Began(step=0, path=None), 3, 0.0, lost=False)
+    run.pause(1.0)
+    assert run.call_off() == 3 and run.wanted == 3
+    assert run.call_off() == 0, "with as many as before it fails as well"
+    run.start()
+    assert run.began(Began(step=9, path=None), 3, 2.0, lost=False) is None
+    assert not run.looks(3, 1e9) and run.resizes == 0
+    run.ask(4)
+    assert run.goal(3, 4, 3.0) == 4
+    run.pause(4.0, leaving=True)
+    assert run.call_off() == 0, "a node that goes is left"
+
+
+def test_schedules_call_changes_off() -> None:
+    called_off = 0
+    for seed in range(60):
+        world = ElasticWorld(random.Random(seed), -1, hazard=0.03)
+        while world.state not in ENDED and world.now < 1000:
+            world.turn()
+        called_off += world.called_off
+    assert called_off > 5
+
+
 def test_the_table_knows_the_new_ways() -> None:
+    assert TRANSITIONS[State.PLANNING]["resize"] is State.FILLING
     assert TRANSITIONS[State.RUNNING]["resize"] is State.FILLING
     assert TRANSITIONS[State.FILLING]["stay"] is State.FILLING
     fixed = Sizing.of(ScalingConfig(num_workers=3))
