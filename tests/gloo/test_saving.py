@@ -5,6 +5,7 @@ holds, bit for bit; errors are heard; generators go on.
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,8 @@ def full(rank: int, world_size: int, folder: Path, run: Path) -> str:
         if step == 2 * EVERY + 1:
             while CheckpointManager(str(run)).steps()[-1] < 2 * EVERY:
                 time.sleep(0.01)
+            # Python would leave compiled modules cut short, which no later process can import
+            sys.dont_write_bytecode = True
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
 
     try:
@@ -187,6 +190,7 @@ def full(rank: int, world_size: int, folder: Path, run: Path) -> str:
         return str(raised.value)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = False
 
 
 def test_a_full_storage_is_heard_by_all_ranks_and_what_was_whole_stays(

@@ -74,6 +74,9 @@ def become(request: dict[str, Any]) -> None:
     tempfile.tempdir = None  # TMPDIR is another one now
     sys.argv = ["", *request["argv"]]
     if request["file_bytes"] is not None:
+        # Python would leave compiled modules cut short, which no later process can import
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"],) * 2)
 
 

@@ -226,6 +226,7 @@ def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
     """A second node of one CPU, in a mount namespace where `hidden` is an empty disk of its own.
     Needs root.
     """
+    known = nodes_alive(head)
     where = f"--address={head.gcs} --num-cpus=1 --temp-dir={head.folder}"
     ray = f"exec {BIN}/ray start --block {where} --disable-usage-stats"
     script = f"mount -t tmpfs none {hidden} && {ray} --min-worker-port=0 --max-worker-port=0"
@@ -237,10 +238,21 @@ def node_with_own_disk(head: Head, hidden: Path) -> Iterator[None]:
             stderr=subprocess.STDOUT,
         )
         try:
+            deadline = time.monotonic() + 60
+            while nodes_alive(head) <= known:
+                assert time.monotonic() < deadline and process.poll() is None, script
+                time.sleep(0.2)
             yield
         finally:
             process.terminate()
             process.wait(30)
+
+
+def nodes_alive(head: Head) -> int:
+    """The nodes that the cluster counts now."""
+    with urlopen(f"{head.address}/nodes?view=summary", timeout=20) as answer:
+        nodes = json.load(answer)["data"]["summary"]
+    return sum(node["raylet"].get("state") == "ALIVE" for node in nodes)
 
 
 def _wait_for(

@@ -164,7 +164,8 @@ def least_memory(driver: Driver, ranks: int) -> int:
     """Bytes for each of so many ranks that the tables fit into, and not into 16 KiB less."""
     for memory in range(1 << 14, 1 << 26, 1 << 14):
         with suppress(PlanError):
-            driver._planning.plan(Topology((tuple(range(ranks)),), (memory,) * ranks))
+            hosts = (tuple(range(ranks)),)
+            driver._planning.plan(Topology(hosts=hosts, memory_bytes=(memory,) * ranks))
             return memory
     raise AssertionError("the tables fit into no memory")
 

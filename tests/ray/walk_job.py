@@ -1,8 +1,8 @@
 """The job of the walk with an autoscaler: an elastic run on planted clicks.
 
 `python walk_job.py FOLDER LEAST MOST` trains on FOLDER/train and keeps the run in FOLDER/walk.
-While FOLDER/slow exists, every step takes a tenth of a second longer, so that nodes can come and go
-meanwhile. MOST 0 trains in this process alone, in FOLDER/calm. Only this file is sent.
+While FOLDER/slow exists, every step takes a quarter of a second longer, so that nodes can come and
+go meanwhile. MOST 0 trains in this process alone, in FOLDER/calm. Only this file is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rayrec import (
 )
 from rayrec.runs.inputs import open_data
 
-STEPS = 2000
+STEPS = 600
 
 
 def main(folder: Path, least: int, most: int) -> None:
@@ -36,7 +36,7 @@ def main(folder: Path, least: int, most: int) -> None:
     def model() -> Any:
         module = build()
         module.register_forward_pre_hook(
-            lambda _module, _inputs: time.sleep(0.1) if os.path.exists(slow) else None
+            lambda _module, _inputs: time.sleep(0.25) if os.path.exists(slow) else None
         )
         return module
 
