@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rayrec.data import FileDataset
-from rayrec.data.scored import Predicted, scored_folder
+from rayrec.data.scored import Predicted, ScoredFolder, scored_folder
 from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import sparse_optimizer
 from rayrec.train import RankTrainer, bulk, train_step
@@ -91,17 +91,16 @@ def test_predictions_of_several_ranks_are_those_of_one_in_the_same_order(
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def predict_both_ways(rank: int, world_size: int, folder: Path, out: Path) -> object:
+def predict_both_ways(
+    rank: int, world_size: int, folder: Path, out: Path, parts: ScoredFolder
+) -> object:
     """Into a folder whose files are small, and into the one file of an evaluation."""
     bulk.PART_ROWS = 300  # type: ignore[misc]
     spec = spec_of(folder, world_size)
     data = spec.data
     assert isinstance(data, FileDataset)
     with RankTrainer(spec) as trainer:
-        rows = data.without_labels()
-        told = trainer.predict(
-            rows, scored_folder(out / "parts", rows, ["cat_0"], [("", "binary")])
-        )
+        told = trainer.predict(data.without_labels(), parts)
         trainer.evaluate(data, PredictionConfig(path=str(out / "one.parquet"), keys=("cat_0",)))
     return told
 
@@ -114,7 +113,10 @@ def test_a_folder_of_predictions_is_cut_alike_by_any_ranks_and_equals_the_evalua
     for world_size in (1, 2, 3):
         out = tmp_path / str(world_size)
         out.mkdir()
-        told = ranks.run(world_size, predict_both_ways, tmp_path, out)
+        # as a driver does, before there are ranks: it tries whether the folder can be written
+        rows = spec_of(tmp_path, world_size).data.without_labels()
+        folder = scored_folder(out / "parts", rows, ["cat_0"], [("", "binary")])
+        told = ranks.run(world_size, predict_both_ways, tmp_path, out, folder)
         assert told == [Predicted(path=str(out / "parts"), rows=1026, parts=4)] * world_size
         parts = [pq.read_table(path) for path in sorted((out / "parts").iterdir())]
         assert [part.num_rows for part in parts] == [300, 300, 300, 126]

@@ -5,6 +5,7 @@ that was published, and heal when the folder does.
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import random
 import shutil
@@ -197,32 +198,34 @@ def test_any_schedule_of_faults_leaves_a_published_version(seed, chains, tmp_pat
         shutil.rmtree(mirror.path)
 
 
+def publish_until(at: int, folder: Path, world: PublishedWorld) -> None:
+    """Publish, and end this process before its n-th change of the folder."""
+    left = [at]
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        writing = (
+            event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax")
+        )
+        changes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree")
+        if (writing or changes) and str(folder) in str(arguments[0]):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+
+    sys.addaudithook(hook)
+    world.publish()
+
+
 def killed(at: int, folder: Path, world: PublishedWorld) -> bool:
     """Publish in a process that is killed before its n-th change of the folder; whether it was."""
-    pid = os.fork()
-    if pid == 0:
-        left = [at]
-
-        def hook(event: str, arguments: tuple[object, ...]) -> None:
-            writing = (
-                event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax")
-            )
-            changes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree")
-            if (writing or changes) and str(folder) in str(arguments[0]):
-                left[0] -= 1
-                if left[0] == 0:
-                    os._exit(9)
-
-        sys.addaudithook(hook)
-        try:
-            world.publish()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, 9)
-    return code == 9
+    # A fork of this process, which has threads, may find a lock of one of them held for ever.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.unit.published_worlds"])
+    process = context.Process(target=publish_until, args=(at, folder, world))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, 9)
+    return process.exitcode == 9
 
 
 @pytest.mark.parametrize("kind", ["delta", "base"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayrec.driver.answers import death_line
-from rayrec.errors import ArtifactError, RayrecError, ServingError, as_user_mistake
+from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.replica import Seen, Where
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.storage import one_line
@@ -81,9 +81,7 @@ class Replicas:
         self._version = seen.version
         for slot in self._slots:
             self._serve(slot)
-        while len(self.addresses) < len(self._slots):
-            check()
-            self.watch()
+        self._wait_for_all(check)
         self._was_ready = True
         hosts = len({where.host for where in self.addresses})
         own = self._settings
@@ -92,6 +90,20 @@ class Replicas:
         )
         if not own.is_local:
             print(f"whoever reaches {own.host} can ask, and nothing is encrypted", flush=True)
+
+    def _wait_for_all(self, check: Callable[[], None]) -> None:
+        self.watch()
+        while len(self.addresses) < len(self._slots):
+            try:
+                check()
+            except RunInterrupted:
+                # some may answer by now, and have requests
+                self.watch()
+                if len(self.addresses) == len(self._slots):
+                    return
+                self.drain()
+                raise
+            self.watch()
 
     def watch(self) -> None:
         """Look at all replicas once, and tell what has happened; takes a quarter of a second.
