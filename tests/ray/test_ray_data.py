@@ -193,7 +193,11 @@ def fails(block: Any) -> Any:
     [
         (fails, r"the pipeline of the Ray dataset failed: RuntimeError: the scale is not set\.$"),
         (lambda b: {"label": np.zeros(40)}, r"'row' is missing \(block 0 of the Ray dataset\)"),
-        (lambda b: ratings(user=np.arange(40) * 100), r"'user'.* holds id 1000 in row 10 of block"),
+        pytest.param(
+            lambda b: ratings(user=np.arange(40) * 100),
+            r"'user'.* holds id 1000 in row 10 of block",
+            marks=pytest.mark.slow,
+        ),
         (lambda b: ratings(d1=np.full(40, np.nan)), "column 'd1' holds nan in row 0 of block"),
         (lambda b: ratings(user=np.arange(40) * 1.0), "'user' has type double; ids are integers"),
         (lambda b: ratings(genres=np.ones((40, 2, 2), np.int64)), "'genres' has type .*Tensor"),

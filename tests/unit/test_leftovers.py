@@ -77,7 +77,7 @@ def test_beside_it():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_session_that_leaves_a_process_fails(tmp_path: Path, workers: str) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     os.mkfifo(tmp_path / "pipe")

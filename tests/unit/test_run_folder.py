@@ -69,6 +69,7 @@ def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) ->
         other.wait(10)
 
 
+@pytest.mark.slow
 def test_of_many_that_start_at_once_one_holds_the_folder(tmp_path: Path) -> None:
     drivers = [hold(tmp_path / "run") for _ in range(6)]
     # the one that holds it goes on until all have tried

@@ -59,6 +59,7 @@ def seeds_of(done: subprocess.CompletedProcess[str], test: str) -> list[int]:
     return [int(found[1]) for line in lines if (found := re.search(rf"{test}\[seed(\d+)", line))]
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_first_fifth_unless_told_otherwise(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert seeds_of(done, "test_sound") == [10, 10, 11, 11]
