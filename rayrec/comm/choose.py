@@ -87,3 +87,15 @@ def host_identity() -> str:
     namespace = Path("/proc/self/ns/pid")
     kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename
     return f"{kernel}/{os.readlink(namespace) if namespace.exists() else ''}/{os.getuid()}"
+
+
+def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:
+    """This rank's GPU where its group is one of NCCL, else the CPU.
+
+    Args:
+        group: the default group when None.
+        grouped: whether this rank has a group at all.
+    """
+    if grouped and "nccl" in dist.get_backend(group):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

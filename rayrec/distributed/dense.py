@@ -129,6 +129,19 @@ class DenseReplicas:
         return self._ddp.no_sync()
 
 
+def need_averages(module: nn.Module, options: Mapping[str, Any], ranks: int) -> bool:
+    """Whether ranks have gradients of dense parameters to average.
+
+    Args:
+        options: as of `check_ddp_options`.
+    Raises:
+        ConfigError: an option is unknown.
+    """
+    check_ddp_options(options, module)
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    return ranks > 1 and bool(trained - set(options.get("params_to_ignore", ())))
+
+
 def materialize(module: nn.Module, device: torch.device, seed: int) -> None:
     """Give dense modules on the meta device real, initial parameters, the same on every rank.
 

@@ -19,17 +19,16 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.checkpoint import ShardState
-from rayrec.comm.choose import Transport, exchange_for
+from rayrec.comm.choose import Transport, device_of, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
-from rayrec.distributed.dense import DenseReplicas, check_ddp_options, materialize
+from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
 from rayrec.distributed.named import NamedAsInner
 from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.distributed.state import TableShards
-from rayrec.errors import ConfigError
+from rayrec.distributed.state import fused_optimizer_of
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
@@ -112,7 +111,7 @@ class DistributedModelParallel(NamedAsInner):
         grouped = process_group is not None or dist.is_initialized()
         transport = Transport(transport)
         self.plan, self._stepped = plan, False
-        self.device = _device(device, process_group, grouped)
+        self.device = torch.device(device or device_of(process_group, grouped))
         self._replicas: Replicas | None = None
         sharding_group = process_group
         if sharding_group_size is not None and grouped:
@@ -131,20 +130,15 @@ class DistributedModelParallel(NamedAsInner):
             seed = broadcast_seed(seed, process_group, self.device) if grouped else seed
         ahead = connect(own=True) if prefetch else None
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
-        ways = {"dedup_sequences": dedup_sequences, "share_tables": share_tables}
-        ways["track_rows"] = track_rows
-        if memory is not None and self.device.type != "cpu":
-            raise ConfigError(
-                f"memory= keeps the rows of CPU ranks, and this rank's lie on {self.device}; leave "
-                "it out."
-            )
         choices = EngineOptions(
             check_ids=check_ids,
             codecs=Codecs.from_config(qcomms),
+            dedup_sequences=dedup_sequences,
+            share_tables=share_tables,
+            track_rows=track_rows,
             memory=memory,
             adopt=adopt,
             initialize=initialize,
-            **ways,
         )
         optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(
@@ -155,10 +149,8 @@ class DistributedModelParallel(NamedAsInner):
         # in a list, so that nn.Module does not register it and names keep no prefix
         self._dense: list[DenseReplicas] = []
         options = dict(ddp_options or {})
-        check_ddp_options(options, self.module)
-        averaged = {name for name, _ in self.dense_parameters()}
-        averaged -= set(options.get("params_to_ignore", ()))
-        if averaged and grouped and dist.get_world_size(process_group) > 1:
+        ranks = dist.get_world_size(process_group) if grouped else 1
+        if need_averages(self.module, options, ranks):
             parts = self.module, self.device, process_group, transport, self._engine.runner.watched
             self._dense.append(DenseReplicas(*parts, options))
 
@@ -276,18 +268,7 @@ class DistributedModelParallel(NamedAsInner):
         Learning-rate schedules drive it. Its state is this rank's, keyed by the parameter names of
         the unsharded module.
         """
-        named = self.module.named_modules()
-        names = {child.name: name for name, child in named if isinstance(child, TableShards)}
-        lookups = list(self._engine.lookups.values())
-        touched = self._engine.touched
-
-        def on_load() -> None:
-            if self.undo is not None:
-                self.undo.forget()
-            if touched is not None:
-                touched.touch_all()
-
-        return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load)
+        return fused_optimizer_of(self.module, self._engine)
 
     @property
     def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:
@@ -315,13 +296,3 @@ class DistributedModelParallel(NamedAsInner):
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the tables' updates to come."""
         self._engine.set_learning_rate(lr)
-
-
-def _device(
-    given: torch.device | str | None, group: dist.ProcessGroup | None, grouped: bool
-) -> torch.device:
-    if given is not None:
-        return torch.device(given)
-    if grouped and "nccl" in dist.get_backend(group):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

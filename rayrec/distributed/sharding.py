@@ -93,10 +93,15 @@ def shard_embeddings(
     Returns:
         The module (the sharded collection itself when `module` is a collection) and its engine.
     Raises:
-        ConfigError: see `find_collections`; or a table has no optimizer.
+        ConfigError: see `find_collections`; or a table has no optimizer; or memory= is given for
+            rows that lie on a GPU.
         PlanError: the plan does not fit the tables or the number of ranks.
     """
     collections = find_collections(module)
+    if options is not None and options.memory is not None and device.type != "cpu":
+        raise ConfigError(
+            f"memory= keeps the rows of CPU ranks, and this rank's lie on {device}; leave it out."
+        )
     configs: dict[str, tuple[BaseEmbeddingConfig, Collection]] = {}
     for child in collections.values():
         configs |= {table.name: (table, child) for table in tables_of(child)}

@@ -27,6 +27,7 @@ from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.errors import CommError, ShapeError
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
 from rayrec.modules import torch_dtype
+from rayrec.optim import FusedOptimizer
 
 
 class TableShards(nn.Module):
@@ -144,3 +145,22 @@ def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
             f"{shard.cols}."
         )
     return value[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+
+
+def fused_optimizer_of(module: nn.Module, engine: ShardedEmbeddings) -> FusedOptimizer:
+    """The optimizers of an engine's tables as one torch optimizer.
+
+    Args:
+        module: holds the tables' stand-ins, whose paths name its state.
+    """
+    named = module.named_modules()
+    names = {child.name: name for name, child in named if isinstance(child, TableShards)}
+
+    def on_load() -> None:
+        if engine.undo is not None:
+            engine.undo.forget()
+        if engine.touched is not None:
+            engine.touched.touch_all()
+
+    lookups = list(engine.lookups.values())
+    return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayrec.driver.answers import LONGEST_TURN_S
+from rayrec.driver.hiring import end_process
 from rayrec.driver.placement import NOTICE_AFTER_S
-from rayrec.driver.rank_start import Crew, end_process
+from rayrec.driver.rank_start import Crew
 from rayrec.driver.room import Place, alive_nodes, node_of
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import NEXT, Sign, Stage, Standby, home, pause_s, substitutes

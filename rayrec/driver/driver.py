@@ -21,17 +21,14 @@ from rayrec.driver.display import Display
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.ranks import Files, Ranks
-from rayrec.driver.result import Result, called, checked_predictions, result_of
-from rayrec.driver.run_folder import held
+from rayrec.driver.result import Result, checked_predictions
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.topology import read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.report.profile_page import check_folder
 from rayrec.train.config import Dataset
 from rayrec.train.seat import RankTask
-from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
     from torch import nn
@@ -161,59 +158,11 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        from rayrec.driver.lives import Lives, fit_task
-        from rayrec.driver.shape import check_pauses, check_recovery, check_shape, run_info
-        from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
-        from rayrec.driver.start import find_start
+        from rayrec.driver.fitting import fit
 
-        data, held_out, run = self._data, self._eval_data, self._run
-        check_values(data, run.tasks)
-        check_values(held_out, run.tasks)
-        check_recovery(run, self._scaling)
-        check_pauses(run, self._scaling)
-        display = Display(run.progress)
-        log = RunLog(run.run_path, run.name)
-        # The folder is taken before its checkpoints are looked at, so that no other driver changes
-        # them in between.
-        check_shape(run, held_out, self._scorer, self._loop)
-        with (
-            held(run.run_path, display.line) as folder,
-            called(with_event_log(run.callbacks, run.run_path), display) as hooks,
-        ):
-            if run.publish is not None:
-                run.publish.check_tables(table.name for table in self._planning.tables())
-            start = find_start(run, data, self._planning.tables, display.line)
-            steps = total_steps(run, data, start)
-            display.total_steps = steps
-            if run.profile is not None:
-                run.profile.check_steps(steps - start.step)
-                check_folder(run.profile.path)
-            points = run.failure.sync_every_n_steps
-            lives = Lives(run.run_path, start, display.line, points)
-
-            def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
-                plan = self._planning.plan(topology)
-                predicted = self._planning.predict(plan, topology)
-                display.line(plan.report())
-                info = run_info(run, plan, predicted, hosts, start, steps)
-                spec = train_spec(
-                    run, self._model, plan, data=data, eval_data=held_out, steps=steps, start=start
-                )
-                return Prepared(fit_task(spec, self._scorer, self._loop), plan, predicted, info)
-
-            files = [*local_files(data), *local_files(held_out)]
-            try:
-                ran = self._ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
-            finally:
-                lives.end()
-            result = result_of(ran, display)
-            if result.hindsight is not None:
-                display.line(result.hindsight.report())
-        if hooks.error is not None:
-            raise hooks.error
-        if result.stopped and ran.signal_number is not None:
-            raise RunInterrupted(ran.signal_number, result)
-        return result
+        parts = self._model, self._data, self._eval_data, self._run, self._scaling
+        own = self._scorer, self._loop
+        return fit(*parts, *own, planning=self._planning, ranks=self._ranks)
 
     def evaluate(
         self,

@@ -9,14 +9,13 @@ import torch while the caller goes on, and are killed when the block of `started
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 from rayrec.driver.answers import Awakening, answers
+from rayrec.driver.hiring import end_process, hire
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.room import Place
 from rayrec.driver.scaling import ScalingConfig
@@ -215,28 +214,7 @@ class Crew:
 
     def hire(self, place: Place) -> Any:
         """The handle of a new actor at a place, which begins to import torch."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from actors.rank import RankActor
-
-        threads = str(max(1, math.floor(self._scaling.cpus_per_worker)))
-        bundle = self._scaling.bundle
-        extra = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-        options = ray.remote(RankActor).options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            resources=extra or None,
-            max_restarts=0,
-            max_task_retries=0,
-            # a poll must pass while another call waits
-            max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                place.group, placement_group_bundle_index=place.bundle
-            ),
-        )
-        # torch's profiler writes to stderr else
-        return options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"})
+        return hire(self._scaling, place)
 
     def _sort(self) -> None:
         import ray
@@ -296,25 +274,3 @@ def _are_neighbours(addresses: Sequence[RankAddress]) -> bool:
     nodes = [address.node_id for address in addresses]
     changes = sum(one != other for one, other in pairwise(nodes))
     return changes + 1 == len(set(nodes))
-
-
-def end_process(actor: Any, address: RankAddress | None) -> None:
-    """End the process of an actor, whatever it does."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    # Ray asks a worker to end before it kills it, and waits five seconds for a stopped one.
-    # While Ray still counts the actor, the number of its process is of no other process.
-    if address is not None and address.node_id == here and _is_ray_worker(address.pid):
-        with suppress(OSError):
-            os.kill(address.pid, signal.SIGKILL)
-    ray.kill(actor, no_restart=True)
-
-
-def _is_ray_worker(pid: int) -> bool:
-    """Whether a process of this machine is a worker of Ray."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return b"RAY_RAYLET_PID=" in file.read()
-    except OSError:
-        return False

@@ -121,6 +121,16 @@ def opening_the_gate(plan: Plan, folder: Path) -> Iterator[None]:
         thread.join()
 
 
+def shrinks_and_grows(clicks: SyntheticPaths, folder: Path) -> tuple[Plan, Driver]:
+    """A run of three ranks that is asked for two after step 8, and for three after step 20."""
+    (folder / "scratch").mkdir()
+    plan = Plan([(8, 2), (20, 3)])
+    model = acting(clicks, folder / "scratch", until_it_grows(folder))
+    chosen = options(folder, model=model, callbacks=(plan,), progress="plain")
+    plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
+    return plan, driver
+
+
 @pytest.fixture(scope="module")
 def calm(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The last checkpoint of a run of two ranks."""
@@ -132,11 +142,7 @@ def calm(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> st
 def test_a_run_is_resized_by_hand(
     clicks: SyntheticPaths, tmp_path: Path, calm: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "scratch").mkdir()
-    plan = Plan([(8, 2), (20, 3)])
-    model = acting(clicks, tmp_path / "scratch", until_it_grows(tmp_path))
-    chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
-    plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
+    plan, driver = shrinks_and_grows(clicks, tmp_path)
     with opening_the_gate(plan, tmp_path):
         result = driver.fit()
     told = [(one.ranks_before, one.ranks, one.lost) for one in plan.told]
@@ -196,11 +202,7 @@ def test_a_change_to_too_few_ranks_is_called_off(
 def test_growth_that_cannot_be_planned_is_called_off(
     clicks: SyntheticPaths, tmp_path: Path, calm: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "scratch").mkdir()
-    plan = Plan([(8, 2), (20, 3)])
-    model = acting(clicks, tmp_path / "scratch", until_it_grows(tmp_path))
-    chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain")
-    plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
+    plan, driver = shrinks_and_grows(clicks, tmp_path)
     planned = driver._planning.plan
 
     def refuse(topology: Topology) -> ShardingPlan:
@@ -235,8 +237,8 @@ def test_a_kill_while_tables_are_passed_on(
     def strike() -> None:
         while not killed.wait(0.002):
             controller = driver._ranks._controller
-            handing = None if controller is None else controller._handing
-            joint = None if handing is None else handing.joint
+            placed = None if controller is None else controller._placed
+            joint = None if placed is None else placed.handing.joint
             # it has its actors, and its ranks begin
             if joint is not None and joint.task is not None:
                 os.kill(joint.addresses[victim].pid, signal.SIGKILL)

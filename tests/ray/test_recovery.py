@@ -350,8 +350,8 @@ def test_a_rank_that_freezes_before_its_task_is_found_by_its_silence(
     class Freeze(Callback):
         def on_start(self, info: Any) -> None:
             # the driver is this process, and its ranks wait for what it plans
-            group = driver._ranks._controller._group  # type: ignore[union-attr]
-            frozen.append(group.addresses[0].pid)  # type: ignore[union-attr]
+            group = driver._ranks._controller.placed.group  # type: ignore[union-attr]
+            frozen.append(group.addresses[0].pid)
             os.kill(frozen[0], signal.SIGSTOP)
 
     driver = worlds.driver(

@@ -1,0 +1,100 @@
+"""`Failing`: what becomes of a run one of whose ranks failed, and how its survivors get ready.
+
+A run recovers, or it ends with an error that names who failed first. Before it goes on, every
+process must leave the world that failed; one that does not is ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rayrec.driver.ending import ending, write_traceback
+from rayrec.driver.handing import POLL_S
+from rayrec.driver.policies import Blame, answer, to_replace
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_start import Crew
+from rayrec.driver.recovery import Recovery
+from rayrec.driver.run_log import RunLog
+from rayrec.errors import RayrecError
+from rayrec.train.told import Failure
+
+LEAVING_S = 0.05
+
+
+class Failing:
+    """The failures of one run.
+
+    Args:
+        recovery: the account of them.
+        log: gets tracebacks.
+        max_failures: how many the run recovers from; -1 for any number.
+    """
+
+    def __init__(self, recovery: Recovery, log: RunLog, max_failures: int) -> None:
+        self._recovery, self._log, self._max_failures = recovery, log, max_failures
+        self._cut_at: float | None = None
+
+    def recovers(self, blame: Blame, step: int, now: float, *, is_stopping: bool) -> Failure | None:
+        """Note a failure that the run recovers from, and what to tell of it; None where it ends.
+
+        Args:
+            step: global steps that the run had done.
+            now: seconds of a steady clock.
+            is_stopping: the run was asked to end anyway.
+        """
+        blame = self._at(blame, step)
+        if answer(blame, self._recovery.past, self._max_failures, is_stopping) == "fail":
+            return None
+        write_traceback(blame, self._log)
+        self._cut_at = None
+        return self._recovery.failed(blame, now)
+
+    def error(
+        self, blame: Blame, step: int, ranks: int, raised: Exception | None = None
+    ) -> Exception:
+        """The error that ends a run of so many ranks.
+
+        Args:
+            raised: the failure as it was raised in the driver, if it was.
+        """
+        past = self._recovery.past
+        if raised is not None and not past:
+            return raised
+        return ending(self._at(blame, step), ranks, past, self._log)
+
+    def not_replaced(self, error: RayrecError, ranks: int) -> RayrecError:
+        """The error that ends a run whose lost rank finds no place, or whose ranks never did."""
+        first = self._recovery.first_cause
+        if first is None:
+            return error
+        past = [old for old in self._recovery.past if old is not first]
+        return ending(first, ranks, past, self._log, f"it could not be replaced: {error}")
+
+    def _at(self, blame: Blame, step: int) -> Blame:
+        # ranks that had not begun again know of no step
+        return replace(blame, step=step) if self._recovery.under_way and not blame.step else blame
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody was asked yet to leave the world that failed last."""
+        return self._cut_at is None
+
+    def have_left(self, group: RankGroup, crew: Crew, now: float) -> bool:
+        """Have the survivors leave the world that failed; whether all have left.
+
+        Processes that do not leave it in time are ended.
+
+        Args:
+            now: seconds of a steady clock.
+        """
+        if self._cut_at is None:
+            self._cut_at = now
+            group.forget()
+        # again and again: a rank may have opened connections since
+        group.abort()
+        ranks = group.observe(POLL_S, LEAVING_S, events=False)
+        lost, waiting = to_replace(ranks, now - self._cut_at, self._recovery.past[-1])
+        if not waiting:
+            for rank in lost:
+                crew.dismiss(rank)
+        return not waiting

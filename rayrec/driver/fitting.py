@@ -1,0 +1,100 @@
+"""One training run of a driver: its checks, its folder, its start, its ranks, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rayrec.driver.config import RunConfig
+from rayrec.driver.display import Display
+from rayrec.driver.lives import Lives, fit_task
+from rayrec.driver.planning import Planning
+from rayrec.driver.prepared import Prepared
+from rayrec.driver.ranks import Ranks
+from rayrec.driver.result import Result, called, result_of
+from rayrec.driver.run_folder import held
+from rayrec.driver.run_log import RunLog
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.shape import check_pauses, check_recovery, check_shape, run_info
+from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
+from rayrec.driver.start import find_start
+from rayrec.errors import RunInterrupted
+from rayrec.layout import Topology
+from rayrec.report.profile_page import check_folder
+from rayrec.train.config import Dataset
+from rayrec.watch.event_log import with_event_log
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rayrec.train.own_loop import TrainLoop
+    from rayrec.train.tasks import Scorer
+
+
+def fit(
+    model: Callable[[], nn.Module],
+    data: Dataset,
+    held_out: Dataset | None,
+    run: RunConfig,
+    scaling: ScalingConfig,
+    scorer: Scorer | None,
+    loop: TrainLoop | None,
+    *,
+    planning: Planning,
+    ranks: Ranks,
+) -> Result:
+    """Train, save, and score `held_out`; see `rayrec.Driver`, which has the arguments.
+
+    Args:
+        planning: plans for the ranks that there are.
+        ranks: do what is planned.
+    Raises:
+        RayrecError, RunInterrupted: as `Driver.fit`.
+    """
+    check_values(data, run.tasks)
+    check_values(held_out, run.tasks)
+    check_recovery(run, scaling)
+    check_pauses(run, scaling)
+    check_shape(run, held_out, scorer, loop)
+    display = Display(run.progress)
+    log = RunLog(run.run_path, run.name)
+    # The folder is taken before its checkpoints are looked at, so that no other driver changes
+    # them in between.
+    with (
+        held(run.run_path, display.line) as folder,
+        called(with_event_log(run.callbacks, run.run_path), display) as hooks,
+    ):
+        if run.publish is not None:
+            run.publish.check_tables(table.name for table in planning.tables())
+        start = find_start(run, data, planning.tables, display.line)
+        steps = total_steps(run, data, start)
+        display.total_steps = steps
+        if run.profile is not None:
+            run.profile.check_steps(steps - start.step)
+            check_folder(run.profile.path)
+        points = run.failure.sync_every_n_steps
+        lives = Lives(run.run_path, start, display.line, points)
+
+        def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
+            plan = planning.plan(topology)
+            predicted = planning.predict(plan, topology)
+            display.line(plan.report())
+            info = run_info(run, plan, predicted, hosts, start, steps)
+            spec = train_spec(
+                run, model, plan, data=data, eval_data=held_out, steps=steps, start=start
+            )
+            return Prepared(fit_task(spec, scorer, loop), plan, predicted, info)
+
+        files = [*local_files(data), *local_files(held_out)]
+        try:
+            ran = ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
+        finally:
+            lives.end()
+        result = result_of(ran, display)
+        if result.hindsight is not None:
+            display.line(result.hindsight.report())
+    if hooks.error is not None:
+        raise hooks.error
+    if result.stopped and ran.signal_number is not None:
+        raise RunInterrupted(ran.signal_number, result)
+    return result

@@ -1,0 +1,61 @@
+"""The process of a rank: an actor of Ray at a place on the cluster, and its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
+from rayrec.driver.room import Place
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.train.seat import RankAddress
+
+
+def hire(scaling: ScalingConfig, place: Place) -> Any:
+    """The handle of a new actor at a place, which begins to import torch."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from actors.rank import RankActor
+
+    threads = str(max(1, math.floor(scaling.cpus_per_worker)))
+    bundle = scaling.bundle
+    extra = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+    options = ray.remote(RankActor).options(
+        num_cpus=bundle["CPU"],
+        num_gpus=bundle.get("GPU", 0),
+        resources=extra or None,
+        max_restarts=0,
+        max_task_retries=0,
+        # a poll must pass while another call waits
+        max_concurrency=4,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            place.group, placement_group_bundle_index=place.bundle
+        ),
+    )
+    # torch's profiler writes to stderr else
+    return options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"})
+
+
+def end_process(actor: Any, address: RankAddress | None) -> None:
+    """End the process of an actor, whatever it does."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    # Ray asks a worker to end before it kills it, and waits five seconds for a stopped one.
+    # While Ray still counts the actor, the number of its process is of no other process.
+    if address is not None and address.node_id == here and _is_ray_worker(address.pid):
+        with suppress(OSError):
+            os.kill(address.pid, signal.SIGKILL)
+    ray.kill(actor, no_restart=True)
+
+
+def _is_ray_worker(pid: int) -> bool:
+    """Whether a process of this machine is a worker of Ray."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"RAY_RAYLET_PID=" in file.read()
+    except OSError:
+        return False

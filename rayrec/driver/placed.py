@@ -1,0 +1,30 @@
+"""`Placed`: what a controller works with once the cluster has room for its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec.driver.changing import Changing
+from rayrec.driver.handing import Handing
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_start import Crew
+from rayrec.driver.seating import Seating
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """The ranks of a run, and those who see to them.
+
+    Attributes:
+        crew: the actors of the ranks.
+        group: the ranks, as one that does a task.
+        seating: gives ranks their places.
+        changing: changes of the number and the places of the ranks.
+        handing: has the ranks pass tables on at such a change.
+    """
+
+    crew: Crew
+    group: RankGroup
+    seating: Seating
+    changing: Changing
+    handing: Handing

@@ -1,0 +1,103 @@
+"""`Running`: the looks of a controller at ranks that do their task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rayrec.driver.handing import ANSWER_S, POLL_S, Judging
+from rayrec.driver.placed import Placed
+from rayrec.driver.policies import Blame, Observation
+from rayrec.driver.recovery import Recovery
+from rayrec.driver.standing import Standing
+from rayrec.driver.states import Turn
+from rayrec.driver.stopping import Stopping
+from rayrec.train.told import Began, Event
+
+
+class Running:
+    """Looks at the ranks of one run, and hands on what they tell.
+
+    Args:
+        stopping: whether the run was asked to end.
+        standing: follows where the ranks stand.
+        recovery: the account of failures.
+        judging: says what to make of a look.
+        on_event: gets every report and line.
+        resizes: the number of ranks may change on the way.
+    Attributes:
+        results: what the ranks returned, once they have ended their task.
+    """
+
+    def __init__(
+        self,
+        stopping: Stopping,
+        standing: Standing,
+        recovery: Recovery,
+        judging: Judging,
+        on_event: Callable[[Event], None],
+        *,
+        resizes: bool,
+    ) -> None:
+        self._stopping, self._standing, self._recovery = stopping, standing, recovery
+        self._judging, self._on_event, self._resizes = judging, on_event, resizes
+        self._shown = 0
+        self.results: tuple[Any, ...] = ()
+
+    def begin(self) -> None:
+        """Note that the ranks begin a task."""
+        self._shown = 0
+        self._judging.begin()
+
+    def look(self, placed: Placed) -> Turn | Blame:
+        """See how far the ranks are: how the state ends, or who failed."""
+        group = placed.group
+        self._stopping.ask(group)
+        ranks = group.observe(POLL_S, ANSWER_S)
+        self._tell(placed)
+        self._standing.see(ranks)
+        now = time.monotonic()
+        self._recovery.at_step(self._standing.step, now)
+        verdict = self._judging.of(ranks)
+        if verdict.action == "finish":
+            return self._finished(placed, ranks, now)
+        if verdict.failure is not None:
+            return verdict.failure
+        if self._resizes and not self._stopping.wanted:
+            self._look_ahead(placed, ranks, now)
+        return "stay"
+
+    def _finished(self, placed: Placed, ranks: Sequence[Observation], now: float) -> Turn:
+        """Keep what the ranks return: the run ends, or they have paused for a change."""
+        self.results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
+        first = self.results[0] if self._resizes else None
+        is_stopping = self._stopping.wanted
+        if first and placed.changing.have_paused(first, is_stopping=is_stopping):
+            placed.group.handed_over = first.handed_over
+            return "resize"
+        self._recovery.caught_up(now)
+        return "end"
+
+    def _look_ahead(self, placed: Placed, ranks: Sequence[Observation], now: float) -> None:
+        """Keep spares, and begin a change of the ranks where one is due."""
+        # what starts beside ranks that are on their way slows them
+        if self._standing.trains and not self._recovery.under_way:
+            placed.seating.stand_by(placed.group.task, now)
+        for told in placed.changing.look(placed.group, ranks, self._standing.step, now):
+            self._on_event(told)
+
+    def _tell(self, placed: Placed) -> None:
+        """Hand on what the ranks told since the last look."""
+        group = placed.group
+        news, self._shown = group.events[self._shown :], len(group.events)
+        for event in news:
+            if isinstance(event, Began):
+                now, lost = time.monotonic(), self._recovery.under_way
+                for told in self._recovery.began(event, now):
+                    self._on_event(told)
+                changed = placed.changing.began(event, group.world_size, now, lost=lost)
+                if changed is not None:
+                    self._on_event(changed)
+                self._standing.go_back(event.step)
+            self._on_event(event)
