@@ -30,6 +30,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("ray"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """See that pytest-xdist knows the group: it writes it behind the names of tests."""
+    ours = [item for item in session.items if Path(__file__).parent in item.path.parents]
+    if session.config.getoption("loadgroup", default=False) and ours:
+        if not ours[0].nodeid.endswith("@ray"):
+            raise pytest.UsageError(
+                f"pytest {pytest.__version__} hides groups of tests from pytest-xdist; install the "
+                "versions of pyproject.toml: pip install -e '.[dev]'"
+            )
+
+
 @pytest.fixture(scope="session")
 def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A home folder that Ray may write tokens to, with the variables that decide which cluster is
