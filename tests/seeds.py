@@ -2,7 +2,7 @@
 
 A test says `@pytest.mark.seeds(range(200))` and takes `seed`. A run gives it
 
-    (nothing)                     the first fifth of these seeds
+    (nothing)                     the first tenth of these seeds
     --seeds all                   all of them
     --seeds 1234567               this one, whatever the test names
     --worlds TEXT --seconds 480   new seeds that follow from TEXT, until the time is over
@@ -25,14 +25,14 @@ from collections.abc import Sequence
 
 import pytest
 
-FRACTION = 5
+FRACTION = 10
 FIRST_NEW, LAST_NEW = 1_000_000, 1_000_000_000
 ROUND_S = 8  # less than a core needs for one seed of all tests
 SEED_IN_ID = re.compile(r"\[(?:.*-)?seed(\d+)(?:-.*)?\]$")
 
 
 def fixed_part(seeds: Sequence[int]) -> Sequence[int]:
-    """The first fifth of the seeds, rounded up.
+    """The first tenth of the seeds, rounded up.
 
     They are neighbours, since many tests choose variants by the remainder of a seed.
     """
@@ -70,15 +70,15 @@ def repeat_command(nodeid: str) -> str | None:
 
 
 def _which_seeds(text: str) -> str:
-    if text not in ("fifth", "all") and not text.isdecimal():
-        raise pytest.UsageError(f"--seeds {text} is none of fifth, all and a number")
+    if text not in ("tenth", "all") and not text.isdecimal():
+        raise pytest.UsageError(f"--seeds {text} is none of tenth, all and a number")
     return text
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("random worlds")
-    seeds = "seeds of random worlds: fifth (of those that a test names; the default), all, a number"
-    group.addoption("--seeds", type=_which_seeds, default="fifth", help=seeds)
+    seeds = "seeds of random worlds: tenth (of those that a test names; the default), all, a number"
+    group.addoption("--seeds", type=_which_seeds, default="tenth", help=seeds)
     group.addoption("--worlds", metavar="TEXT", help="random worlds alone, of new seeds from TEXT")
     group.addoption("--seconds", type=float, default=60.0, help="how long --worlds goes on")
 

@@ -9,6 +9,6 @@ in one module per command or per kind of file.
 | case | what a mistake is, and what is wrong with how a command ended |
 | sound | good files and good command lines, which the mistakes spoil |
 | spoil | ways to spoil a file |
-| run, warm | how commands are started, bounded and looked at |
+| run | how commands are started, bounded and looked at |
 | report | the table by command |
 """

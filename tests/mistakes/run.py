@@ -7,7 +7,6 @@ own folder, and processes that outlive the command are told as left behind.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shlex
@@ -25,42 +24,12 @@ from typing import Any
 from tests.leftovers import processes_with
 from tests.mistakes.case import BOUND_S, Ending, Mistake
 from tests.mistakes.sound import COMMANDS, LINES
+from tests.warm import ROOT, Warm
 
-ROOT = Path(__file__).parents[2]
 MARK = "RAYREC_MISTAKE"
 ENDING_S = 10.0  # Ray's processes may take a moment to end after their driver
 OTHERS = ("torchinductor_", "ray/", "ray")  # what torch and Ray make for themselves and keep
 KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-
-
-class Warm:
-    """A warm interpreter that runs one command at a time."""
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mistakes.warm"],
-            cwd=ROOT,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n", "the warm interpreter did not start"
-
-    def run(self, request: dict[str, Any]) -> tuple[int | None, float]:
-        """Run one command; return its exit code, None after the bound, and its seconds."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        return answer["code"], answer["seconds"]
-
-    def close(self) -> None:
-        """End the interpreter."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10.0)
 
 
 class Runner:

@@ -33,12 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """See that pytest-xdist knows the group: it writes it behind the names of tests."""
     ours = [item for item in session.items if Path(__file__).parent in item.path.parents]
-    if session.config.getoption("loadgroup", default=False) and ours:
-        if not ours[0].nodeid.endswith("@ray"):
-            raise pytest.UsageError(
-                f"pytest {pytest.__version__} hides groups of tests from pytest-xdist; install the "
-                "versions of pyproject.toml: pip install -e '.[dev]'"
-            )
+    grouped = session.config.getoption("loadgroup", default=False)
+    if grouped and ours and not ours[0].nodeid.endswith("@ray"):
+        raise pytest.UsageError(
+            f"pytest {pytest.__version__} hides groups of tests from pytest-xdist; install the "
+            "versions of pyproject.toml: pip install -e '.[dev]'"
+        )
 
 
 @pytest.fixture(scope="session")

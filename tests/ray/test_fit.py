@@ -195,6 +195,7 @@ def test_only_the_newest_checkpoints_are_kept(clicks: SyntheticPaths, tmp_path: 
     ]
 
 
+@pytest.mark.slow
 def test_a_stop_saves_and_returns(clicks: SyntheticPaths, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()

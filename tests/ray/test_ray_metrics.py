@@ -68,6 +68,7 @@ class Kept(Callback):
         self.evaluations.append(evaluation)
 
 
+@pytest.mark.slow
 def test_prometheus_sees_every_number_of_a_run(clicks: SyntheticPaths, tmp_path: Path):
     kept = Kept()
     result: Result = worlds.driver(

@@ -69,6 +69,7 @@ def loop(context: LoopContext) -> dict[str, float]:
     return {"ranks": float(context.world_size)}
 
 
+@pytest.mark.slow
 def test_a_run_is_shaped_and_watched(clicks: SyntheticPaths, tmp_path: Path) -> None:
     heard = Heard()
     options: dict[str, Any] = {

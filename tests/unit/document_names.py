@@ -11,11 +11,9 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import io
 import keyword
 import os
 import re
-import tokenize
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -111,46 +109,82 @@ def names_of(page: str, text: str) -> list[Name]:
     return [Name(page, found) for found in re.findall(r"`([^`]+)`", "\n".join(lines))]
 
 
+class Code(NamedTuple):
+    """What the Python files of the repository hold, but those for this.
+
+    Attributes:
+        names: every name.
+        strings: every string constant that is no docstring.
+        members: class -> names of its methods, fields and attributes.
+        bases: class -> its bases, as they are written.
+    """
+
+    names: set[str]
+    strings: set[str]
+    members: dict[str, set[str]]
+    bases: dict[str, set[str]]
+
+
+@cache
+def code() -> Code:
+    """Read every file once: half a million nodes take seconds."""
+    found = Code(set(), set(), {}, {})
+    for top in FOLDERS:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if "document_names" not in path.name:
+                _gather(ast.parse(path.read_text()), found, ())
+    return found
+
+
+def _gather(node: ast.AST, found: Code, owners: tuple[set[str], ...]) -> None:
+    """Add a node and what is below it; `owners` are the members of the classes around it."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            found.strings.add(node.value)
+        return
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        own = (node.name,)
+    elif isinstance(node, ast.Name):
+        own = (node.id,)
+    else:
+        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        own = (node.attr,) if stored else ()  # type: ignore[attr-defined]
+    for inside in owners:
+        inside.update(own)
+    if isinstance(node, ast.ClassDef):
+        owners = (*owners, found.members.setdefault(node.name, set()))
+        bases = {ast.unparse(base) for base in node.bases}
+        found.bases.setdefault(node.name, set()).update(bases)
+    is_said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    for value in () if is_said else vars(node).values():
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, ast.AST):
+                _gather(part, found, owners)
+            elif isinstance(part, str):
+                found.names.update(part.split("."))
+
+
 @cache
 def known() -> frozenset[str]:
-    """Every name, and every string that is one word, of all Python files but those for this."""
-    words = set(keyword.kwlist) | set(dir(builtins)) | EXTERNAL
-    for path in _sources():
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            if token.type == tokenize.NAME:
-                words.add(token.string)
-        for text in _strings(path):
-            if re.fullmatch(r"[\w.-]+", text):
-                words.update(re.findall(r"\w+", text))
+    """Every name, and every word of a string without spaces."""
+    words = set(keyword.kwlist) | set(dir(builtins)) | EXTERNAL | code().names
+    for text in code().strings:
+        if re.fullmatch(r"[\w.-]+", text):
+            words.update(re.findall(r"\w+", text))
     return frozenset(words)
 
 
 @cache
 def options() -> frozenset[str]:
     """Every `--option` that a parser of the repository has, or that other programs take."""
-    texts = [text for path in _sources() for text in _strings(path)]
-    own = {text for text in texts if OPTION.fullmatch(text)}
+    own = {text for text in code().strings if OPTION.fullmatch(text)}
     return frozenset(own | {f"--no-{text[2:]}" for text in own} | EXTERNAL_OPTIONS)
 
 
 @cache
 def members() -> dict[str, frozenset[str]]:
     """Class -> its methods, fields and attributes, also those of its bases in the repository."""
-    found: dict[str, set[str]] = {}
-    bases: dict[str, set[str]] = {}
-    for path in _sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ClassDef):
-                continue
-            inside = found.setdefault(node.name, set())
-            bases.setdefault(node.name, set()).update(ast.unparse(base) for base in node.bases)
-            for part in ast.walk(node):
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    inside.add(part.name)
-                elif isinstance(part, ast.Name):
-                    inside.add(part.id)
-                elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
-                    inside.add(part.attr)
+    found, bases = code().members, code().bases
     for _ in range(4):  # deep enough for the bases of bases
         for name, above in bases.items():
             for base in above & found.keys():
@@ -204,28 +238,6 @@ def wrong(name: Name) -> list[str]:
     return errors
 
 
-@cache
-def _sources() -> tuple[Path, ...]:
-    paths = [path for top in FOLDERS for path in sorted((ROOT / top).rglob("*.py"))]
-    return tuple(path for path in paths if "document_names" not in path.name)
-
-
-@cache
-def _strings(path: Path) -> tuple[str, ...]:
-    """Every string constant of a file but its docstrings."""
-    tree = ast.parse(path.read_text())
-    said = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    return tuple(
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
-    )
-
-
 def _looks_like_a_path(text: str) -> bool:
     top, slash, _ = text.partition("/")
     return (bool(slash) and top in {*FOLDERS, "docs", ".ci"}) or text.rpartition(".")[2] in FILES
@@ -241,8 +253,7 @@ def _exists(path: str) -> bool:
 @cache
 def written() -> frozenset[str]:
     """Names of files that some program reads or writes, as the code spells them."""
-    texts = [text for path in _sources() for text in _strings(path)]
-    own = {text for text in texts if re.fullmatch(r"[\w/-]+\.\w+", text)}
+    own = {text for text in code().strings if re.fullmatch(r"[\w/-]+\.\w+", text)}
     return frozenset(own | EXTERNAL_FILES)
 
 

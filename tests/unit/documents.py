@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.warm import Warm
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
@@ -86,9 +88,34 @@ def execute(command: list[str], folder: Path, timeout_s: float) -> str:
     return done.stdout
 
 
-def run(code: str, folder: Path, timeout_s: float = 120) -> str:
-    """What a Python program prints."""
-    return execute([sys.executable, "-c", code], folder, timeout_s)
+def run(
+    program: str | Path, folder: Path, warm: Warm, *arguments: str, timeout_s: float = 120
+) -> str:
+    """What a Python program prints, of which torch was imported before; its failure is the test's.
+
+    Args:
+        program: its code, or its path.
+        folder: where it runs.
+    """
+    if isinstance(program, str):
+        (folder / "program.py").write_text(program)
+        program = folder / "program.py"
+    printed, errors = folder / "program.out", folder / "program.err"
+    request = {
+        "program": str(program),
+        "cwd": str(folder),
+        "argv": arguments,
+        "env": environment(folder),
+        "stdout": str(printed),
+        "stderr": str(errors),
+        "bound_s": timeout_s,
+        "file_bytes": None,
+    }
+    for path in (printed, errors):
+        path.touch()
+    code, _ = warm.run(request)
+    assert code == 0, f"{code}\n{printed.read_text()}\n{errors.read_text()}"
+    return printed.read_text()
 
 
 def walk(page: Path, folder: Path, timeout_s: float = 120) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from rayrec.data import FeatureSchema
 from rayrec.layout import ShardingPlan
 from tests.unit.documents import BLOCKS, ROOT, Block, environment, execute, run, walk
+from tests.warm import Warm
 
 ALONE = [block for block in BLOCKS if block.how == "tested" and block.language == "python"]
 OWN_MACHINE = [block for block in BLOCKS if block.how == "own machine"]
@@ -59,8 +60,8 @@ def test_commands_stand_in_blocks_that_are_known_as_such():
 
 
 @pytest.mark.parametrize("block", ALONE, ids=lambda block: block.name)
-def test_an_example_runs(block: Block, tmp_path: Path):
-    run(block.code, tmp_path)
+def test_an_example_runs(block: Block, tmp_path: Path, warm: Warm):
+    run(block.code, tmp_path, warm)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.documents import ROOT, execute
+from tests.unit.documents import ROOT, execute, run
+from tests.warm import Warm
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 MAX_LINES = 60
@@ -70,8 +71,8 @@ def test_a_resumed_run_ends_as_one_without_a_break(tmp_path: Path):
     assert number(text, "from its weights: auc") > number(text, "from nothing: auc") + 0.05
 
 
-def test_the_driver_trains_a_model_of_ones_own(tmp_path: Path):
-    text = printed("own_model.py", tmp_path)
+def test_the_driver_trains_a_model_of_ones_own(tmp_path: Path, warm: Warm):
+    text = run(ROOT / "examples" / "own_model.py", tmp_path, warm)
     assert 0.75 < number(text, "\nauc") < number(text, "of at most")
 
 

@@ -5,11 +5,14 @@ commands names what exists.
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import figures
-from tests.unit.documents import ROOT, run
+from tests.unit.documents import ROOT, execute, run
+from tests.warm import Warm
 
 README, PLANNER, COMMANDS = (
     (ROOT / name).read_text() for name in ("README.md", "docs/planner.md", "docs/commands.md")
@@ -21,17 +24,17 @@ def example(page: str, name: str) -> str:
     return re.findall(rf"<!-- tested: {name} -->\n```python\n(.*?)```", page, re.DOTALL)[0]
 
 
-def test_library_example_learns(tmp_path):
-    losses = [
-        float(line.split()[1]) for line in run(example(README, "library"), tmp_path).splitlines()
-    ]
+def test_library_example_learns(tmp_path: Path, warm: Warm):
+    printed = run(example(README, "library"), tmp_path, warm)
+    losses = [float(line.split()[1]) for line in printed.splitlines()]
     assert len(losses) == 5
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_planner_example_runs_without_torch_and_prints_a_plan(tmp_path):
+def test_planner_example_runs_without_torch_and_prints_a_plan(tmp_path: Path):
     blocked = "import sys; sys.modules.update(torch=None, numpy=None, ray=None)\n"
-    report = run(blocked + example(PLANNER, "planner"), tmp_path)
+    code = blocked + example(PLANNER, "planner")
+    report = execute([sys.executable, "-c", code], tmp_path, 60)
     shown = PLANNER.split("```python")[1].split("```")[2]
     for text in (report, shown):
         assert text.strip().startswith(

@@ -2,9 +2,9 @@
 it.
 
 Importing them takes four seconds of CPU time, a fork some milliseconds, so that hundreds of
-commands take minutes. A fork runs the module as `python -m` does, in a process and a session of its
-own, and leaves through the interpreter's own end. Requests come as JSON on standard input, one per
-line, and each gets an answer of one line.
+commands take minutes. A fork runs a module as `python -m` does, or a program by its path, in a
+process and a session of its own, and leaves through the interpreter's own end. Requests come as
+JSON on standard input, one per line, and each gets an answer of one line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import os
 import resource
 import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
 
 POLL_S = 0.02
 HEAVY = (
@@ -32,6 +36,41 @@ HEAVY = (
     "ray",
 )
 LOADED = ("rayrec.driver", "rayrec.train.tasks", "rayrec.driver.specs", "rayrec.models")
+
+
+class Warm:
+    """A warm interpreter that runs one command at a time."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm"],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n", "the warm interpreter did not start"
+
+    def run(self, request: dict[str, Any]) -> tuple[int | None, float]:
+        """Run one command; return its exit code, None after the bound, and its seconds.
+
+        Args:
+            request: argv, env, stdout and stderr (paths), bound_s, file_bytes (the largest file,
+                or None), and either the name of a module, or the path of a program with its cwd.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return answer["code"], answer["seconds"]
+
+    def close(self) -> None:
+        """End the interpreter."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10.0)
 
 
 def serve() -> dict[str, Any] | None:
@@ -72,7 +111,10 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # TMPDIR is another one now
-    sys.argv = ["", *request["argv"]]
+    sys.argv = [request.get("program", ""), *request["argv"]]
+    if "program" in request:
+        os.chdir(request["cwd"])
+        sys.path[0] = str(Path(request["program"]).parent)
     if request["file_bytes"] is not None:
         # Python would leave compiled modules cut short, which no later process can import
         sys.dont_write_bytecode = True
@@ -89,7 +131,10 @@ def main() -> None:
     request = serve()
     if request is not None:
         become(request)
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        if "program" in request:
+            runpy.run_path(request["program"], run_name="__main__")
+        else:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
