@@ -31,6 +31,7 @@ def calibrate_rank(rank: int, world_size: int, transport: Transport) -> str:
     ).to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [Transport.AUTO, Transport.PROCESS_GROUP])
 def test_ranks_agree_on_a_topology_that_makes_sense(ranks: RankPool, transport: Transport) -> None:
     first, second = ranks.run(2, calibrate_rank, transport)

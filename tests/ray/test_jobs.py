@@ -270,6 +270,7 @@ def test_smoke_passes_with_token_authentication(tmp_path: Path, mark: str) -> No
     expect_gone(mark)
 
 
+@pytest.mark.slow
 def test_a_dead_address_is_refused_within_seconds(private_home: Path) -> None:
     variables = {**os.environ, "HOME": str(private_home), "RAY_ADDRESS": "127.0.0.1:1"}
     done = subprocess.run(

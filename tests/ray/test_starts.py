@@ -68,6 +68,7 @@ def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> No
         on_ranks(act)
 
 
+@pytest.mark.slow
 def test_a_folder_or_a_file_that_a_rank_does_not_see_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"1234")
     (tmp_path / "token").touch()
