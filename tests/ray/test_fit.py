@@ -127,10 +127,7 @@ def test_number_of_ranks_does_not_change_the_result(
         assert together.metrics[score] == pytest.approx(alone.metrics[score], abs=SUM_ORDER)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "plan"),
-    [(1, "auto"), (3, "row_wise"), (2, "column_wise")],
-)
+@pytest.mark.parametrize(("ranks", "plan"), [(1, "auto"), (3, "row_wise"), (2, "column_wise")])
 @pytest.mark.slow
 def test_checkpoint_scores_the_same_on_other_ranks(
     clicks: SyntheticPaths, trained: Path, ranks: int, plan: str
