@@ -20,6 +20,8 @@ from tests.ray.heads import Head, node_with_own_disk, started_head
 from tests.ray.worlds import CLUSTER_CPUS
 
 
+# before pytest-xdist, which else comes first where this folder is what pytest is given
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs Ray, and one worker process of pytest-xdist runs all of it:
     there is one cluster.
