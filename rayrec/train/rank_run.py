@@ -26,7 +26,7 @@ from rayrec.train.scoring import first_of
 from rayrec.train.sync_points import open_points
 from rayrec.train.table_optimizers import optimizers_of
 from rayrec.train.told import Evaluation, Event, ProgressReport
-from rayrec.train.window import WindowSum, next_length
+from rayrec.train.window import WindowSum, even_length, next_length
 
 
 class RankRun(SavingRank):
@@ -156,13 +156,14 @@ class RankRun(SavingRank):
         return min(end for end in ends if end is not None)
 
     def _report_end(self) -> int:
-        """The step at which the next report is due.
+        """The step at which the next report is due; no window up to the next end is short.
 
         A window that ends early because of a stop is saved, and no checkpoint holds half-summed
         gradients, so windows end at multiples of `accumulate`.
         """
         group = self.spec.accumulate
-        return -(-(self.step + self._window_steps) // group) * group
+        steps = even_length(self._window_steps, self._next_end() - self.step)
+        return -(-(self.step + steps) // group) * group
 
     def _evaluate(self, should_stop: Callable[[], bool]) -> bool:
         """Score the evaluation data on the way; False when it was stopped amid them."""

@@ -1,8 +1,9 @@
 """A window of training: the steps since the last report, merged over ranks by one all_reduce.
 
 The same reduction carries the stop flag and the elapsed time, so every rank learns the same and
-takes the same number of steps in the next window: about `report_every_s` seconds of them. That
-bounds how long a stop takes, and costs one small collective per window.
+takes the same number of steps in the next window: about `report_every_s` seconds of them, and at
+most half as many again. That bounds how long a stop takes, and costs one small collective per
+window.
 """
 
 from __future__ import annotations
@@ -157,6 +158,23 @@ def next_length(steps: int, seconds: float, wanted_s: float) -> int:
     # at most doubled at a time, since the first steps are slow or lucky
     fitting = wanted_s / max(seconds / steps, 1e-6)
     return int(max(1, min(fitting, 2 * steps, MAX_STEPS)))
+
+
+def even_length(steps: int, left: int) -> int:
+    """Steps of the next window, so that the windows up to a given end are about equally long.
+
+    Without this, the last window before an end holds what the others left. The loss of a few rows
+    is mostly noise, and the last one is what a run tells as its training loss.
+
+    Args:
+        steps: what a window should have.
+        left: steps up to the end.
+    Returns:
+        at most `left`, and at most 1.5 times `steps`.
+    """
+    windows = max(1, round(left / steps))
+    # rounded up, and no further than half a window
+    return -(-left // windows)
 
 
 def gather_objects(value: Any, /) -> list[Any]:

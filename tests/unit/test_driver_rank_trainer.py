@@ -76,6 +76,14 @@ def test_reports_cover_every_row_once(spec: TrainSpec) -> None:
     assert all(r.loss > 0 and r.rows_per_s > 0 for r in reports)
 
 
+def test_the_last_window_is_not_what_the_others_left(spec: TrainSpec) -> None:
+    """Windows double at first: 8 steps are 1, 2, and 5, where 1, 2, 4 would leave one step."""
+    reports = list[ProgressReport]()
+    trainer = RankTrainer(replace(spec, steps=8, report_every_s=60.0))
+    trainer.run(on_event=lambda event: reports.append(event))
+    assert [r.step for r in reports] == [1, 3, 8] and trainer.loss == reports[-1].loss
+
+
 def test_a_stop_takes_effect_at_the_end_of_a_window_and_saves(
     spec: TrainSpec, tmp_path: Path
 ) -> None:
