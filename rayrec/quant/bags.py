@@ -54,6 +54,30 @@ class FeatureBags(NamedTuple):
         return np.diff(cuts).tolist()
 
 
+class OneEach(NamedTuple):
+    """Bags of one id each: of some number of rows, what most features of click data have.
+
+    Attributes:
+        lengths: the bytes of their lengths, by type.
+        offsets: (F B + 1,) int64, which nobody writes to.
+        ends: the bytes of the offsets.
+        limits: (F B,) the rows of the table that each id reads.
+    """
+
+    lengths: dict[torch.dtype, bytes]
+    offsets: Tensor
+    ends: bytes
+    limits: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: int, limits: NDArray[np.uint64]) -> OneEach:
+        """Those of so many rows, of features whose tables have `limits` rows."""
+        ends = np.arange(rows * len(limits) + 1, dtype=np.int64)
+        ones = torch.ones(rows * len(limits), dtype=torch.int64)
+        lengths = {kind: ones.to(kind).numpy().tobytes() for kind in _UNSIGNED}
+        return cls(lengths, torch.from_numpy(ends), ends.tobytes(), limits.repeat(rows))
+
+
 class BagReader:
     """Takes the bags of some features from batches.
 
@@ -70,7 +94,7 @@ class BagReader:
         self.keys = self._features = list(features)
         self._limits = np.array([rows for _, rows in tables], np.uint64)
         self._is_plain = len(set(self._features)) == len(self._features)
-        self._ones: dict[int, tuple[bytes, NDArray[np.uint64]]] = {}
+        self._ones: dict[int, OneEach] = {}
 
     def read(self, batch: KeyedJaggedTensor) -> FeatureBags:
         """The bags in the order of the features; without a copy where the batch has that order.
@@ -96,7 +120,7 @@ class BagReader:
                         f"no key {feature!r} in this KeyedJaggedTensor; it has {batch.keys()}."
                     )
             batch = batch.permute([index[feature] for feature in self._features])
-        ids, offsets, weights = batch.values(), batch.offsets(), None
+        ids, rows, weights = batch.values(), batch.stride(), None
         if not ids.is_cpu:
             raise ConfigError(
                 f"the batch is on {ids.device}, and packed tables are looked up on the CPU; move "
@@ -108,26 +132,58 @@ class BagReader:
             weights = weights.detach().float()
         if ids.dtype not in _UNSIGNED:
             ids = ids if ids.is_floating_point() else ids.long()
-        rows = batch.stride()
-        if check and not self._is_sound(ids, offsets, weights, rows):
+        # offsets that nobody will look at need no look here
+        is_known = not check and batch.offsets_or_none() is not None
+        one_each = None if is_known else self._one_each(batch, rows)
+        offsets = batch.offsets() if one_each is None else one_each.offsets
+        if check and not self._is_sound(ids, offsets, weights, rows, one_each):
             self._blame(batch)
         return FeatureBags(ids, offsets, weights, rows, len(self._features))
 
-    def _is_sound(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, rows: int) -> bool:
+    def _one_each(self, batch: KeyedJaggedTensor, rows: int) -> OneEach | None:
+        """What is known of the bags of a batch in which each holds one id; None of another batch.
+
+        Most features of click data have one id a row. To compare lengths with ones takes a fifth
+        of making offsets of them and looking at those.
+        """
+        bags = rows * len(self._limits)
+        if not bags or batch.values().shape != (bags,):
+            return None
+        known = self._ones.get(rows)
+        if known is None:
+            if len(self._ones) >= _MOST_KEPT:
+                self._ones.clear()
+            known = self._ones[rows] = OneEach.of(rows, self._limits)
+        given = batch.offsets_or_none()
+        if given is None:
+            lengths = batch.lengths()
+            is_one_each = known.lengths.get(lengths.dtype) == lengths.numpy().tobytes()
+        else:
+            ends: NDArray[Any] = given.numpy()
+            is_one_each = ends.astype(np.int64, copy=False).tobytes() == known.ends
+        return known if is_one_each else None
+
+    def _is_sound(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        rows: int,
+        one_each: OneEach | None,
+    ) -> bool:
         """Whether every id lies in its table, and offsets lead from 0 to the number of ids."""
         if ids.dtype not in _UNSIGNED or (weights is not None and weights.shape != ids.shape):
             return False
         values: NDArray[Any] = ids.numpy()
+        # seen as unsigned, a negative id is above every limit
+        unsigned = values.view(_UNSIGNED[ids.dtype])
+        if one_each is not None:
+            return np.count_nonzero(unsigned >= one_each.limits) == 0
         ends: NDArray[Any] = offsets.numpy()
         if len(ends) != rows * len(self._limits) + 1 or ends[0] != 0 or ends[-1] != len(values):
             return False
         if not rows:
             return True
-        unsigned = values.view(_UNSIGNED[ids.dtype])
-        if len(values) == len(ends) - 1:
-            one_each, limits = self._one_each(rows)
-            if ends.astype(np.int64, copy=False).tobytes() == one_each:
-                return np.count_nonzero(unsigned >= limits) == 0
         if rows > 1 and np.count_nonzero(ends[1:] < ends[:-1]):
             return False
         cuts = ends[::rows]
@@ -136,21 +192,7 @@ class BagReader:
         # a negative number of ids
         except ValueError:
             return False
-        # seen as unsigned, a negative id is above every limit
         return np.count_nonzero(unsigned >= limits) == 0
-
-    def _one_each(self, rows: int) -> tuple[bytes, NDArray[np.uint64]]:
-        """The int64 offsets of `rows` bags of one id per feature, and the limit of each id.
-
-        Kept, since most features of click data have one id a row.
-        """
-        known = self._ones.get(rows)
-        if known is None:
-            if len(self._ones) >= _MOST_KEPT:
-                self._ones.clear()
-            ends = np.arange(rows * len(self._limits) + 1, dtype=np.int64)
-            known = self._ones[rows] = ends.tobytes(), self._limits.repeat(rows)
-        return known
 
     def _blame(self, batch: KeyedJaggedTensor) -> None:
         """Say what is wrong with a batch in the order of the features.
