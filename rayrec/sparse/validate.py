@@ -100,6 +100,7 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
         source: where the batch came from (file, step), for messages.
     Raises:
         InputError: names key, row (bag), value and the number of bad ids of that key.
+        ShapeError: the ids have more than one dimension.
     Cost: one pass over the ids; one host sync.
     """
     start_check_ids(kjt, limits, source)()
@@ -119,6 +120,11 @@ def start_check_ids(
         raise InputError(
             f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be "
             "integers."
+        )
+    if kjt.values().dim() != 1:
+        raise ShapeError(
+            f"ids{f' in {source}' if source else ''} have shape {tuple(kjt.values().shape)}; give "
+            "one dimension, with values.reshape(-1)."
         )
     present = [index for index, size in enumerate(kjt.length_per_key()) if size]
     extremes = _start_extremes(kjt.values(), kjt.offset_per_key(), present)

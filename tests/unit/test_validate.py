@@ -49,6 +49,12 @@ def test_ids_must_be_integers():
         check_ids(batch([1.0, 2.0], [1, 1]), {"a": 10})
 
 
+def test_ids_must_have_one_dimension():
+    ids = KeyedJaggedTensor(["a"], torch.ones(2, 1, dtype=torch.int64), lengths=torch.ones(2).int())
+    with pytest.raises(ShapeError, match=r"shape \(2, 1\)"):
+        check_ids(ids, {"a": 10}, source="part-7")
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
