@@ -140,6 +140,7 @@ def one_world(rank: int, world_size: int, folder: Path, size: int | None) -> Any
         return whole_numbers(trainer)
 
 
+@pytest.mark.slow
 def test_two_groups_that_sync_in_every_step_are_one_world(ranks: RankPool, data: Path) -> None:
     one = ranks.run(2, one_world, data, None)[0]
     two = ranks.run(4, one_world, data, 2)[0]

@@ -106,6 +106,7 @@ def test_stacks_of_ranks_tell_a_mute_one(tmp_path: Path) -> None:
     assert "no answer in 3 s" in rank1
 
 
+@pytest.mark.slow
 def test_a_wait_for_ranks_can_be_interrupted() -> None:
     """A stopped rank would be waited for until the timeout of a minute."""
     calls = [0]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.stall import StallWatch
 
@@ -38,6 +40,7 @@ def standing_still(said: list[str], lines: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_progress_and_patience_keep_it_quiet(tmp_path: Path) -> None:
     said: list[str] = []
     log = RunLog(str(tmp_path), "a")

@@ -56,6 +56,7 @@ steps()
 """
 
 
+@pytest.mark.slow
 def test_freed_buffers_stay_in_the_heap_and_are_used_again() -> None:
     """Six times 64 and 7 MB, in another thread and in the main one."""
     thread, grown, main, size = run(HEAP + BUFFERS, "tuned")
