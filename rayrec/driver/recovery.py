@@ -72,7 +72,8 @@ class Recovery:
             Recovered(
                 step=began.step,
                 path=began.path,
-                failed_step=blame.step,
+                # the driver may have looked last before the step that the run goes on from
+                failed_step=max(blame.step, began.step),
                 rank=blame.rank,
                 host=blame.host,
                 cause=blame.cause,

@@ -46,7 +46,11 @@ def train(rank: int, world_size: int, folder: Path, share_tables: bool) -> Profi
     return trainer.profile
 
 
-@pytest.mark.parametrize("share_tables", [True, False], ids=["in-place", "exchanged"])
+@pytest.mark.parametrize(
+    "share_tables",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["in-place", "exchanged"],
+)
 def test_two_ranks_are_profiled_and_train_as_without(
     ranks: RankPool, tmp_path: Path, share_tables: bool
 ) -> None:

@@ -124,7 +124,9 @@ def grouped(rank: int, world_size: int, sync_every: int, folder: Path, out: Path
     return manifest.plan["world_size"]
 
 
-@pytest.mark.parametrize("sync_every", [1, 3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sync_every", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 def test_groups_of_ranks_are_saved_once_and_resume(
     ranks: RankPool, data: Path, tmp_path: Path, sync_every: int
 ) -> None:

@@ -110,7 +110,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+SLOW = ("small buckets", "copied gradients")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in OPTIONS],
+)
 def test_1_2_and_4_ranks_train_alike(ranks: RankPool, options: str) -> None:
     ((without, wanted),) = ranks.run(1, train, {})
     assert [sum(name.endswith("0.weight") for name in names) for names in without] == [

@@ -85,8 +85,9 @@ def test_a_killed_rank_is_replaced_and_the_tables_are_those_of_an_undisturbed_ru
     survivor, lost = pids(tmp_path, 0), pids(tmp_path, 1)
     assert survivor[0] == survivor[1] and lost[0] != lost[1]
     out = capfd.readouterr().out
-    assert "rank 1 on " in out and "at step 12; replaced in" in out
-    assert out.count("; went on from step 10") == 1
+    # the driver hears of a step when it looks next, and by then the rank may be gone
+    said = re.findall(r"rank 1 on .* at step (\d+); replaced in .*; went on from step (\d+)", out)
+    assert len(said) == 1 and int(said[0][1]) == 10 <= int(said[0][0]) <= 12, out
     steps = [report.step for report in result.reports]
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
     assert result.rows == result.reports[-1].rows == 6007, "an epoch, and no row counted twice"
@@ -472,8 +473,9 @@ def test_callbacks_and_the_log_of_events_hear_of_it(clicks: SyntheticPaths, tmp_
     callbacks = (Listener(), EventLog(tmp_path / "run"))
     result, _ = run(clicks, tmp_path, at(1, {0: 13}), callbacks=callbacks)
     failure, recovered = heard
-    assert (failure.rank, failure.step) == (1, 12) and "died" in failure.cause
-    assert (recovered.step, recovered.failed_step, recovered.replaced) == (10, 12, True)
+    assert failure.rank == 1 and failure.step <= 12 and "died" in failure.cause
+    assert (recovered.step, recovered.replaced) == (10, True)
+    assert 10 <= recovered.failed_step <= 12
     events = read_events(tmp_path / "run")
     assert [event.step for event in events.of("recovery")] == [10]
     assert [event.step for event in events.of("window")] == [r.step for r in result.reports]

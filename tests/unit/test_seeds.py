@@ -70,7 +70,7 @@ def test_a_run_takes_the_first_tenth_unless_told_otherwise(tmp_path: Path) -> No
     assert "is none of tenth, all and a number" in run(tmp_path, "--seeds", "some").stderr
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_new_worlds_come_seed_by_seed_and_a_failure_says_how_to_repeat_it(
     tmp_path: Path, processes: int
 ) -> None:
