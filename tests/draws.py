@@ -22,14 +22,14 @@ from rayrec.layout import (
     TableLayout,
     TablePlacement,
 )
-from rayrec.optim import SGD, SPARSE_OPTIMIZERS, SparseOptimizer
+from rayrec.optim import SGD, SPARSE_OPTIMIZERS, RMSprop, SparseOptimizer
 from tests.optim_reference import ReferenceTable
 from tests.simulation import batches_of, run_sharded, targets_of
 from tests.worlds import Reference, World, random_layout
 
 STEPS = 3
-# float32 sums in another order, divided by roots of small second moments (eps 1e-3 bounds the
-# factor)
+# float32 sums in another order, divided by roots of small second moments (the eps of `options_of`
+# bounds the factor)
 TOLERANCE = {"rtol": 3e-4, "atol": 3e-5}
 
 
@@ -41,7 +41,10 @@ def options_of(name: str, rng: random.Random) -> SparseOptimizer:
     }
     kind = SPARSE_OPTIMIZERS[name]
     if hasattr(kind, "eps"):
-        options["eps"] = 1e-3
+        # the root is about the gradient after one step of the others, and a tenth of it after one
+        # of RMSprop, which needs as much more beside it: gradients that cancel with the decay to
+        # 5e-4 had each rounding error multiplied by 100, in step after step
+        options["eps"] = 1e-2 if kind is RMSprop else 1e-3
     if hasattr(kind, "weight_decay_mode"):
         options["weight_decay_mode"] = rng.choice(["l2", "decoupled"])
     if hasattr(kind, "eta"):
