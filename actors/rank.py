@@ -10,6 +10,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import threading
@@ -58,8 +59,9 @@ class RankActor:
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
     def stand_by(self, task: Sequence[Any]) -> None:
-        """Import torch, and what a task names; see `start`."""
+        """Import torch, what a task names, and what training will import; see `start`."""
         self._fetch(task)
+        _import_late()
 
     def stacks(self) -> str:
         """Return the stacks of all threads of this process, as text."""
@@ -242,3 +244,12 @@ def _import_torch() -> None:
     # an error shows again, with its cause, when the task imports it
     with contextlib.suppress(Exception):
         import rayrec.train.loop  # noqa: F401
+
+
+def _import_late() -> None:
+    """Import what torch imports when a model or an optimizer is made.
+
+    It is most of what a rank does between its task and its first step, while other ranks wait.
+    """
+    with contextlib.suppress(Exception):
+        importlib.import_module("torch._dynamo")

@@ -22,6 +22,8 @@ from typing import Any
 START_S, TASK_S = 120.0, 120.0
 PRELOADED = [
     "pytest",
+    # a second of each rank that makes DDP or an optimizer of torch
+    "torch._dynamo",
     "rayrec.distributed",
     "rayrec.models",
     "rayrec.planner",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import multiprocessing as mp
 import os
 import random
@@ -69,6 +71,8 @@ def train_step(
 def live(rank: int, pipe: Connection) -> None:
     """A rank that trains until a peer is gone, and then tells when it knew."""
     torch.set_num_threads(1)
+    # it lives for a second, or hangs, and then its stack says where
+    faulthandler.dump_traceback_later(15)
     store = create_store("127.0.0.1") if rank == 0 else None
     if store is not None:
         pipe.send(store.port)
@@ -94,6 +98,8 @@ def nursery() -> None:
     """Fork ranks round by round, which is quicker than starting Python for each; prints the slowest
     survivor's seconds per round.
     """
+    # DDP imports it when it is made, which took each of 300 ranks longer than all else
+    importlib.import_module("torch._dynamo")
     context = mp.get_context("fork")
     rng = random.Random(0)
     for _ in range(ROUNDS):

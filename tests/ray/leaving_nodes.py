@@ -139,6 +139,23 @@ def wait_for(what: Callable[[], Any], seconds: float = 100.0) -> None:
         time.sleep(0.1)
 
 
+def changes(heard: Heard, result: Any) -> tuple[str, str]:
+    """What a run heard of nodes and did about it, in two lines."""
+    answers = [told.answer for told in heard.noticed]
+    return (
+        f"{answers} {[told.ranks for told in heard.changes]}",
+        f"{result.failures} failures, {result.resizes} resizes",
+    )
+
+
+def say(*lines: str) -> None:
+    """Print lines in one piece.
+
+    A thread of Ray prints, too, what became of a node that was taken away.
+    """
+    print("\n".join(lines), flush=True)
+
+
 def main(folder: Path) -> None:
     """Train undisturbed, leave a drained node, move to a new one, and be told in a fixed run."""
     import ray
@@ -171,10 +188,8 @@ def main(folder: Path) -> None:
         wait_for(lambda: len(heard.changes) == 2)
         slow.unlink()
         result = run.result(200)
-        print([told.answer for told in heard.noticed], [told.ranks for told in heard.changes])
-        print(f"{result.failures} failures, {result.resizes} resizes")
         worlds.compare(calm.checkpoint, result.checkpoint)
-        print("equal tables", flush=True)
+        say(*changes(heard, result), "equal tables")
 
         print("-- a notice of 100 s, an elastic run, and another node comes", flush=True)
         heard = Heard(8)
@@ -188,11 +203,9 @@ def main(folder: Path) -> None:
         wait_for(lambda: heard.noticed[-1].answer == "leave")
         slow.unlink()
         result = run.result(200)
-        print([told.answer for told in heard.noticed], [told.ranks for told in heard.changes])
-        print(f"{result.failures} failures, {result.resizes} resizes")
-        cluster.remove_node(added, allow_graceful=False)
         worlds.compare(calm.checkpoint, result.checkpoint)
-        print("equal tables", flush=True)
+        say(*changes(heard, result), "equal tables")
+        cluster.remove_node(added, allow_graceful=False)
 
         print("-- a notice of 15 s, a run of two ranks", flush=True)
         heard = Heard(8)
@@ -209,10 +222,12 @@ def main(folder: Path) -> None:
         result = run.result(200)
         extra = min(step for step in heard.saved if step % EVERY)
         (back,) = heard.recovered
-        print([told.answer for told in heard.noticed], f"{result.failures} failure")
-        print("went on from what was saved" if back.step >= extra else "LOST STEPS")
         worlds.compare(calm.checkpoint, result.checkpoint)
-        print("equal tables", flush=True)
+        say(
+            f"{[told.answer for told in heard.noticed]} {result.failures} failure",
+            "went on from what was saved" if back.step >= extra else "LOST STEPS",
+            "equal tables",
+        )
     ray.shutdown()
     cluster.shutdown()
 
