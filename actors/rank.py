@@ -249,7 +249,9 @@ def _import_torch() -> None:
 def _import_late() -> None:
     """Import what torch imports when a model or an optimizer is made.
 
-    It is most of what a rank does between its task and its first step, while other ranks wait.
+    Of a small model, it takes most of the time that a rank needs before its first step, while
+    other ranks wait.
     """
+    # see above for errors
     with contextlib.suppress(Exception):
         importlib.import_module("torch._dynamo")
