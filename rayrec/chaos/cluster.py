@@ -9,6 +9,7 @@ process of the user.
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -36,12 +37,15 @@ PORTS = (
     "--node-manager-port",
     "--object-manager-port",
 )
+# Linux gives connections the ports from 32768 on, and Ray's workers have some below 20000.
+LOWEST_PORT, HIGHEST_PORT = 20000, 32767
 # a lost node is noticed in some seconds, not in Ray's fourteen
 HEALTH = (
     '{"health_check_initial_delay_ms":0,"health_check_period_ms":1000,'
     '"health_check_timeout_ms":2000,"health_check_failure_threshold":3}'
 )
 START_S = 240.0
+STARTS = 3  # a port that was free can be taken before Ray has it
 RANK = b"ray::RankActor"
 
 
@@ -77,21 +81,27 @@ class PrivateCluster:
         Raises:
             RayrecError: Ray does not start; with its last line.
         """
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-            ports = {name: s.getsockname()[1] for name, s in zip(PORTS, sockets, strict=True)}
         words = ["--head", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
-        words += [f"{name}={port}" for name, port in ports.items()]
         if self.nodes > 1:
             words.append(f"--system-config={HEALTH}")
-        self._head = self._start("head", words)
+        deadline = time.monotonic() + START_S
+        for attempt in range(STARTS):
+            ports = head_ports()
+            options = [f"{name}={port}" for name, port in ports.items()]
+            try:
+                self._head = self._start("head", [*words, *options], deadline)
+                break
+            except RayrecError:
+                if attempt == STARTS - 1 or time.monotonic() > deadline:
+                    raise
         self.env["RAY_ADDRESS"] = f"127.0.0.1:{ports['--port']}"
         self.fill()
 
     def fill(self) -> None:
         """Start the second node where it is wanted and there is none."""
         if self.nodes > 1 and (self._other is None or self._other.poll() is not None):
-            self._other = self._start("node", [f"--address={self.env['RAY_ADDRESS']}"])
+            words = [f"--address={self.env['RAY_ADDRESS']}"]
+            self._other = self._start("node", words, time.monotonic() + START_S)
 
     def ranks(self) -> list[int]:
         """Processes of ranks that run, in the order of their start; frozen ones are left out."""
@@ -133,7 +143,7 @@ class PrivateCluster:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, words: list[str], deadline: float) -> subprocess.Popen[bytes]:
         cpus = f"{self._cpus:g}"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
         command += [f"--num-cpus={cpus}", f"--temp-dir={self.folder}/ray", "--disable-usage-stats"]
@@ -149,7 +159,6 @@ class PrivateCluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_S
         while b"Ray runtime started" not in log.read_bytes():
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
@@ -182,6 +191,24 @@ def private_cluster(job: Job, nodes: int) -> Iterator[PrivateCluster]:
                 yield cluster
             finally:
                 cluster.end()
+
+
+def head_ports() -> dict[str, int]:
+    """Every option of `ray start --head` that takes a port -> a port that nothing has now.
+
+    A port that the system itself finds free would be no better than these: it comes out of the
+    range from which every new connection of this machine takes one, until Ray has bound it.
+    """
+    numbers = iter(random.SystemRandom().sample(range(LOWEST_PORT, HIGHEST_PORT + 1), 1000))
+    ports = {}
+    with ExitStack() as stack:
+        for name in PORTS:
+            for number in numbers:
+                with suppress(OSError):  # something has it
+                    stack.enter_context(socket.create_server(("127.0.0.1", number)))
+                    ports[name] = number
+                    break
+    return ports
 
 
 def _parents() -> dict[int, int]:

@@ -11,39 +11,23 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from rayrec.chaos.cluster import head_ports
 from tests.leftovers import processes_with
 
 ROOT, BIN = Path(__file__).parents[2], Path(sys.executable).parent
-PORTS = (
-    *(
-        "--port",
-        "--dashboard-port",
-        "--dashboard-agent-listen-port",
-        "--dashboard-agent-grpc-port",
-        "--ray-client-server-port",
-    ),
-    *(
-        "--metrics-export-port",
-        "--runtime-env-agent-port",
-        "--node-manager-port",
-        "--object-manager-port",
-    ),
-)
-
 
 # a lost node is noticed after seconds, not after a quarter of a minute
 HEALTH = {
@@ -136,9 +120,7 @@ def started_head(
     }
     env["PATH"] = f"{BIN}:{env['PATH']}"  # jobs run `python` of the head's PATH
     env.pop("RAY_ADDRESS", None)
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
+    ports = head_ports()
     # Ray's sockets lie in its temporary folder, and their paths may not be long
     with tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True) as folder:
         words = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from rayrec.chaos import cluster
+from rayrec.chaos.cluster import head_ports
+from rayrec.chaos.job import Job
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.heads import ROOT
@@ -85,6 +89,31 @@ def test_a_job_that_hangs_or_fails_is_told_and_leaves_nothing(
     expect_nothing_left(mark, Path("/nowhere"))
 
 
+def test_a_port_that_is_taken_meanwhile_is_replaced(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first ports, something else has the one that drivers join."""
+    tries = []
+
+    def ports() -> dict[str, int]:
+        tries.append(head_ports())
+        return {**tries[0], "--port": taken.getsockname()[1]} if len(tries) == 1 else tries[-1]
+
+    monkeypatch.setattr(cluster, "head_ports", ports)
+    monkeypatch.setenv(*mark.split("="))
+    job = Job(words=("true",), folder=tmp_path, ranks=1, cpus=1.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with cluster.private_cluster(job, nodes=1) as started:
+            address = started.env["RAY_ADDRESS"]
+            code = "import ray; ray.init(); print('joined', len(ray.nodes()))"
+            done = subprocess.run(
+                [sys.executable, "-c", code], env=started.env, capture_output=True, text=True
+            )
+    assert "joined 1" in done.stdout, done.stderr
+    assert len(tries) == 2 and address == f"127.0.0.1:{tries[1]['--port']}"
+    expect_nothing_left(mark, Path("/nowhere"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process(
     clicks: SyntheticPaths, tmp_path: Path, mark: str, number: signal.Signals
@@ -99,8 +128,9 @@ def test_a_command_that_is_ended_leaves_no_process(
         text=True,
     )
     try:
-        assert process.stdout is not None
-        assert "without faults" in process.stdout.readline()
+        assert process.stdout is not None and process.stderr is not None
+        first = process.stdout.readline()
+        assert "without faults" in first, process.stderr.read()
         deadline = time.monotonic() + 120
         while not list((tmp_path / "runs").glob("calm/step-*")) and time.monotonic() < deadline:
             time.sleep(0.2)

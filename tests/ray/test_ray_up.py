@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -20,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from rayrec.chaos.cluster import head_ports
 from tests.leftovers import processes_with
-from tests.ray.heads import BIN, PORTS, ROOT
+from tests.ray.heads import BIN, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -82,9 +82,7 @@ def test_the_file_starts_a_cluster_that_grows_for_a_job(
 ) -> None:
     import yaml
 
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        ports = dict(zip(PORTS, (s.getsockname()[1] for s in sockets), strict=True))
+    ports = head_ports()
     # Ray's sockets lie in its temporary folder, and their paths may not be long
     with ExitStack() as stack:
         folder = Path(f"/tmp/rr-{uuid.uuid4().hex[:8]}")
