@@ -102,13 +102,14 @@ def test_a_port_that_is_taken_meanwhile_is_replaced(
     monkeypatch.setattr(cluster, "head_ports", ports)
     monkeypatch.setenv(*mark.split("="))
     job = Job(words=("true",), folder=tmp_path, ranks=1, cpus=1.0)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with cluster.private_cluster(job, nodes=1) as started:
-            address = started.env["RAY_ADDRESS"]
-            code = "import ray; ray.init(); print('joined', len(ray.nodes()))"
-            done = subprocess.run(
-                [sys.executable, "-c", code], env=started.env, capture_output=True, text=True
-            )
+    code = "import ray; ray.init(); print('joined', len(ray.nodes()))"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        cluster.private_cluster(job, nodes=1) as started,
+    ):
+        address = started.env["RAY_ADDRESS"]
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, env=started.env, capture_output=True, text=True, timeout=120)
     assert "joined 1" in done.stdout, done.stderr
     assert len(tries) == 2 and address == f"127.0.0.1:{tries[1]['--port']}"
     expect_nothing_left(mark, Path("/nowhere"))
