@@ -249,9 +249,9 @@ def _import_torch() -> None:
 def _import_late() -> None:
     """Import what torch imports when a model or an optimizer is made.
 
-    Of a small model, it takes most of the time that a rank needs before its first step, while
-    other ranks wait.
+    With a small model, this import takes most of the time that a rank needs before its first step,
+    while other ranks wait.
     """
-    # see above for errors
+    # an error shows again, with its cause, when torch imports it
     with contextlib.suppress(Exception):
         importlib.import_module("torch._dynamo")

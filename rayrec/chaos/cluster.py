@@ -198,17 +198,23 @@ def head_ports() -> dict[str, int]:
 
     A port that the system itself finds free would be no better than these: it comes out of the
     range from which every new connection of this machine takes one, until Ray has bound it.
+
+    Raises:
+        RayrecError: this machine has too few free ports.
     """
-    numbers = iter(random.SystemRandom().sample(range(LOWEST_PORT, HIGHEST_PORT + 1), 1000))
-    ports = {}
+    candidates = range(LOWEST_PORT, HIGHEST_PORT + 1)
+    ports: dict[str, int] = {}
     with ExitStack() as stack:
-        for name in PORTS:
-            for number in numbers:
-                with suppress(OSError):  # something has it
-                    stack.enter_context(socket.create_server(("127.0.0.1", number)))
-                    ports[name] = number
-                    break
-    return ports
+        for number in random.SystemRandom().sample(candidates, len(candidates)):
+            with suppress(OSError):  # something has it
+                stack.enter_context(socket.create_server(("127.0.0.1", number)))
+                ports[PORTS[len(ports)]] = number
+            if len(ports) == len(PORTS):
+                return ports
+    raise RayrecError(
+        f"127.0.0.1 has {len(ports)} free ports from {LOWEST_PORT} to {HIGHEST_PORT}, and Ray "
+        f"needs {len(PORTS)}; end what holds them."
+    )
 
 
 def _parents() -> dict[int, int]:

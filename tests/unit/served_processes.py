@@ -64,7 +64,8 @@ def wait_for(holds: Callable[[], object], seconds: float = 120.0) -> None:
 def free_ports(count: int) -> int:
     """The first of so many neighbouring ports that nobody has."""
     # Two tests beside each other begin at different places.
-    for first in random.SystemRandom().sample(range(21000, 32000, count), 1000 // count):
+    candidates = range(21000, 32000, count)
+    for first in random.SystemRandom().sample(candidates, len(candidates)):
         with ExitStack() as stack:
             try:
                 for port in range(first, first + count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from argparse import ArgumentTypeError
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.arguments import duration
+from rayrec.chaos import cluster
 from rayrec.chaos.account import Account, Blow, Run, account, table
 from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.job import read_job
@@ -17,7 +19,7 @@ from rayrec.chaos.report import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
 from rayrec.chaos.shaken import NewestStep
 from rayrec.cli.main import main
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, RayrecError
 from rayrec.watch.events import RunEvent
 
 KINDS = ("KILL", "STOP", "driver", "node")
@@ -204,3 +206,19 @@ def test_debug_behind_the_dashes_is_the_jobs(capsys: pytest.CaptureFixture[str])
     assert main(["chaos", "--", "no-such-command", "--debug"]) == 2
     error = capsys.readouterr().err
     assert "'no-such-command' is not found" in error.splitlines()[-1]
+
+
+def test_ports_of_a_head_are_free_and_none_that_connections_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = cluster.head_ports()
+    assert tuple(ports) == cluster.PORTS and len(set(ports.values())) == len(ports)
+    assert all(20000 <= number < 32768 for number in ports.values())
+    low = min(ports.values())
+    monkeypatch.setattr(cluster, "LOWEST_PORT", low)
+    monkeypatch.setattr(cluster, "HIGHEST_PORT", low + 2)
+    with socket.create_server(("127.0.0.1", low)):
+        with pytest.raises(RayrecError, match=rf"free ports from {low} to {low + 2}, .* needs 9"):
+            cluster.head_ports()
+        monkeypatch.setattr(cluster, "PORTS", ("--port",))
+        assert all(low < cluster.head_ports()["--port"] <= low + 2 for _ in range(10))
