@@ -19,6 +19,7 @@ from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import Dataset
 from rayrec.train.dense import check_dense_optimizer
 from rayrec.train.place import check_same_place, meaning_of_place
+from rayrec.train.table_optimizers import optimizers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,8 @@ def _check_model(
     """Compare tables and, where optimizer state is wanted, optimizers."""
     optimizers: dict[str, Any] = {}
     if with_state:
-        optimizers = {table.name: {"name": run.sparse_optimizer.name} for table in tables}
+        said = optimizers_of(run, tables)
+        own = said if isinstance(said, dict) else {table.name: said for table in tables}
+        optimizers = {table: {"name": optimizer.name} for table, optimizer in own.items()}
         check_dense_optimizer(manifest.extras, run.dense_optimizer.name, path)
     check_tables(manifest, tables, optimizers, path)

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.spec.optimizers import SparseOptimizer
-from rayrec.train.config import TrainSpec
+from rayrec.train.config import RunOptions
 
 
 def optimizers_of(
-    spec: TrainSpec, tables: Sequence[BaseEmbeddingConfig]
+    run: RunOptions, tables: Sequence[BaseEmbeddingConfig]
 ) -> SparseOptimizer | dict[str, SparseOptimizer]:
     """The optimizer of all tables, or one per table where some have their own.
 
     Raises:
         ConfigError: an optimizer is given for a table that the model does not have.
     """
-    own = spec.own_optimizers
+    own = run.own_optimizers
     if not own:
-        return spec.tables_optimizer
+        return run.tables_optimizer
     names = {table.name for table in tables}
     unknown = sorted(set(own) - names)
     if unknown:
@@ -28,4 +28,4 @@ def optimizers_of(
             f"table_optimizers names the table {unknown[0]!r}; the model's tables are "
             f"{', '.join(sorted(names))}."
         )
-    return {name: own.get(name, spec.tables_optimizer) for name in names}
+    return {name: own.get(name, run.tables_optimizer) for name in names}

@@ -316,6 +316,21 @@ def test_optimizers_train_are_saved_and_resume_with_their_options(
     assert any(not tables_of(plain)[name].equals(t) for name, t in tables_of(wanted).items())
 
 
+def test_a_run_whose_tables_have_their_own_optimizers_resumes(
+    clicks: SyntheticPaths, tmp_path: Path
+) -> None:
+    own = {"table_optimizers": {"t_cat_0": OptimizerConfig(name="sgd", lr=0.3)}}
+    wanted = tables_of(driver(clicks, tmp_path / "whole", steps=6, **own).fit().checkpoint or "")
+    cut = Path(driver(clicks, tmp_path / "cut", steps=4, **own).fit().checkpoint or "")
+    for said in ("auto", "latest", "run/" + cut.name):
+        folder = Path(shutil.copytree(cut.parent, tmp_path / said[:4] / "run")).parent
+        start = str(folder / said) if "/" in said else said
+        again = driver(clicks, folder, steps=6, resume_from=start, **own).fit()
+        assert tables_of(again.checkpoint or "") == wanted
+    with pytest.raises(CheckpointError, match=r"'t_cat_0' .*'sgd', 'rowwise_adagrad' is wanted"):
+        driver(clicks, tmp_path / "cut", steps=6, resume_from="latest").fit()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
