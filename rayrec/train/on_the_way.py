@@ -24,7 +24,7 @@ class OnTheWay:
     """
 
     def __init__(self, spec: TrainSpec) -> None:
-        self._config = spec.evaluation
+        self._config, self._steps = spec.evaluation, spec.steps
         self.best, self.early = Best(), ""
         self.last: Evaluation | None = None
         self._seconds = 0.0
@@ -42,15 +42,28 @@ class OnTheWay:
     def missed(self, step: int) -> bool:
         """Whether a run was stopped where an evaluation was due, before it was made."""
         config = self._config
-        if config is None or config.every_n_steps is None or not step:
+        if config is None or not step or self.best.scored == step:
             return False
-        return step % config.every_n_steps == 0 and self.best.scored != step
+        every = config.every_n_steps
+        return self._is_last(step) or (every is not None and step % every == 0)
+
+    def _is_last(self, step: int) -> bool:
+        """Whether the evaluation after training is one to compare with those before it.
+
+        It is made before the last checkpoint, which then tells of it and may hold the best model.
+        A sample is not compared with all rows.
+        """
+        config = self._config
+        compares = config is not None and config.score is not None and config.rows is None
+        return compares and step == self._steps
 
     def due(self, step: int, seconds: float) -> bool:
         """Whether one is due at the end of a window that took so many seconds."""
         config = self._config
         if config is None:
             return False
+        if self._is_last(step):
+            return True
         if config.every_n_steps is not None:
             return step % config.every_n_steps == 0
         self._seconds += seconds
@@ -80,7 +93,8 @@ class OnTheWay:
                 )
             self.best = self.best.after(step, scores[config.score], config)
             better = self.best.step == step
-        self._look_at_patience()
+        if step != self._steps:
+            self._look_at_patience()
         self.last = Evaluation(
             step=step, scores=scores, rows=_rows(scores), seconds=seconds, best=better
         )

@@ -48,7 +48,8 @@ class EvaluationConfig:
         every_s: score when so many seconds of training have gone by since the last time, at the end
             of a window. The moment depends on the machine, so early stopping needs every_n_steps.
         rows: score a fixed random sample of so many rows, rounded up to whole batches; None scores
-            all. The evaluation after training is of all rows in any case.
+            all. The evaluation after training is of all rows in any case; it is compared with those
+            before it where they are, too.
         score: the name of the score by which evaluations are compared: "auc", or "click/auc" of a
             task. `keep_best` and `early_stopping` need it.
         mode: whether a larger or a smaller score is better; None knows it from the usual names.

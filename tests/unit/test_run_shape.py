@@ -179,6 +179,22 @@ def test_the_best_checkpoint_is_kept(data: Path, tmp_path: Path) -> None:
     assert best in [e.step for e in events if isinstance(e, Saved) and e.best]
 
 
+def test_the_last_model_is_kept_as_the_best_where_it_is(data: Path, tmp_path: Path) -> None:
+    """13 steps are no multiple of 3: the evaluation after training is the only one of step 13."""
+    spec = replace(
+        evaluated(data, score="click/ne", keep_best=True),
+        run_path=str(tmp_path),
+        checkpoint=CheckpointConfig(every_n_steps=1, num_to_keep=1),
+    )
+    events, _, trainer = run(spec)
+    scored = {e.step: e.scores for e in events if isinstance(e, Evaluation)}
+    assert list(scored) == [3, 6, 9, 12, 13]
+    assert trainer.best.step == 13 and trainer.best.value == scored[13]["click/ne"]
+    assert trainer.final_scores(lambda: False, lambda: None) == scored[13]
+    (step,) = CheckpointManager(str(tmp_path)).steps()
+    assert step == 13 and [e.step for e in events if isinstance(e, Saved) and e.best][-1] == 13
+
+
 def test_early_stopping_ends_a_run_and_one_that_resumes_it(data: Path, tmp_path: Path) -> None:
     still = OptimizerConfig(name="sgd", lr=0.0)
     spec = replace(
