@@ -1,4 +1,4 @@
-"""`PackedTables`: the packed rows of all tables in one stretch of bytes, in memory or mapped.
+"""`PackedTables`: the packed rows of all tables in one stretch of bytes.
 
 FBGEMM's lookup takes the rows of all tables as one tensor of bytes and the place of each table in
 it. It derives the number of rows of a table from where the next one begins, so tables lie in the
@@ -58,7 +58,7 @@ class PackedTables:
 
     Attributes:
         tables: ascending by `start`.
-        data: (bytes,) uint8 on the CPU; may be a read-only mapping.
+        data: (bytes,) uint8 on the CPU; may be read-only.
     """
 
     tables: tuple[PackedTable, ...]

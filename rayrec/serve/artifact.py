@@ -7,18 +7,17 @@
     compiled.pt2                 the dense part as machine code, where that was asked for
     tables/0000-user.arrow       packed rows of table "user": one column, one record batch
 
-Every byte is checked when it is opened: by then all files are in memory, where the lookups read the
-tables in place.
+All files are read when it is opened, each byte once: what was checked is what is kept in memory.
+The folder is not looked at afterwards, so that whoever writes to it changes nothing that is served.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import cast
@@ -29,9 +28,16 @@ from torch import Tensor
 from rayrec.checks import absolute_path, is_uri
 from rayrec.errors import ArtifactError, ConfigError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.quant import PackedTables, QuantEmbeddingBagCollection, QuantEmbeddingCollection
+from rayrec.quant import (
+    PackedTable,
+    PackedTables,
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+)
+from rayrec.quant.tables import laid_out
 from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, StoredFile
-from rayrec.serve.mapping import map_files, populate, read_ahead
+from rayrec.serve.memory import TableMemory, populate, read_ahead
+from rayrec.serve.stored import read_stored, read_table
 from rayrec.storage import one_line
 
 DENSE, PROGRAM, COMPILED, SCHEMA = "dense.pt", "dense.pt2", "compiled.pt2", "schema.json"
@@ -40,19 +46,27 @@ _AGAIN = "Copy it again, or export the checkpoint again."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Artifact:
-    """An opened artifact.
+    """An opened artifact; one that is pickled shares its tables with the other process.
 
     Attributes:
-        folder: where it lies.
+        folder: where it lay.
         manifest: what it says of itself.
-        packed: the tables, mapped read-only.
+        packed: the tables, read-only.
         schema: which columns are what; None where the model was exported without.
+        content: the bytes of every other file, by its path in the folder.
+        memory: that holds the tables; None where somebody else's does.
     """
 
     folder: Path
     manifest: Manifest
     packed: PackedTables
     schema: FeatureSchema | None
+    content: Mapping[str, bytes]
+    memory: TableMemory | None
+
+    def __reduce__(self) -> tuple[Callable[..., Artifact], tuple[object, ...]]:
+        assert self.memory is not None, "tables of somebody else's are not sent"
+        return _held, (self.folder, self.manifest, self.packed.tables, self.content, self.memory)
 
     def collections(self) -> dict[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]:
         """The collections of the model, by their names in it."""
@@ -75,54 +89,73 @@ class Artifact:
         Raises:
             ArtifactError: the file cannot be loaded.
         """
-        path = self.folder / self.manifest.dense.path
-        try:
-            content = torch.load(
-                io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True
-            )
-            return cast("dict[str, Tensor]", content)
-        except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-            raise ArtifactError(f"{path} cannot be loaded: {one_line(error)}. {_AGAIN}") from error
+        path = self.manifest.dense.path
+        return loaded_dense(self.content[path], str(self.folder / path))
+
+
+def loaded_dense(content: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors of a dense.pt.
+
+    Raises:
+        ArtifactError: it cannot be loaded.
+    """
+    try:
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
+        raise ArtifactError(f"{where} cannot be loaded: {one_line(error)}. {_AGAIN}") from error
+    return cast("dict[str, Tensor]", loaded)
 
 
 def open_artifact(
-    path: str | os.PathLike[str], *, verify: bool = True, fill: bool = True, name: str = MANIFEST
+    path: str | os.PathLike[str], *, verify: bool = True, name: str = MANIFEST
 ) -> Artifact:
-    """Open the artifact in a local folder.
+    """Read the artifact in a local folder into memory.
 
     Args:
         verify: compare the sha256 of every file with that of the manifest.
-        fill: have all pages of the tables in memory before this returns.
         name: of the manifest; another one while an export is not complete.
     Raises:
         ConfigError: the path is no local one.
-        ArtifactError: there is no artifact, of this version; or a file is missing or damaged.
+        ArtifactError: there is no artifact, of this version; or a file is missing or damaged; or
+            the memory does not hold the tables.
     """
     folder = local_folder("the artifact", path)
-    manifest = read_manifest(folder, name)
+    return read_artifact(folder, read_manifest(folder, name), verify=verify)
+
+
+def read_artifact(folder: Path, manifest: Manifest, *, verify: bool = True) -> Artifact:
+    """As `open_artifact`, by a manifest that was read before."""
     for file in manifest.files():
         _check_size(folder, file)
-    tables = manifest.tables
+    tables, num_bytes = laid_out([table.packed for table in manifest.tables])
     try:
-        data, starts = map_files([folder / table.file.path for table in tables])
+        memory = TableMemory(num_bytes)
+
+        def table(number: int) -> None:
+            def put(piece: memoryview, place: int) -> None:
+                memory.write(piece, tables[number].start + place)
+
+            read_table(folder, manifest.tables[number], put, verify=verify)
+
+        # one thread more, which waits for the disk
+        with ThreadPoolExecutor((os.cpu_count() or 1) + 1, thread_name_prefix="read") as pool:
+            pool.submit(read_ahead, [folder / file.path for file in manifest.files()])
+            waited = [pool.submit(table, number) for number in range(len(tables))]
+            content = {
+                f.path: read_stored(folder, f, verify=verify) for f in manifest.other_files()
+            }
+            for one in waited:
+                one.result()
+        return _held(folder, manifest, tables, content, memory)
     except OSError as error:
-        raise ArtifactError(f"{folder}: {one_line(error)}. {_AGAIN}") from error
-    if verify:
-        _verify(folder, manifest, data, starts)
-    if fill:
-        populate(data)
-    placed = [
-        replace(table.packed, start=start + table.offset)
-        for table, start in zip(tables, starts, strict=True)
-    ]
-    schema = None
-    if manifest.schema is not None:
-        schema = FeatureSchema.load(folder / manifest.schema.path)
-    return Artifact(folder, manifest, PackedTables(tuple(placed), data), schema)
+        raise ArtifactError(
+            f"the {num_bytes / 1e9:.1f} GB of tables of {folder} do not go into memory: "
+            f"{one_line(error)}. Take a machine with more, or narrower types (--dtype)."
+        ) from error
 
 
 def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
-    """The absolute path of a folder whose files are to be mapped.
+    """The absolute path of a folder on a local disk.
 
     Raises:
         ConfigError: the path is empty, or a URI.
@@ -130,7 +163,7 @@ def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
     whole = absolute_path(what, path)
     if is_uri(whole):
         raise ConfigError(
-            f"{what} {whole} is on another file system; tables are mapped from a local disk. Name "
+            f"{what} {whole} is on another file system; tables are read from a local disk. Name "
             "a local folder, and copy it from or to the other one."
         )
     return Path(whole)
@@ -167,25 +200,18 @@ def _check_size(folder: Path, file: StoredFile) -> None:
         )
 
 
-def _verify(folder: Path, manifest: Manifest, data: Tensor, starts: list[int]) -> None:
-    """Compare the hash of every file with the manifest's, on all cores, as they are read."""
-    mapped = data.numpy().data
-    places = {
-        table.file.path: mapped[start : start + table.file.bytes]
-        for table, start in zip(manifest.tables, starts, strict=True)
-    }
-
-    def check(file: StoredFile) -> None:
-        content: Mapping[str, memoryview] = places
-        view = content[file.path] if file.path in content else (folder / file.path).read_bytes()
-        if hashlib.sha256(view).hexdigest() != file.sha256:
-            raise ArtifactError(
-                f"{folder}/{file.path} is damaged: its sha256 is not the manifest's. {_AGAIN}"
-            )
-
-    files = manifest.files()
-    # one thread more, which waits for the disk
-    with ThreadPoolExecutor((os.cpu_count() or 1) + 1, thread_name_prefix="verify") as pool:
-        pool.submit(read_ahead, [folder / file.path for file in files])
-        for _ in pool.map(check, files):
-            pass
+def _held(
+    folder: Path,
+    manifest: Manifest,
+    tables: tuple[PackedTable, ...],
+    content: Mapping[str, bytes],
+    memory: TableMemory,
+) -> Artifact:
+    """The artifact whose tables a memory holds, of this process or of the one that sent it."""
+    schema, stored = None, manifest.schema
+    if stored is not None:
+        text = content[stored.path].decode(errors="replace")
+        schema = FeatureSchema.from_json(text, str(folder / stored.path))
+    packed = PackedTables(tables, memory.sealed())
+    populate(packed.data)
+    return Artifact(folder, manifest, packed, schema, content, memory)

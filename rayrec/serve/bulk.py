@@ -2,7 +2,7 @@
 
 Every file of scores is one unit of work: some chunks of the data (row groups, record batches). The
 units follow from the data alone, and every unit is scored by one thread, so the files hold the same
-scores for any number of workers. Workers are processes that map the same tables.
+scores for any number of workers. Workers are processes that share the memory of the tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rayrec.data.scored_files import WholeFolder
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError
 from rayrec.machine.signals import Signals, hold_signals
-from rayrec.serve.artifact import local_folder, read_manifest
+from rayrec.serve.artifact import Artifact, local_folder, open_artifact, read_manifest
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.rows_of_files import Unit, score_unit, units_of
 from rayrec.serve.workers import Workers
@@ -71,7 +71,8 @@ def predict_files(
     data = data.without_labels()
     folder = scored_folder(out, data, columns, manifest.outputs)
     check_statistics(data, binary_labels=False)
-    predictor = Predictor.load(artifact, model=model)
+    opened = open_artifact(artifact)
+    predictor = Predictor(opened, model)
     _check_same_features(predictor, data)
     units = units_of(data)
     with hold_signals() as signals, _written(folder) as hidden:
@@ -81,8 +82,7 @@ def predict_files(
         if count == 1:
             rows = _alone(predictor, data, named, folder, batch_size, signals)
         else:
-            del predictor  # the workers map the same pages
-            job = _Score(os.fspath(artifact), data, folder, batch_size, model)
+            job = _Score(opened, data, folder, batch_size, model)
             with Workers(job, count) as processes:
                 rows = sum(processes.run(named, signals.check))
     assert rows == data.num_rows, "the files were counted when the data set was made"
@@ -93,16 +93,16 @@ def predict_files(
 class _Score:
     """The work of a worker: units to files of scores."""
 
-    artifact: str
+    artifact: Artifact
     data: FileDataset
     folder: ScoredFolder
     batch_size: int
     model: Callable[[], nn.Module] | None
 
     def start(self) -> Callable[[Named], int]:
-        """Load the predictor, whose files the starter has checked."""
+        """Make the predictor of the artifact that the starter has opened."""
         torch.set_num_threads(1)
-        predictor = Predictor.load(self.artifact, verify=False, model=self.model)
+        predictor = Predictor(self.artifact, self.model)
 
         def score(named: Named) -> int:
             return score_unit(predictor, self.data, *named, self.folder, self.batch_size)

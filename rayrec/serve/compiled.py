@@ -10,6 +10,7 @@ C++ compiler is needed at the export alone.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,7 +102,9 @@ def compile_program(program: Path, out: Path) -> None:
         with fresh_cache(), config.patch(settings):
             loaded = torch.export.load(program)
             aoti_compile_and_package(loaded, package_path=str(out))
-        trouble = _difference(loaded.module(), load_compiled(out), loaded.example_inputs[0])
+        trouble = _difference(
+            loaded.module(), load_compiled(out.read_bytes(), out), loaded.example_inputs[0]
+        )
     # Inductor has no error class of its own for what it does not know how to compile.
     except Exception as error:
         out.unlink(missing_ok=True)
@@ -127,8 +130,12 @@ def _difference(program: Program, compiled: Program, example: Sequence[Tensor]) 
     return ""
 
 
-def load_compiled(path: Path) -> Program:
+def load_compiled(content: bytes, where: Path) -> Program:
     """Load what `compile_program` wrote, on a machine that it fits.
+
+    Args:
+        content: of the file.
+        where: it lay.
 
     Raises:
         ArtifactError: it cannot be loaded.
@@ -136,10 +143,10 @@ def load_compiled(path: Path) -> Program:
     from torch._inductor import aoti_load_package
 
     try:
-        package = aoti_load_package(str(path))
+        package = aoti_load_package(io.BytesIO(content))
     except (RuntimeError, OSError, ValueError) as error:
         raise ArtifactError(
-            f"{path} cannot be loaded: {one_line(error)}. Export the checkpoint again, on this "
+            f"{where} cannot be loaded: {one_line(error)}. Export the checkpoint again, on this "
             "machine, or without compiling."
         ) from error
 

@@ -88,7 +88,7 @@ class Manifest:
     Attributes:
         step: of the checkpoint that it was exported from.
         source: path of that checkpoint.
-        tables: in the order in which they are mapped.
+        tables: in the order in which they lie in memory.
         collections: of the model, in its order.
         outputs: name and kind ("binary", "multiclass", "regression") of every output; one output of
             a model without tasks is called "".
@@ -117,9 +117,13 @@ class Manifest:
 
     def files(self) -> list[StoredFile]:
         """Every file but the manifest."""
+        return [table.file for table in self.tables] + self.other_files()
+
+    def other_files(self) -> list[StoredFile]:
+        """Every file but the manifest and those of the tables."""
         compiled = None if self.compiled is None else self.compiled[0]
         others = [self.dense, self.program, compiled, self.schema]
-        return [table.file for table in self.tables] + [one for one in others if one is not None]
+        return [one for one in others if one is not None]
 
     def sealed(self) -> Manifest:
         """The same manifest with its sha256."""

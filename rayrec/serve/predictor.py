@@ -3,8 +3,8 @@
     predictor = Predictor.load("served/clicks")
     predictor.predict([{"user": 7, "item": 12, "age": 0.3}])
 
-The tables are mapped read-only, so any number of predictors of a host share one copy. The calls may
-come from several threads.
+The artifact is read into memory once, and its folder is not looked at again. Processes that are
+forked share the memory of the tables. The calls may come from several threads.
 
     # B rows, I dense columns, N candidates
 """
@@ -72,7 +72,6 @@ class Predictor:
         path: str | os.PathLike[str],
         *,
         verify: bool = True,
-        fill: bool = True,
         model: Callable[[], nn.Module] | None = None,
     ) -> Predictor:
         """Open an artifact; the predictor is ready when this returns.
@@ -80,14 +79,13 @@ class Predictor:
         Args:
             path: local folder that `rayrec export` wrote.
             verify: compare the sha256 of every file with that of the manifest.
-            fill: have all pages of the tables in memory first, so that no request waits for them.
             model: builds the training module of a model of the user's code; without it such a model
                 is served by its exported program.
         Raises:
             ConfigError: the path is no local one.
             ArtifactError: there is no artifact of this version; or a file is missing or damaged.
         """
-        return cls(open_artifact(path, verify=verify, fill=fill), model)
+        return cls(open_artifact(path, verify=verify), model)
 
     @staticmethod
     def follow(

@@ -7,6 +7,7 @@ The collections are left out: their pooled rows are inputs, so that the tables s
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -105,16 +106,20 @@ def export_program(
     return ""
 
 
-def load_program(path: Path) -> Program:
+def load_program(content: bytes, where: Path) -> Program:
     """Load an exported dense part.
+
+    Args:
+        content: of the file that `export_program` wrote.
+        where: it lay.
 
     Raises:
         ArtifactError: this torch cannot load it.
     """
     try:
-        return cast("Program", torch.export.load(path).module())
+        return cast("Program", torch.export.load(io.BytesIO(content)).module())
     except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
         raise ArtifactError(
-            f"{path} cannot be loaded by torch {torch.__version__}: {one_line(error)}. Export the "
+            f"{where} cannot be loaded by torch {torch.__version__}: {one_line(error)}. Export the "
             "checkpoint with this torch."
         ) from error

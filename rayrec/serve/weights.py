@@ -51,7 +51,7 @@ class Weights:
     """
 
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
-        manifest = artifact.manifest
+        manifest, where = artifact.manifest, artifact.folder
         self._artifact = artifact
         self.collections: Collections = artifact.collections()
         self.name, self.step = f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
@@ -61,16 +61,17 @@ class Weights:
             file, target = manifest.compiled
             self.not_compiled = target.misfit()
             if not self.not_compiled:
-                self._compiled = load_compiled(artifact.folder / file.path)
+                self._compiled = load_compiled(artifact.content[file.path], where / file.path)
         self.scorer: Scorer | None = None
         self._program: Program | None = None
         if model is None and manifest.recipe is not None:
-            where = str(artifact.folder)
-            model = ModelRecipe.from_extras({"recipe": manifest.recipe}, where)
+            model = ModelRecipe.from_extras({"recipe": manifest.recipe}, str(where))
         if model is not None:
             self.scorer = self._build(model)
         elif manifest.program is not None:
-            self._program = load_program(artifact.folder / manifest.program.path)
+            self._program = load_program(
+                artifact.content[manifest.program.path], where / manifest.program.path
+            )
         else:
             raise ArtifactError(
                 f"{artifact.folder} has no program ({manifest.no_program}) and no recipe; "

@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.errors import UnavailableError
-from rayrec.serve import Client
+from rayrec.serve import Client, Predictor
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
+from tests.unit.serve_worlds import rows
 
 MARK = "RAYREC_SERVE_TEST"
 
@@ -74,6 +75,33 @@ def free_ports(count: int) -> int:
                 continue
             return first
     raise AssertionError("no ports")
+
+
+def command(artifact: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "rayrec.cli.main", "serve", str(artifact), *options]
+
+
+@contextmanager
+def replicated(artifact: Path) -> Iterator[Server]:
+    """A server of two replicas of an artifact."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    process = subprocess.Popen(
+        command(artifact, "--replicas", "2", "--port", "0"),
+        # a server that is killed leaves the folder of its numbers
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(artifact.parent), MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        ports = re.search(r"step 7, 2 replicas, gRPC at [\d.]+:(\d+), HTTP at [\d.]+:(\d+)$", line)
+        assert ports, line + process.stderr.read()
+        yield Server(process, int(ports[1]), int(ports[2]), mark)
+    finally:
+        process.kill()
+        process.communicate()
+        wait_for(lambda: not processes_with(mark))
 
 
 @contextmanager
@@ -145,6 +173,36 @@ class Answers(Asking):
                         self.errors.append(error)
                         return
                     self.told.append((answer.version, answer.step, answer.scores))
+
+
+class Load(Asking):
+    """Some clients that compare all scores."""
+
+    def __init__(self, server: Server, predictor: Predictor) -> None:
+        super().__init__([server.address] * 6)
+        tables = [rows(count, count).drop_columns(["click"]) for count in (1, 3, 20)]
+        self._given = [(table, predictor.predict(table).numpy()) for table in tables]
+        self.right = self.unavailable = 0
+        self.wrong: list[object] = []
+
+    def ask(self, address: str) -> None:
+        while not self.ended.is_set():
+            # a new connection now and then, so that every replica has some
+            with Client(address, timeout_s=200) as client:
+                for table, wanted in self._given * 5:
+                    if self.ended.is_set():
+                        return
+                    try:
+                        scores = client.predict(table)
+                    except UnavailableError:
+                        self.unavailable += 1
+                        continue
+                    except Exception as error:
+                        self.wrong.append(error)
+                        return
+                    if not np.allclose(scores, wanted, rtol=1e-5, atol=1e-6):
+                        self.wrong.append(scores)
+                    self.right += 1
 
 
 def said(server: Server) -> dict[str, str]:

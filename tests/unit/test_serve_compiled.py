@@ -37,9 +37,8 @@ def test_code_for_another_torch_or_processor_is_not_run() -> None:
 
 
 def test_what_is_no_compiled_code_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "compiled.pt2").write_bytes(b"no archive")
     with pytest.raises(ArtifactError, match=r"compiled.pt2 cannot be loaded.*Export the checkpo"):
-        load_compiled(tmp_path / "compiled.pt2")
+        load_compiled(b"no archive", tmp_path / "compiled.pt2")
 
 
 def rewritten(folder: Path, out: Path, target: Mapping[str, Any]) -> Path:

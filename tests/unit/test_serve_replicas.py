@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rayrec.errors import UnavailableError
-from rayrec.serve import Client, Predictor
+from rayrec.serve import Predictor
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
-from tests.unit.serve_worlds import an_artifact, rows
-from tests.unit.served_processes import MARK, Asking, Server, wait_for
+from tests.unit.serve_worlds import an_artifact
+from tests.unit.served_processes import Load, command, replicated, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,65 +25,9 @@ def artifact(tmp_path_factory) -> Path:
     return an_artifact(tmp_path_factory.mktemp("served"))
 
 
-def command(artifact: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "rayrec.cli.main", "serve", str(artifact), *options]
-
-
-@contextmanager
-def server(artifact: Path) -> Iterator[Server]:
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    process = subprocess.Popen(
-        command(artifact, "--replicas", "2", "--port", "0"),
-        # a server that is killed leaves the folder of its numbers
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(artifact.parent), MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        line = process.stdout.readline()
-        ports = re.search(r"step 7, 2 replicas, gRPC at [\d.]+:(\d+), HTTP at [\d.]+:(\d+)$", line)
-        assert ports, line + process.stderr.read()
-        yield Server(process, int(ports[1]), int(ports[2]), mark)
-    finally:
-        process.kill()
-        process.communicate()
-        wait_for(lambda: not processes_with(mark))
-
-
-class Load(Asking):
-    """Some clients that compare all scores."""
-
-    def __init__(self, server: Server, predictor: Predictor) -> None:
-        super().__init__([server.address] * 6)
-        tables = [rows(count, count).drop_columns(["click"]) for count in (1, 3, 20)]
-        self._given = [(table, predictor.predict(table).numpy()) for table in tables]
-        self.right = self.unavailable = 0
-        self.wrong: list[object] = []
-
-    def ask(self, address: str) -> None:
-        while not self.ended.is_set():
-            # a new connection now and then, so that every replica has some
-            with Client(address, timeout_s=200) as client:
-                for table, wanted in self._given * 5:
-                    if self.ended.is_set():
-                        return
-                    try:
-                        scores = client.predict(table)
-                    except UnavailableError:
-                        self.unavailable += 1
-                        continue
-                    except Exception as error:
-                        self.wrong.append(error)
-                        return
-                    if not np.allclose(scores, wanted, rtol=1e-5, atol=1e-6):
-                        self.wrong.append(scores)
-                    self.right += 1
-
-
 def test_a_replica_that_is_killed_returns_and_others_go_on(artifact):
     predictor = Predictor.load(artifact)
-    with server(artifact) as one, Load(one, predictor) as load:
+    with replicated(artifact) as one, Load(one, predictor) as load:
         wait_for(lambda: load.right > 100)
         before = one.replicas()
         for victim in before:
@@ -111,7 +48,7 @@ def test_a_replica_that_is_killed_returns_and_others_go_on(artifact):
 
 
 def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
-    with server(artifact) as one:
+    with replicated(artifact) as one:
         with Load(one, Predictor.load(artifact)) as load:
             wait_for(lambda: load.right > 100)
             one.process.send_signal(signal.SIGTERM)
@@ -123,14 +60,14 @@ def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
 
 
 def test_replicas_end_with_a_server_that_is_killed(artifact):
-    with server(artifact) as one:
+    with replicated(artifact) as one:
         assert len(processes_with(one.mark)) == 3
         one.process.kill()
         wait_for(lambda: not processes_with(one.mark))
 
 
 def test_a_port_that_is_taken_is_refused_also_by_another_server(artifact):
-    with server(artifact) as one, socket.socket() as other:
+    with replicated(artifact) as one, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         for port in (one.port, other.getsockname()[1]):

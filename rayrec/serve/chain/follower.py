@@ -8,25 +8,23 @@ version and says why.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from pickle import UnpicklingError
+from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTable
-from rayrec.serve.artifact import DENSE, Artifact, open_artifact, read_manifest
+from rayrec.serve.artifact import Artifact, loaded_dense, read_artifact, read_manifest
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.judging import Position, Verdict, judge
 from rayrec.serve.chain.publication import BASE, DELTA, Publication
-from rayrec.serve.chain.row_files import ChangedRows, read_rows, read_stored
+from rayrec.serve.chain.row_files import ChangedRows, read_rows
 from rayrec.serve.manifest import Manifest
+from rayrec.serve.stored import read_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +79,13 @@ class Follower:
     ) -> None:
         self.folder, self.free = ChainFolder.of_run(path), free
         self.verdict, self.trouble = Verdict.CURRENT, ""
-        publication, self.artifact = self._newest_base()
-        self.copies = TableCopies(self.artifact.packed, 2 if strict else 1)
+        publication, opened = self._newest_base()
+        self.copies = TableCopies(opened.packed, 2 if strict else 1)
+        # the copies are all that is kept of its tables
+        self.artifact = replace(opened, packed=self.copies.tables(0), memory=None)
         self.position = Position.at(publication, None)
         self._powers = [table.power for table in self.artifact.packed.tables]
-        dense = (self.artifact.folder / DENSE).read_bytes()
+        dense = opened.content[opened.manifest.dense.path]
         self.version = self._version(publication, dense)
 
     def _newest_base(self) -> tuple[Publication, Artifact]:
@@ -211,7 +211,7 @@ class Follower:
                 f"{publication.name} has other tables, types, features or outputs; start anew",
             )
             return None
-        dense = read_stored(artifact.folder, artifact.manifest.dense)
+        dense = artifact.content[artifact.manifest.dense.path]
         loaded_dense(dense, str(artifact.folder))
         self.free(self.copies.resting)
         self.copies.load(artifact.packed)
@@ -225,9 +225,10 @@ class Follower:
             ArtifactError: a file is missing or damaged, or the artifact is another one.
         """
         folder = self.folder.folder(BASE, publication.seq)
-        if read_manifest(folder).sha256 != publication.artifact:
+        manifest = read_manifest(folder)
+        if manifest.sha256 != publication.artifact:
             raise ArtifactError(f"{folder} holds another artifact than it was published with.")
-        return open_artifact(folder, fill=False)
+        return read_artifact(folder, manifest)
 
     def _version(self, publication: Publication, dense: bytes) -> Version:
         return Version(
@@ -248,19 +249,6 @@ class Follower:
 
     def _stay(self, verdict: Verdict, trouble: str) -> None:
         self.verdict, self.trouble = verdict, trouble
-
-
-def loaded_dense(content: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors of a dense.pt.
-
-    Raises:
-        ArtifactError: it cannot be loaded.
-    """
-    try:
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        raise ArtifactError(f"the dense part of {where} cannot be loaded: {error}.") from error
-    return cast("dict[str, Tensor]", loaded)
 
 
 def _alike(one: Manifest, other: Manifest) -> bool:

@@ -23,7 +23,7 @@ from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTable, pack_rows
 from rayrec.serve.chain.publication import ChangedTable
 from rayrec.serve.manifest import StoredFile
-from rayrec.storage import one_line
+from rayrec.serve.stored import read_stored
 
 _CHUNK_ROWS = 1 << 16  # of a record batch
 
@@ -65,26 +65,6 @@ def write_rows(
     content = buffer.getbuffer()
     (folder / path).write_bytes(content)
     return StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
-
-
-def read_stored(folder: Path, file: StoredFile) -> bytes:
-    """The bytes of a file, as they were written.
-
-    Raises:
-        ArtifactError: it is missing, or they are others.
-    """
-    try:
-        content = (folder / file.path).read_bytes()
-    except OSError as error:
-        raise ArtifactError(
-            f"{folder}/{file.path} cannot be read: {one_line(error)}. Copy it again."
-        ) from None
-    if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
-        raise ArtifactError(
-            f"{folder}/{file.path} is damaged: {len(content)} bytes of {file.bytes}, and the "
-            "sha256 is not that of the publication. Copy it again."
-        )
-    return content
 
 
 def read_rows(

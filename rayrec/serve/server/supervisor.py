@@ -28,7 +28,7 @@ import torch
 from rayrec.errors import RayrecError, ServingError
 from rayrec.machine.memory import tune_malloc
 from rayrec.serve.chain.following import FollowingPredictor
-from rayrec.serve.mapping import populate
+from rayrec.serve.memory import populate
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead

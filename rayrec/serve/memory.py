@@ -1,0 +1,133 @@
+"""Memory of a process's own for the rows of all tables, which nobody can change once it is sealed.
+
+A file that is mapped follows whoever writes to it: rows would change under a version whose bytes
+were checked, and a page that was cut off would end the process. So rows are copied, once. The
+kernel refuses every change of what is sealed (memfd_create(2)), and other processes of the user
+map the same pages, so that a host holds one copy for forked replicas and for workers.
+
+Reading a page that is not mapped yet costs some microseconds, so `populate` asks for all of them at
+once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_POPULATE_READ = 22  # madvise of Linux 5.14, without a name in Python
+_HAS_SEALS = hasattr(os, "memfd_create")
+
+
+class TableMemory:
+    """Bytes that are written once, sealed, and read.
+
+    One that is pickled is the same memory in the other process, while this one is alive.
+
+    Args:
+        num_bytes: of it.
+    Raises:
+        OSError: the system has not so much.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._bytes = num_bytes
+        if not _HAS_SEALS:
+            self._whole = torch.empty(num_bytes, dtype=torch.uint8)
+            return
+        self._file = os.memfd_create("rayrec-tables", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self._file)
+        os.truncate(self._file, num_bytes)
+
+    def write(self, piece: memoryview, start: int) -> None:
+        """Write some bytes; several threads may do so.
+
+        Raises:
+            OSError: the system has no memory left.
+        """
+        if not _HAS_SEALS:
+            self._whole.numpy().data[start : start + len(piece)] = piece
+            return
+        while piece:
+            # without a fault for each page, which a write through a mapping takes
+            done = os.pwrite(self._file, piece, start)
+            piece, start = piece[done:], start + done
+
+    def sealed(self) -> Tensor:
+        """All bytes, (bytes,) uint8, which cannot be written from now on."""
+        if not _HAS_SEALS:
+            return self._whole
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, seals)
+        return _mapped(self._file, self._bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not _HAS_SEALS:
+            return super().__reduce__()  # type: ignore[return-value]
+        return _SealedElsewhere, (f"/proc/{os.getpid()}/fd/{self._file}", self._bytes)
+
+
+class _SealedElsewhere(TableMemory):
+    """Memory that another process has sealed."""
+
+    def __init__(self, path: str, num_bytes: int) -> None:
+        self._bytes = num_bytes
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def sealed(self) -> Tensor:
+        """As it was sealed."""
+        return _mapped(self._file, self._bytes)
+
+
+def _mapped(file: int, num_bytes: int) -> Tensor:
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    # private and read-only: the pages are those of the file, and older kernels refuse a shared
+    # mapping of what is sealed
+    whole = mmap.mmap(file, num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        # torch has no tensors that are read-only
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.frombuffer(whole, np.uint8))
+
+
+def read_ahead(paths: Sequence[Path]) -> None:
+    """Have the kernel read files into its cache, one after another, without a copy of them here.
+
+    A disk is fastest that way. It returns when the last read was asked for, and is for a thread
+    beside those that need the bytes.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in paths:
+        # whoever needs the file says what is wrong with it
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
+
+
+def populate(data: Tensor) -> None:
+    """Have all pages of mapped memory in this process, by few faults."""
+    if not data.numel() or not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if libc.madvise(data.data_ptr(), data.numel(), _POPULATE_READ) != 0:
+        # an older kernel: one read of every page does the same, more slowly
+        data[:: mmap.PAGESIZE].sum()

@@ -1,0 +1,81 @@
+"""Reading the files that a manifest names: what is checked is what is kept, and nothing else.
+
+A file is read once. The bytes that were hashed are those that the caller gets, so that whoever
+writes to a folder while it is read is found, and whoever writes to it later changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from rayrec.errors import ArtifactError
+from rayrec.serve.manifest import StoredFile, StoredTable
+from rayrec.storage import one_line
+
+_PIECE = 1 << 20  # stays in the processor's cache between the read, the hash and the write
+_AGAIN = "Copy it again, or export the checkpoint again."
+
+
+def read_stored(folder: Path, file: StoredFile, *, verify: bool = True) -> bytes:
+    """The bytes of a small file, as they were written.
+
+    Raises:
+        ArtifactError: it is missing, truncated or damaged.
+    """
+    content = bytearray()
+    _read(folder, file, lambda piece, place: content.extend(piece), verify)
+    return bytes(content)
+
+
+def read_table(
+    folder: Path, table: StoredTable, put: Callable[[memoryview, int], None], *, verify: bool = True
+) -> None:
+    """Read the rows of a table, as they were written.
+
+    Args:
+        put: called with some bytes, which are reused afterwards, and their place among all rows.
+        verify: compare the sha256 of the file, after its last byte was put.
+    Raises:
+        ArtifactError: the file is missing, truncated or damaged.
+        OSError: of `put`.
+    """
+    end = table.offset + table.packed.num_bytes
+
+    def rows(piece: memoryview, place: int) -> None:
+        first, last = max(place, table.offset), min(place + len(piece), end)
+        if first < last:
+            put(piece[first - place : last - place], first - table.offset)
+
+    _read(folder, table.file, rows, verify)
+
+
+def _read(
+    folder: Path, file: StoredFile, take: Callable[[memoryview, int], object], verify: bool
+) -> None:
+    path, place, digest = folder / file.path, 0, hashlib.sha256()
+    buffer = memoryview(bytearray(min(_PIECE, file.bytes)))
+    try:
+        stream = open(path, "rb", buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {one_line(error)}. {_AGAIN}") from None
+    with stream:
+        while place < file.bytes:
+            try:
+                count = stream.readinto(buffer[: file.bytes - place])
+            except OSError as error:
+                raise ArtifactError(f"{path} cannot be read: {one_line(error)}. {_AGAIN}") from None
+            if not count:
+                raise ArtifactError(
+                    f"{path} has {place} bytes, not {file.bytes}: it is truncated. {_AGAIN}"
+                )
+            piece = buffer[:count]
+            if verify:
+                digest.update(piece)
+            take(piece, place)
+            place += count
+        if stream.read(1):
+            raise ArtifactError(f"{path} is damaged: it has more than {place} bytes. {_AGAIN}")
+    if verify and digest.hexdigest() != file.sha256:
+        raise ArtifactError(f"{path} is damaged: its sha256 is not the manifest's. {_AGAIN}")
