@@ -182,3 +182,5 @@ def add_publishing_options(group: Group) -> None:
     add("--publish-full-every", type=arguments.whole(2), metavar="K", help=text)
     text = "keep only so many newest publications with all rows, and what follows them"
     add("--publish-keep", type=arguments.whole(), metavar="N", help=text)
+    text = "file with the key to sign publications with, or env:NAME (default: they are not signed)"
+    add("--publish-signing-key", metavar="FILE|env:NAME", help=text)

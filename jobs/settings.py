@@ -136,6 +136,7 @@ def _publish(args: argparse.Namespace) -> PublishConfig | None:
         tables=dict(tables),
         full_every=args.publish_full_every,
         num_to_keep=args.publish_keep,
+        signing_key=args.publish_signing_key,
     )
 
 
@@ -179,8 +180,8 @@ def _check_together(args: argparse.Namespace) -> None:
                 f"{option} has no effect without {needed}; give it, too, or leave {option} out."
             )
     if not _value(args, "--publish-every") and not _value(args, "--publish-every-s"):
-        for name in ("dir", "dtype", "table", "full-every", "keep"):
-            if _value(args, f"--publish-{name}"):
+        for name in ("dir", "dtype", "table", "full-every", "keep", "signing-key"):
+            if _value(args, f"--publish-{name}") is not None:
                 raise ConfigError(
                     f"--publish-{name} has no effect without --publish-every or "
                     f"--publish-every-s; give one, too, or leave --publish-{name} out."

@@ -68,6 +68,12 @@ rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_
     help="compile the dense part for this machine, too: half a minute, a C++ compiler is needed, "
     "and requests of up to 64 rows are scored faster",
 )
+@click.option(
+    "--signing-key",
+    metavar="FILE|env:NAME",
+    help="sign the manifest with the key in a file or an environment variable; servers that have "
+    "the key can ask for the signature",
+)
 def command(
     checkpoint: str,
     out: str,
@@ -78,6 +84,7 @@ def command(
     max_logit_error: float,
     max_auc_change: float,
     compiled: bool,
+    signing_key: str | None,
 ) -> None:
     """Export a checkpoint to a folder that a predictor loads.
 
@@ -108,6 +115,7 @@ def command(
         bounds=ParityBounds(logit=max_logit_error, auc=max_auc_change, ne=max_auc_change),
         sample_rows=sample_rows,
         compiled=compiled,
+        signing_key=signing_key,
     )
     print(summary(out, manifest))
 

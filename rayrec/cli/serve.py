@@ -37,6 +37,17 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
     help="with --follow: keep one copy of the tables and not two; while a version is applied, a "
     "batch may meet rows of two",
 )
+@click.option(
+    "--untrusted",
+    is_flag=True,
+    help="run no code of whoever exported ARTIFACT: take its recipe and its tensors, and refuse it "
+    "where these do not suffice",
+)
+@click.option(
+    "--signing-key",
+    metavar="FILE|env:NAME",
+    help="serve only what is signed with the key in a file or an environment variable",
+)
 @click.option("--replicas", type=count(), default=1, show_default=True, help="processes")
 @click.option(
     "--cluster",
@@ -93,6 +104,8 @@ def command(
     follow: str | None,
     poll: float | None,
     in_place: bool,
+    untrusted: bool,
+    signing_key: str | None,
     replicas: int,
     cluster: str | None,
     port: int,
@@ -127,6 +140,8 @@ def command(
         drain_s=drain,
         poll_s=poll or 1.0,
         strict=not in_place,
+        trusted=not untrusted,
+        signing_key=signing_key,
     )
     if cluster is not None:
         from rayrec.serve.cluster import serve_on_cluster

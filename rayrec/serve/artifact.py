@@ -2,7 +2,7 @@
 
     manifest.json                written last; without it the folder is no artifact
     schema.json                  which columns are what, as in training
-    dense.pt                     dense parameters by name; loads with weights_only=True
+    dense.safetensors            dense parameters by name
     dense.pt2                    the dense part as a torch.export program, where the model exports
     compiled.pt2                 the dense part as machine code, where that was asked for
     tables/0000-user.arrow       packed rows of table "user": one column, one record batch
@@ -13,16 +13,13 @@ The folder is not looked at afterwards, so that whoever writes to it changes not
 
 from __future__ import annotations
 
-import io
 import os
+import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import cast
 
-import torch
 from torch import Tensor
 
 from rayrec.checks import absolute_path, is_uri
@@ -35,12 +32,16 @@ from rayrec.quant import (
     QuantEmbeddingCollection,
 )
 from rayrec.quant.tables import laid_out
+from rayrec.serve.dense_file import loaded_dense
 from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, StoredFile
 from rayrec.serve.memory import TableMemory, populate, read_ahead
+from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_stored, read_table
 from rayrec.storage import one_line
 
-DENSE, PROGRAM, COMPILED, SCHEMA = "dense.pt", "dense.pt2", "compiled.pt2", "schema.json"
+DENSE, SCHEMA = "dense.safetensors", "schema.json"
+# these two run code of whoever exported them when they are loaded
+PROGRAM, COMPILED = "dense.pt2", "compiled.pt2"
 _AGAIN = "Copy it again, or export the checkpoint again."
 
 
@@ -55,6 +56,7 @@ class Artifact:
         schema: which columns are what; None where the model was exported without.
         content: the bytes of every other file, by its path in the folder.
         memory: that holds the tables; None where somebody else's does.
+        trusted: whether it may run code of whoever exported it.
     """
 
     folder: Path
@@ -63,10 +65,12 @@ class Artifact:
     schema: FeatureSchema | None
     content: Mapping[str, bytes]
     memory: TableMemory | None
+    trusted: bool
 
     def __reduce__(self) -> tuple[Callable[..., Artifact], tuple[object, ...]]:
         assert self.memory is not None, "tables of somebody else's are not sent"
-        return _held, (self.folder, self.manifest, self.packed.tables, self.content, self.memory)
+        parts = self.folder, self.manifest, self.packed.tables, self.content, self.memory
+        return _held, (*parts, self.trusted)
 
     def collections(self) -> dict[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]:
         """The collections of the model, by their names in it."""
@@ -90,40 +94,42 @@ class Artifact:
             ArtifactError: the file cannot be loaded.
         """
         path = self.manifest.dense.path
-        return loaded_dense(self.content[path], str(self.folder / path))
-
-
-def loaded_dense(content: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors of a dense.pt.
-
-    Raises:
-        ArtifactError: it cannot be loaded.
-    """
-    try:
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        raise ArtifactError(f"{where} cannot be loaded: {one_line(error)}. {_AGAIN}") from error
-    return cast("dict[str, Tensor]", loaded)
+        return loaded_dense(self.content[path], str(self.folder / path), trusted=self.trusted)
 
 
 def open_artifact(
-    path: str | os.PathLike[str], *, verify: bool = True, name: str = MANIFEST
+    path: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    trusted: bool = True,
+    signing_key: str | None = None,
+    name: str = MANIFEST,
 ) -> Artifact:
     """Read the artifact in a local folder into memory.
 
     Args:
         verify: compare the sha256 of every file with that of the manifest.
+        trusted: whether it may run code of whoever exported it; see `Predictor.load`.
+        signing_key: place of the key that its manifest has to be signed with; None asks for none.
         name: of the manifest; another one while an export is not complete.
     Raises:
-        ConfigError: the path is no local one.
-        ArtifactError: there is no artifact, of this version; or a file is missing or damaged; or
-            the memory does not hold the tables.
+        ConfigError: the path is no local one, or there is no key, or one with `verify=False`.
+        ArtifactError: there is no artifact, of this version; or a file is missing or damaged, or
+            the manifest is not signed; or the memory does not hold the tables.
     """
     folder = local_folder("the artifact", path)
-    return read_artifact(folder, read_manifest(folder, name), verify=verify)
+    if signing_key is not None and not verify:
+        raise ConfigError(
+            "verify=False with a signing key: the signature vouches for the hashes of the files, "
+            "which are not compared. Leave verify=False out."
+        )
+    manifest = read_manifest(folder, name, SigningKey.read(signing_key))
+    return read_artifact(folder, manifest, verify=verify, trusted=trusted)
 
 
-def read_artifact(folder: Path, manifest: Manifest, *, verify: bool = True) -> Artifact:
+def read_artifact(
+    folder: Path, manifest: Manifest, *, verify: bool = True, trusted: bool = True
+) -> Artifact:
     """As `open_artifact`, by a manifest that was read before."""
     for file in manifest.files():
         _check_size(folder, file)
@@ -146,7 +152,7 @@ def read_artifact(folder: Path, manifest: Manifest, *, verify: bool = True) -> A
             }
             for one in waited:
                 one.result()
-        return _held(folder, manifest, tables, content, memory)
+        return _held(folder, manifest, tables, content, memory, trusted)
     except OSError as error:
         raise ArtifactError(
             f"the {num_bytes / 1e9:.1f} GB of tables of {folder} do not go into memory: "
@@ -169,11 +175,13 @@ def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
     return Path(whole)
 
 
-def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
+def read_manifest(folder: Path, name: str = MANIFEST, key: SigningKey | None = None) -> Manifest:
     """What the artifact in a folder says of itself.
 
+    Args:
+        key: that it has to be signed with.
     Raises:
-        ArtifactError: there is none, or none of this version.
+        ArtifactError: there is none, or none of this version, or it is not signed with the key.
     """
     try:
         text = (folder / name).read_bytes()
@@ -184,17 +192,21 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest:
         ) from None
     except OSError as error:
         raise ArtifactError(f"{folder}/{MANIFEST} cannot be read: {one_line(error)}.") from error
+    if key is not None:
+        key.check(folder / name, text)
     return Manifest.from_bytes(text, str(folder))
 
 
 def _check_size(folder: Path, file: StoredFile) -> None:
     try:
-        size = os.stat(folder / file.path).st_size
+        said = os.stat(folder / file.path)
     except OSError:
         raise ArtifactError(
             f"{folder} has no file {file.path}, which its manifest names. {_AGAIN}"
         ) from None
-    if size != file.bytes:
+    size = said.st_size
+    # reading a pipe would wait for ever
+    if size != file.bytes or not stat.S_ISREG(said.st_mode):
         raise ArtifactError(
             f"{folder}/{file.path} has {size} bytes, not {file.bytes}: it is truncated. {_AGAIN}"
         )
@@ -206,6 +218,7 @@ def _held(
     tables: tuple[PackedTable, ...],
     content: Mapping[str, bytes],
     memory: TableMemory,
+    trusted: bool,
 ) -> Artifact:
     """The artifact whose tables a memory holds, of this process or of the one that sent it."""
     schema, stored = None, manifest.schema
@@ -214,4 +227,4 @@ def _held(
         schema = FeatureSchema.from_json(text, str(folder / stored.path))
     packed = PackedTables(tables, memory.sealed())
     populate(packed.data)
-    return Artifact(folder, manifest, packed, schema, content, memory)
+    return Artifact(folder, manifest, packed, schema, content, memory, trusted)

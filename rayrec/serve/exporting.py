@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from rayrec.checkpoint import TableReader
@@ -30,6 +29,7 @@ from rayrec.quant import QuantType, types_of, unpack_rows
 from rayrec.quant.types import Types
 from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
+from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredFile
 from rayrec.serve.packed_files import measured, write_packed
 from rayrec.serve.parity import ParityBounds, Sample, check_bounds, compared
@@ -37,6 +37,7 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.sample import check_sample, random_sample, sample_of
 from rayrec.serve.sampled import KeptRows, ids_of
+from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.source import TrainedModel, open_trained
 from rayrec.serve.table_file import TABLES
 from rayrec.serve.trained import check_takes, scored
@@ -46,7 +47,7 @@ from rayrec.storage import one_line
 SAMPLE_ROWS = 8192
 _PARTIAL = f"{MANIFEST}.partial"
 # what an export may have written beside the tables when it is cut short
-_FILES = (DENSE, PROGRAM, COMPILED, SCHEMA, _PARTIAL)
+_FILES = (DENSE, PROGRAM, COMPILED, SCHEMA, _PARTIAL, MANIFEST + SUFFIX)
 
 
 def export(
@@ -61,6 +62,7 @@ def export(
     bounds: ParityBounds | None = None,
     sample_rows: int = SAMPLE_ROWS,
     compiled: bool = False,
+    signing_key: str | None = None,
 ) -> Manifest:
     """Write an artifact of a checkpoint, and measure how far its scores are from the model's.
 
@@ -78,11 +80,13 @@ def export(
         sample_rows: rows that are scored by both.
         compiled: compile the dense part for this machine's processor and torch, too, which takes a
             C++ compiler and about half a minute; requests of few rows are then scored faster.
+        signing_key: place of a key, by which the manifest is signed: a file, or "env:NAME".
     Returns:
         what the artifact says of itself, with what was measured in `parity`.
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or of another model.
-        ConfigError: a type, table, model or schema does not fit; or there is no compiler.
+        ConfigError: a type, table, model or schema does not fit; or there is no compiler, or no
+            key.
         InputError: a row cannot be packed, or the data cannot be read.
         ArtifactError: `out` is not empty, or scores are too far from the model's; names the tables;
             or the dense part is to be compiled and cannot be.
@@ -91,6 +95,7 @@ def export(
     whole_number("sample_rows", sample_rows)
     folder = local_folder("out", out)
     _check_out(folder)
+    key = SigningKey.read(signing_key)
     if compiled:
         check_compiler()
     if schema is None and model is not None and data is not None:
@@ -112,7 +117,7 @@ def export(
         if compiled:
             manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(source, folder, manifest, sample, kept, bounds or ParityBounds())
-        _publish(folder, manifest)
+        _publish(folder, manifest, key)
     except OSError as error:
         _clear(folder, missing)
         raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
@@ -135,7 +140,7 @@ def _sample(source: TrainedModel, data: FileDataset | None, rows: int) -> Sample
 
 def _described(source: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
     """Write the dense part, the program and the schema; returns a manifest without parity."""
-    torch.save(source.restored.dense, folder / DENSE)
+    (folder / DENSE).write_bytes(dense_bytes(source.restored.dense))
     columns = 0 if source.schema is None else len(source.schema.dense)
     trouble = _write_program(source, columns, folder / PROGRAM)
     schema = None
@@ -251,11 +256,14 @@ def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
             path.rmdir()
 
 
-def _publish(folder: Path, manifest: Manifest) -> None:
+def _publish(folder: Path, manifest: Manifest, key: SigningKey | None) -> None:
     """Write the manifest so that it appears whole or not at all, when all else is on disk."""
     for file in manifest.files():
         _sync(folder / file.path)
-    (folder / _PARTIAL).write_bytes(manifest.to_bytes())
+    text = manifest.to_bytes()
+    if key is not None:
+        _sync(key.sign(folder / MANIFEST, text))
+    (folder / _PARTIAL).write_bytes(text)
     for path in (folder / _PARTIAL, folder / TABLES, folder):
         _sync(path)
     os.replace(folder / _PARTIAL, folder / MANIFEST)

@@ -20,7 +20,8 @@ from rayrec.quant import PackedTable, QuantType
 from rayrec.serve.compiled import Target
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "rayrec.artifact", 1
+FORMAT, VERSION = "rayrec.artifact", 2
+_READ = (1, VERSION)  # version 1 has the dense part as torch.save writes it
 BAGS, SEQUENCES = "bags", "sequences"
 
 
@@ -170,9 +171,10 @@ class Manifest:
                     f"{where}/{MANIFEST} is no {FORMAT} manifest but says "
                     f"format={body.get('format')!r}. Name a folder that rayrec export wrote."
                 )
-            if body["version"] != VERSION:
+            version = body["version"]
+            if version not in _READ:
                 raise ArtifactError(
-                    f"{where} has artifact version {body['version']}; this rayrec reads version "
+                    f"{where} has artifact version {version}; this rayrec reads versions 1 to "
                     f"{VERSION}. Export the checkpoint with this rayrec."
                 )
             sha256 = body.pop("sha256")
@@ -199,12 +201,23 @@ class Manifest:
 
     def _check_places(self, where: str) -> None:
         for file in self.files():
+            if type(file.bytes) is not int or file.bytes < 0:
+                raise ValueError(f"file {file.path!r} has {file.bytes!r} bytes")
             if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
                 raise ArtifactError(
                     f"{where}/{MANIFEST} names file {file.path!r}, which lies outside of the "
                     "artifact. Export the checkpoint again."
                 )
         for table in self.tables:
+            packed = table.packed
+            sizes = packed.rows, packed.width
+            # lookups read memory by these numbers
+            whole = all(type(number) is int for number in (*sizes, packed.power, table.offset))
+            if not whole or min(sizes) < 1:
+                raise ValueError(
+                    f"table {packed.name!r} has {packed.rows!r} rows of width {packed.width!r}, "
+                    f"power {packed.power!r}, at byte {table.offset!r}"
+                )
             if not 0 <= table.offset <= table.file.bytes - table.packed.num_bytes:
                 raise ArtifactError(
                     f"{where}: the {table.packed.rows} rows of table {table.packed.name!r} do not "

@@ -72,6 +72,8 @@ class Predictor:
         path: str | os.PathLike[str],
         *,
         verify: bool = True,
+        trusted: bool = True,
+        signing_key: str | None = None,
         model: Callable[[], nn.Module] | None = None,
     ) -> Predictor:
         """Open an artifact; the predictor is ready when this returns.
@@ -79,19 +81,28 @@ class Predictor:
         Args:
             path: local folder that `rayrec export` wrote.
             verify: compare the sha256 of every file with that of the manifest.
+            trusted: whether the artifact may run code of whoever exported it. False reads its
+                recipe and its tensors alone: neither a torch.export program nor compiled code is
+                loaded, and nothing is unpickled.
+            signing_key: place of the key that the artifact has to be signed with: a file, or
+                "env:NAME", an environment variable. None asks for no signature.
             model: builds the training module of a model of the user's code; without it such a model
                 is served by its exported program.
         Raises:
-            ConfigError: the path is no local one.
-            ArtifactError: there is no artifact of this version; or a file is missing or damaged.
+            ConfigError: the path is no local one, or there is no key.
+            ArtifactError: there is no artifact of this version; or a file is missing or damaged; or
+                the artifact is not signed; or it is not trusted and cannot be served without code.
         """
-        return cls(open_artifact(path, verify=verify), model)
+        opened = open_artifact(path, verify=verify, trusted=trusted, signing_key=signing_key)
+        return cls(opened, model)
 
     @staticmethod
     def follow(
         path: str | os.PathLike[str],
         *,
         strict: bool = True,
+        trusted: bool = True,
+        signing_key: str | None = None,
         model: Callable[[], nn.Module] | None = None,
     ) -> FollowingPredictor:
         """Score by what training publishes; the predictor has the newest version on return.
@@ -102,14 +113,14 @@ class Predictor:
             path: local folder of a run that publishes, or of its publications.
             strict: keep two copies of the tables, so that every call is scored under one version;
                 False keeps one, and calls during a refresh may meet rows of two versions.
-            model: as for `load`.
+            trusted, signing_key, model: as for `load`; every publication has to be signed.
         Raises:
-            ConfigError: the path is no local one.
+            ConfigError: the path is no local one, or there is no key.
             ArtifactError: nothing was published there yet, or no base is whole.
         """
         from rayrec.serve.chain.following import FollowingPredictor
 
-        return FollowingPredictor(path, strict, model)
+        return FollowingPredictor(path, strict, model, trusted, signing_key)
 
     @property
     def step(self) -> int:

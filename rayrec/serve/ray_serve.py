@@ -27,18 +27,27 @@ from rayrec.storage import one_line
 
 
 def application(
-    artifact: str | os.PathLike[str], *, replicas: int = 1, threads: int = 1, **options: Any
+    artifact: str | os.PathLike[str],
+    *,
+    replicas: int = 1,
+    threads: int = 1,
+    trusted: bool = True,
+    signing_key: str | None = None,
+    **options: Any,
 ) -> Any:
     """A predictor as an application for `ray.serve.run`.
 
     Args:
         artifact: folder that `rayrec export` wrote, at the same path on every node.
         replicas, threads: actors of Ray Serve, and CPUs that each holds and scores with.
+        trusted, signing_key: as for `Predictor.load`; every node has the key in the same place.
         options: further ones of `ray.serve.deployment`, which go before these.
     Raises:
         ConfigError: a number is out of range, or ray[serve] is not installed.
     """
-    settings = ServerSettings(replicas=replicas, threads=threads)
+    settings = ServerSettings(
+        replicas=replicas, threads=threads, trusted=trusted, signing_key=signing_key
+    )
     folder = str(local_folder("the artifact", artifact))
     try:
         import ray.serve
@@ -60,7 +69,9 @@ class Deployed:
         import torch
 
         torch.set_num_threads(settings.threads)
-        predictor = Predictor.load(artifact)
+        predictor = Predictor.load(
+            artifact, trusted=settings.trusted, signing_key=settings.signing_key
+        )
         schema = served_schema(predictor, artifact)
         warm(predictor)
         self._most_bytes, self._broken = settings.max_bytes, Event()

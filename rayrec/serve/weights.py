@@ -47,7 +47,8 @@ class Weights:
         scorer: the model; None where the exported program is used.
         not_compiled: why requests of few rows are not scored by compiled code, or "".
     Raises:
-        ArtifactError: the artifact has neither a recipe nor a program, or not of this model.
+        ArtifactError: the artifact has neither a recipe nor a program, or not of this model; or it
+            is not trusted and has a program alone.
     """
 
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
@@ -59,15 +60,23 @@ class Weights:
         self.not_compiled = "the artifact was exported without"
         if manifest.compiled is not None:
             file, target = manifest.compiled
-            self.not_compiled = target.misfit()
+            self.not_compiled = target.misfit() if artifact.trusted else "it is not trusted"
             if not self.not_compiled:
                 self._compiled = load_compiled(artifact.content[file.path], where / file.path)
         self.scorer: Scorer | None = None
         self._program: Program | None = None
         if model is None and manifest.recipe is not None:
             model = ModelRecipe.from_extras({"recipe": manifest.recipe}, str(where))
+            if not artifact.trusted:
+                self._check_sizes(model)
         if model is not None:
             self.scorer = self._build(model)
+        elif manifest.program is not None and not artifact.trusted:
+            raise ArtifactError(
+                f"{where / manifest.program.path} can run code of whoever exported it when it is "
+                "loaded, and the artifact is not trusted; it has no recipe, from which its model "
+                "could be built. Give model=, or trust the artifact."
+            )
         elif manifest.program is not None:
             self._program = load_program(
                 artifact.content[manifest.program.path], where / manifest.program.path
@@ -77,6 +86,22 @@ class Weights:
                 f"{artifact.folder} has no program ({manifest.no_program}) and no recipe; "
                 "load it with model=, the function that builds its module."
             )
+
+    def _check_sizes(self, recipe: ModelRecipe) -> None:
+        """Check that a recipe is that of the tensors, before any memory is taken for its layers.
+
+        Raises:
+            RayrecError: it is not.
+        """
+        layers = max(len(recipe.dense_layers), len(recipe.over_layers), recipe.cross_layers)
+        most = max(2, len(self._artifact.dense()))
+        if layers > most:
+            raise ArtifactError(
+                f"{self._artifact.folder} has a recipe of {layers} layers beside {most} tensors; "
+                "they are of two models. Export the checkpoint again."
+            )
+        with torch.device("meta"):
+            self._build(recipe)
 
     def _build(self, model: Callable[[], nn.Module]) -> Scorer:
         artifact = self._artifact

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from rayrec.checks import is_uri, lasting_path, positive, seconds, whole_number
 from rayrec.errors import ConfigError
+from rayrec.serve.signing import key_place
 
 # as `rayrec.quant.QuantType` has them; that needs torch
 ROW_TYPES = ("fp32", "fp16", "int8", "int4")
@@ -31,6 +32,8 @@ class PublishConfig:
             one only where it is needed.
         num_to_keep: keep so many newest bases and what follows them; None keeps all.
         max_logit_error: largest distance of a logit from the model's at which a base is accepted.
+        signing_key: place of a key to sign publications with, on the host of rank 0: a file, or
+            "env:NAME", an environment variable; None signs none.
     Raises:
         ConfigError: an option is out of range, or two contradict each other.
     """
@@ -43,6 +46,7 @@ class PublishConfig:
     full_every: int | None = None
     num_to_keep: int | None = None
     max_logit_error: float = 0.5
+    signing_key: str | None = None
 
     def __post_init__(self) -> None:
         if (self.every_n_steps is None) == (self.every_s is None):
@@ -68,11 +72,13 @@ class PublishConfig:
                 f"PublishConfig has num_to_keep={self.num_to_keep} without full_every: no base "
                 "would come after the first, and nothing be deleted. Give full_every, too."
             )
+        place = key_place("PublishConfig has signing_key", self.signing_key)
+        object.__setattr__(self, "signing_key", place)
         if self.path is not None:
             object.__setattr__(self, "path", lasting_path("PublishConfig has path", self.path))
             if is_uri(self.path):
                 raise ConfigError(
-                    f"PublishConfig has path={self.path!r}; servers map tables from a local disk. "
+                    f"PublishConfig has path={self.path!r}; servers read them from a local disk. "
                     "Name a local folder."
                 )
 

@@ -23,6 +23,7 @@ from rayrec.recipe import ModelRecipe
 from rayrec.serve import Manifest, ParityBounds, export
 from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
+from rayrec.serve.signing import SigningKey
 from rayrec.train.config import TrainSpec
 from rayrec.train.save_thread import SaveThread
 from rayrec.train.saver import copied
@@ -39,7 +40,7 @@ class Publisher:
     Attributes:
         step: of the last publication, or None.
     Raises:
-        ConfigError: a table with a type of its own does not exist.
+        ConfigError: a table with a type of its own does not exist, or the signing key.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Publisher:
         self._writers = spec.sharding_group_size or world_size
         self._types = {**config.tables, "*": config.dtype}
         self._folder = ChainFolder(config.path or f"{spec.run_path}/{PUBLISHED}")
-        self._writer = ChainWriter(self._folder, tables, self._types, rank, self._writers)
+        key = SigningKey.read(config.signing_key) if rank == 0 else None
+        self._writer = ChainWriter(self._folder, tables, self._types, rank, self._writers, key)
         self._thread = SaveThread()
         self._needs_base, self._since_base = True, 0
         self._mark, self._seconds = 0, 0.0
@@ -186,6 +188,7 @@ class Publisher:
                     schema=schemas[0] if schemas else None,
                     tasks=spec.tasks,
                     bounds=ParityBounds(logit=self._config.max_logit_error),
+                    signing_key=self._config.signing_key,
                 )
         finally:
             random.setstate(state)

@@ -82,7 +82,9 @@ def assert_published(run: Path, checkpoint: Path, out: Path, types="int8") -> Pr
 def with_and_without(rank: int, world_size: int, folder: Path, out: Path) -> None:
     """The same run with publications and without; then from a checkpoint in its middle on."""
     found = []
-    publish = PublishConfig(every_n_steps=3, dtype="int4", tables={"t_cat_0": "fp16"})
+    publish = PublishConfig(
+        every_n_steps=3, dtype="int4", tables={"t_cat_0": "fp16"}, signing_key=str(out / "key")
+    )
     for name, config in (("without", None), ("with", publish)):
         spec = spec_with(folder, world_size, out / name, steps=11, publish=config)
         spec = replace(spec, model=WithDropout(spec.model))
@@ -101,12 +103,16 @@ def with_and_without(rank: int, world_size: int, folder: Path, out: Path) -> Non
 def test_training_is_as_without_and_a_resumed_run_goes_on_with_a_base(
     data: Path, ranks: RankPool, tmp_path: Path
 ) -> None:
+    (tmp_path / "key").write_text("0f" * 32)
     ranks.run(2, with_and_without, data, tmp_path)
     run = tmp_path / "with"
     names = [f"{kind}-{seq}" for seq, kind in ChainFolder.of_run(run).places()]
     assert names == ["base-1", "delta-2", "delta-3", "delta-4", "base-5", "delta-6"]
     head = ChainFolder.of_run(run).head()
     assert (head.from_step, head.to_step) == (6, 7)
+    asked = {"trusted": False, "signing_key": str(tmp_path / "key")}
+    assert Predictor.follow(run, **asked).weights.name == head.version
+    assert Predictor.load(run / "published" / "base-00000005", **asked).step == 5
 
 
 def publishing(rank: int, world_size: int, folder: Path, run: Path) -> None:

@@ -18,6 +18,7 @@ from rayrec.recipe import ModelRecipe
 from rayrec.serve import Manifest, ParityBounds, Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
+from rayrec.serve.signing import SigningKey
 from tests.unit.chain_worlds import touched_states
 from tests.unit.checkpoint_worlds import Ranks, Truth, random_plan, save_world, shard_states
 from tests.unit.serve_worlds import WIDTH, a_model, a_schema
@@ -50,12 +51,12 @@ class PublishedWorld:
         self.touched = {truth.config.name: set[int]() for truth in self.truths}
         self.start_ranks(self.plan)
 
-    def start_ranks(self, plan: ShardingPlan) -> None:
+    def start_ranks(self, plan: ShardingPlan, key: SigningKey | None = None) -> None:
         """Publish from new ranks from now on, as after a failure."""
         tables = [truth.config for truth in self.truths]
         self.plan = plan
         self.writers = [
-            ChainWriter(ChainFolder(self.folder), tables, self.types, rank, plan.world_size)
+            ChainWriter(ChainFolder(self.folder), tables, self.types, rank, plan.world_size, key)
             for rank in range(plan.world_size)
         ]
 

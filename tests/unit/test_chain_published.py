@@ -50,5 +50,5 @@ def test_a_delta_holds_what_an_export_holds(tmp_path):
     name = world.publish()
     fresh, following = world.fresh(tmp_path / "fresh"), Predictor.follow(tmp_path / "chain")
     assert_equal(following, fresh, ROWS)
-    published = (tmp_path / "chain" / name / "dense.pt").read_bytes()
-    assert published == (tmp_path / "fresh" / "dense.pt").read_bytes()
+    published = (tmp_path / "chain" / name / "dense.safetensors").read_bytes()
+    assert published == (tmp_path / "fresh" / "dense.safetensors").read_bytes()

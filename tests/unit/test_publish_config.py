@@ -27,6 +27,7 @@ def test_types_are_those_of_packed_rows():
         ({"every_s": 1.0, "tables": {"user": "int2"}}, "'user'"),
         ({"every_s": 1.0, "path": "s3://bucket/run"}, "local"),
         ({"every_s": 1.0, "max_logit_error": 0.0}, "max_logit_error"),
+        ({"every_s": 1.0, "signing_key": ""}, "signing_key"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, says):

@@ -240,7 +240,7 @@ def test_parity_is_measured_and_bounded(world, tmp_path):
     assert not refused.exists()
     # what an export leaves that was killed can be written over
     (refused / "tables").mkdir(parents=True)
-    (refused / "dense.pt").write_text("half")
+    (refused / "dense.safetensors").write_text("half")
     export(world.checkpoint, refused, types="fp32")
 
 
@@ -380,7 +380,7 @@ def damaged(served: Path, folder: Path) -> Path:
 def test_damage_is_found_and_named(served, tmp_path):
     manifest = json.loads((served / "manifest.json").read_text())
     paths = [table["file"]["path"] for table in manifest["tables"]]
-    for number, path in enumerate([*paths, "dense.pt", "dense.pt2", "schema.json"]):
+    for number, path in enumerate([*paths, "dense.safetensors", "dense.pt2", "schema.json"]):
         folder = tmp_path / str(number)
         folder.mkdir()
         copy = damaged(served, folder)
@@ -402,7 +402,7 @@ def test_damage_is_found_and_named(served, tmp_path):
     [
         (lambda text: text[:-20], "cannot be read"),
         (lambda text: text.replace('"step": 7', '"step": 8'), "is damaged: its sha256"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "has artifact version 2"),
+        (lambda text: text.replace('"version": 2', '"version": 3'), "has artifact version 3"),
         (lambda text: text.replace("rayrec.artifact", "rayrec.checkpoint"), "is no rayrec.art"),
         (lambda text: "[]", "cannot be read"),
         (lambda text: "", "cannot be read"),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rayrec.serve import Predictor
+from rayrec.serve.artifact import DENSE
 from tests.unit.published_worlds import assert_equal, published_world
 from tests.unit.serve_worlds import rows
 from tests.unit.served_processes import Answers, Server, following, said, wait_for
@@ -95,11 +96,11 @@ def test_what_is_damaged_or_forked_is_not_served(tmp_path):
         world.train(rng)
         name = world.publish()
         shutil.copytree(world.folder / name, tmp_path / "damaged")
-        flip(tmp_path / "damaged" / "dense.pt")
+        flip(tmp_path / "damaged" / DENSE)
         os.rename(tmp_path / "damaged", served / name)
         wait_for(lambda: all_say(server, "damaged", served_now))
-        assert "dense.pt is damaged" in said(server)["trouble"]
-        shutil.copy(world.folder / name / "dense.pt", served / name / "dense.pt")
+        assert f"{DENSE} is damaged" in said(server)["trouble"]
+        shutil.copy(world.folder / name / DENSE, served / name / DENSE)
         served_now = world.writers[0].head.version
         wait_for(lambda: all_say(server, "current", served_now))
         other = published_world(tmp_path / "other", 1)

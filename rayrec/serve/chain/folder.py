@@ -15,6 +15,7 @@ from pathlib import Path
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
 from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
+from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
 
 PUBLISHED = "published"  # below the folder of a run
@@ -26,19 +27,20 @@ class ChainFolder:
 
     Args:
         path: local folder; it need not exist yet.
+        key: that the publications which are read have to be signed with; None asks for none.
     Raises:
         ConfigError: the path is no local one.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = local_folder("the folder of publications", path)
+    def __init__(self, path: str | os.PathLike[str], key: SigningKey | None = None) -> None:
+        self.path, self._key = local_folder("the folder of publications", path), key
 
     @classmethod
-    def of_run(cls, path: str | os.PathLike[str]) -> ChainFolder:
+    def of_run(cls, path: str | os.PathLike[str], key: SigningKey | None = None) -> ChainFolder:
         """The folder itself, or that of a run whose folder is given."""
-        own = cls(path)
+        own = cls(path, key)
         below = own.path / PUBLISHED
-        return cls(below) if not own.places() and below.is_dir() else own
+        return cls(below, key) if not own.places() and below.is_dir() else own
 
     def places(self) -> list[tuple[int, str]]:
         """Number and kind of every publication that has a name, ascending."""
@@ -59,7 +61,8 @@ class ChainFolder:
         """What a publication says of itself.
 
         Raises:
-            ArtifactError: there is none, or it is damaged, or lies in the place of another one.
+            ArtifactError: there is none, or it is damaged or not signed, or lies in the place of
+                another one.
         """
         folder = self.folder(kind, seq)
         try:
@@ -68,6 +71,8 @@ class ChainFolder:
             raise ArtifactError(
                 f"{folder}/{PUBLICATION} cannot be read: {one_line(error)}. Copy it again."
             ) from None
+        if self._key is not None:
+            self._key.check(folder / PUBLICATION, text)
         publication = Publication.from_bytes(text, str(folder))
         if (publication.kind, publication.seq) != (kind, seq):
             raise ArtifactError(f"{folder} holds {publication.name}. Copy it to its own place.")
@@ -86,9 +91,11 @@ class ChainFolder:
         """Where a publication is written before it gets its name."""
         return self.path / f"{_HIDDEN}{kind}-{seq:08d}"
 
-    def finish(self, publication: Publication) -> None:
+    def finish(self, publication: Publication, key: SigningKey | None = None) -> None:
         """Give a publication that was written its last file and its name.
 
+        Args:
+            key: to sign it with.
         Raises:
             SaveError: the file system refuses, or somebody else has published in its place.
         """
@@ -97,7 +104,10 @@ class ChainFolder:
         try:
             for file in publication.files():
                 sync(hidden / file.path)
-            (hidden / PUBLICATION).write_bytes(publication.to_bytes())
+            text = publication.to_bytes()
+            if key is not None:
+                sync(key.sign(hidden / PUBLICATION, text))
+            (hidden / PUBLICATION).write_bytes(text)
             sync(hidden / PUBLICATION)
             sync(hidden)
             self._check_alone(publication)

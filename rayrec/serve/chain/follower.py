@@ -17,13 +17,15 @@ from torch import Tensor
 
 from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTable
-from rayrec.serve.artifact import Artifact, loaded_dense, read_artifact, read_manifest
+from rayrec.serve.artifact import Artifact, read_artifact, read_manifest
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.judging import Position, Verdict, judge
 from rayrec.serve.chain.publication import BASE, DELTA, Publication
 from rayrec.serve.chain.row_files import ChangedRows, read_rows
+from rayrec.serve.dense_file import loaded_dense
 from rayrec.serve.manifest import Manifest
+from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_stored
 
 
@@ -37,7 +39,7 @@ class Version:
         time: seconds since 1970 when the weights were taken.
         copy: number of the copy that holds its tables.
         powers: of every table.
-        dense: the bytes of dense.pt.
+        dense: the bytes of the dense part.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Follower:
     Args:
         path: the folder, or that of a run which publishes below its own.
         strict: keep two copies of the tables, so that no batch meets rows of two versions.
+        trusted: whether the first base may run code of whoever exported it.
+        signing_key: place of the key that publications have to be signed with; None asks for none.
         free: called with the number of a copy before it is written; returns when nobody reads it.
     Attributes:
         artifact: the base that it began with; its schema, recipe and program hold for all versions.
@@ -66,7 +70,7 @@ class Follower:
         verdict: CURRENT, or why the newest publication was not applied: GAP, FORK, DAMAGED, OTHER.
         trouble: the same in a line; "" while current.
     Raises:
-        ConfigError: the path is no local one.
+        ConfigError: the path is no local one, or there is no key.
         ArtifactError: the folder has no base that is whole.
     """
 
@@ -75,9 +79,12 @@ class Follower:
         path: str | os.PathLike[str],
         *,
         strict: bool = True,
+        trusted: bool = True,
+        signing_key: str | None = None,
         free: Callable[[int], None] = lambda copy: None,
     ) -> None:
-        self.folder, self.free = ChainFolder.of_run(path), free
+        self.folder, self.free = ChainFolder.of_run(path, SigningKey.read(signing_key)), free
+        self._trusted = trusted
         self.verdict, self.trouble = Verdict.CURRENT, ""
         publication, opened = self._newest_base()
         self.copies = TableCopies(opened.packed, 2 if strict else 1)
@@ -193,7 +200,7 @@ class Follower:
             changes += read_rows(folder, changed, tables[number], number)
         assert publication.dense is not None, "a delta has a dense part"
         dense = read_stored(folder, publication.dense)
-        loaded_dense(dense, str(folder))
+        loaded_dense(dense, str(folder / publication.dense.path), trusted=self._trusted)
         self.free(self.copies.resting)
         self.copies.apply(changes)
         return self._version(publication, dense)
@@ -212,7 +219,7 @@ class Follower:
             )
             return None
         dense = artifact.content[artifact.manifest.dense.path]
-        loaded_dense(dense, str(artifact.folder))
+        artifact.dense()
         self.free(self.copies.resting)
         self.copies.load(artifact.packed)
         self._powers = [table.power for table in artifact.packed.tables]
@@ -228,7 +235,7 @@ class Follower:
         manifest = read_manifest(folder)
         if manifest.sha256 != publication.artifact:
             raise ArtifactError(f"{folder} holds another artifact than it was published with.")
-        return read_artifact(folder, manifest)
+        return read_artifact(folder, manifest, trusted=self._trusted)
 
     def _version(self, publication: Publication, dense: bytes) -> Version:
         return Version(

@@ -31,10 +31,11 @@ class FollowingPredictor(Predictor):
         strict: keep two copies of the tables; each call is scored under one version. Otherwise
             there is one, and calls during a refresh may meet rows of two versions.
         model: builds the training module; None takes what the base has.
+        trusted, signing_key: as for `Predictor.load`.
     Attributes:
         follower: what reads the folder.
     Raises:
-        ConfigError: the path is no local one.
+        ConfigError: the path is no local one, or there is no key.
         ArtifactError: the folder has no base that is whole.
     """
 
@@ -43,8 +44,16 @@ class FollowingPredictor(Predictor):
         path: str | os.PathLike[str],
         strict: bool = True,
         model: Callable[[], nn.Module] | None = None,
+        trusted: bool = True,
+        signing_key: str | None = None,
     ) -> None:
-        self.follower = Follower(path, strict=strict, free=self.wait_unread if strict else _at_once)
+        self.follower = Follower(
+            path,
+            strict=strict,
+            trusted=trusted,
+            signing_key=signing_key,
+            free=self.wait_unread if strict else _at_once,
+        )
         version = self.follower.version
         packed = self.follower.copies.tables(version.copy, version.powers)
         super().__init__(replace(self.follower.artifact, packed=packed), model)

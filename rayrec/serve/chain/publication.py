@@ -1,7 +1,7 @@
 """`Publication`: what one link of a chain says of itself.
 
     base-00000001/     an artifact, and publication.json
-    delta-00000002/    tables/0000-user-0.arrow, dense.pt and publication.json
+    delta-00000002/    tables/0000-user-0.arrow, dense.safetensors and publication.json
 
 publication.json is the last file written. It names the publication before by the sha256 of its
 text, every file by its own, and has a sha256 of its own text. So whoever holds that of the newest
@@ -22,7 +22,8 @@ from rayrec.errors import ArtifactError
 from rayrec.serve.manifest import StoredFile
 
 PUBLICATION = "publication.json"
-FORMAT, VERSION = "rayrec.publication", 1
+FORMAT, VERSION = "rayrec.publication", 2
+_READ = (1, VERSION)  # version 1 has the dense part as torch.save writes it
 BASE, DELTA = "base", "delta"
 _NAME = re.compile(rf"({BASE}|{DELTA})-(\d{{8}})")
 
@@ -120,9 +121,10 @@ class Publication:
                     f"{where}/{PUBLICATION} is no {FORMAT} but says format={body.get('format')!r}. "
                     "Name a folder that training publishes into."
                 )
-            if body["version"] != VERSION:
+            version = body["version"]
+            if version not in _READ:
                 raise ArtifactError(
-                    f"{where} has publication version {body['version']}; this rayrec reads version "
+                    f"{where} has publication version {version}; this rayrec reads versions 1 to "
                     f"{VERSION}. Follow it with the rayrec that trains."
                 )
             sha256 = body.pop("sha256")

@@ -81,7 +81,9 @@ def read_rows(
     for file in changed.files:
         content = read_stored(folder, file)
         try:
-            whole = pa.ipc.open_file(pa.BufferReader(content)).read_all().combine_chunks()
+            whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+            whole.validate(full=True)
+            whole = whole.combine_chunks()
             rows = torch.from_numpy(np.array(whole.column("row").to_numpy(), copy=True))
             packed = _bytes_of(whole.column("packed"), table.row_bytes)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:

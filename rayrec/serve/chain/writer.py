@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rayrec.checkpoint import TableReader, agree, read_manifest, save_checkpoint, watch_save, writes
@@ -30,7 +29,9 @@ from rayrec.serve.chain.handover import PARTS, assembled, hand_over
 from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication
 from rayrec.serve.chain.row_files import write_rows
 from rayrec.serve.chain.row_ranges import Changed, RowRanges
+from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.manifest import Manifest, StoredFile
+from rayrec.serve.signing import SigningKey
 from rayrec.serve.table_file import TABLES, table_path
 from rayrec.shards.copies import TouchedState
 from rayrec.shards.state import Gather, ShardState
@@ -66,6 +67,7 @@ class ChainWriter:
         types: of all tables, or by table name.
         rank: of this process.
         writers: ranks from 0 on that hold every table together; the others watch.
+        key: to sign publications with; None signs none.
     Attributes:
         head: the newest publication of this writer; None before the first base.
     Raises:
@@ -79,8 +81,9 @@ class ChainWriter:
         types: Types,
         rank: int,
         writers: int,
+        key: SigningKey | None = None,
     ) -> None:
-        self._folder, self._tables = folder, tables
+        self._folder, self._tables, self._key = folder, tables, key
         self._types = types_of([table.name for table in tables], types)
         self._rank, self._writers = rank, writers
         self._ranges = RowRanges(tables, self._types)
@@ -135,7 +138,7 @@ class ChainWriter:
                 to_step=moment.step,
                 time=moment.time,
             ).sealed()
-            self._folder.finish(publication)
+            self._folder.finish(publication, self._key)
             return publication
 
         self.head = agree(f"{what}: finishing", finish, gather)[0]
@@ -225,7 +228,7 @@ class ChainWriter:
                 return None
             publication = self._delta(head, moment, written).sealed()
             shutil.rmtree(hidden / PARTS, ignore_errors=True)
-            self._folder.finish(publication)
+            self._folder.finish(publication, self._key)
             return publication
 
         self.head = agree(f"{what}: finishing", finish, gather)[0]
@@ -283,6 +286,6 @@ class ChainWriter:
 def _write_dense(folder: Path, dense: Mapping[str, Tensor]) -> StoredFile:
     """Write the dense part as an export does."""
     path = folder / DENSE
-    torch.save({name: tensor.detach().cpu() for name, tensor in dense.items()}, path)
-    content = path.read_bytes()
+    content = dense_bytes(dense)
+    path.write_bytes(content)
     return StoredFile(DENSE, len(content), hashlib.sha256(content).hexdigest())

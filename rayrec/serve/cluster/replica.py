@@ -133,7 +133,7 @@ def _load(path: str, settings: ServerSettings, version: str) -> Predictor:
     from rayrec.serve.server.served import version_of, warm
 
     torch.set_num_threads(settings.threads)
-    predictor = Predictor.load(path)
+    predictor = Predictor.load(path, trusted=settings.trusted, signing_key=settings.signing_key)
     own, _ = version_of(predictor)
     if own != version:
         raise ArtifactError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayrec import checks
 from rayrec.errors import ConfigError
+from rayrec.serve.signing import key_place
 
 GRPC_PORT, HTTP_PORT = 8500, 8501
 MAX_PORT = 65535
@@ -34,6 +35,8 @@ class ServerSettings:
         poll_s: of a server that follows a chain, seconds between two looks for a publication.
         strict: of such a server, keep two copies of the tables, so that no batch meets rows of two
             versions.
+        trusted: whether an artifact may run code of whoever exported it.
+        signing_key: place of the key that an artifact has to be signed with; None asks for none.
     Raises:
         ConfigError: a number is out of range, or the two ports are one.
     """
@@ -50,6 +53,8 @@ class ServerSettings:
     drain_s: float = 30.0
     poll_s: float = 1.0
     strict: bool = True
+    trusted: bool = True
+    signing_key: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("port", "http_port"):
@@ -62,6 +67,7 @@ class ServerSettings:
         checks.seconds("poll_s", self.poll_s)
         if self.port and self.port == self.http_port:
             raise ConfigError(f"port={self.port} is both that of gRPC and of HTTP; give two.")
+        object.__setattr__(self, "signing_key", key_place("signing_key", self.signing_key))
         if not self.host.strip():
             raise ConfigError(
                 f"host={self.host!r}; give the address to listen at, such as {LOOPBACK}."

@@ -50,8 +50,9 @@ def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
         path: of the artifact; with `follow` of a run that publishes, or of its publications.
         follow: serve what is published from version to version.
     Raises:
-        ConfigError: the artifact has no schema, or an address cannot be had.
-        ArtifactError: there is no artifact, or a file of it is missing or damaged.
+        ConfigError: the artifact has no schema, or an address or a key cannot be had.
+        ArtifactError: there is no artifact, or a file of it is missing or damaged; or it is not
+            signed, or not trusted and cannot be served without code.
         ServingError: no replica can start, or some had to be killed with requests unanswered.
     """
     # a pool of threads would be gone in the replicas, which would wait for it for ever
@@ -60,9 +61,16 @@ def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
     with reserved(settings) as own:
         predictor: Predictor
         if follow:
-            predictor = Predictor.follow(path, strict=settings.strict)
+            predictor = Predictor.follow(
+                path,
+                strict=settings.strict,
+                trusted=settings.trusted,
+                signing_key=settings.signing_key,
+            )
         else:
-            predictor = Predictor.load(path)
+            predictor = Predictor.load(
+                path, trusted=settings.trusted, signing_key=settings.signing_key
+            )
         served_schema(predictor, path)
         with metrics_folder():
             Supervisor(predictor, own).run(path)
