@@ -110,9 +110,10 @@ def test_training_is_as_without_and_a_resumed_run_goes_on_with_a_base(
     assert names == ["base-1", "delta-2", "delta-3", "delta-4", "base-5", "delta-6"]
     head = ChainFolder.of_run(run).head()
     assert (head.from_step, head.to_step) == (6, 7)
-    asked = {"trusted": False, "signing_key": str(tmp_path / "key")}
-    assert Predictor.follow(run, **asked).weights.name == head.version
-    assert Predictor.load(run / "published" / "base-00000005", **asked).step == 5
+    key = str(tmp_path / "key")
+    assert Predictor.follow(run, signing_key=key).weights.name == head.version
+    base = Predictor.load(run / "published" / "base-00000005", signing_key=key)
+    assert base.step == ChainFolder.of_run(run).read("base", 5).to_step
 
 
 def publishing(rank: int, world_size: int, folder: Path, run: Path) -> None:
