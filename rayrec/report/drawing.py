@@ -7,6 +7,7 @@ from html import escape
 
 CHART_WIDTH, CHART_HEIGHT = 1060, 190
 LEFT = 64  # of a chart, for its scale
+WIDEST = 64  # with its gap; few ranks would be blocks that look like areas
 # a limit this many times above the tallest bar would flatten the bars, and is told in words
 FAR = 3
 
@@ -33,7 +34,7 @@ def stacks(
     near = [limit for limit in limits if limit <= FAR * top]
     # The 5% keep a bar or a line at the top off the edge.
     top = max(top, *near, 0.0) * 1.05
-    step = (width - LEFT) / len(columns)
+    step = min(WIDEST, (width - LEFT) / len(columns))
     # With thousands of ranks a gap would be wider than the bars.
     gap = min(6.0, step * 0.2) if step > 3 else 0.0
     out = [f'<svg viewBox="0 0 {width} {CHART_HEIGHT + 22}" role="img">']

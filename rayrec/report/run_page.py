@@ -8,7 +8,7 @@ of runs. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 from rayrec.layout.plan import ShardingPlan
@@ -36,7 +36,8 @@ class RunPicture:
 
     Attributes:
         name: differs from those of the other runs.
-        facts: cells of its row in the table of runs, by the table's column.
+        facts: cells of its column in the table of runs, by the table's row.
+        settings: those that are not the same in all runs of the page, in the same way.
         failed: its last life ended by an error.
         plan: where its tables lay in its last life, or None.
         parts: predicted beside measured; empty where there is no prediction.
@@ -46,6 +47,7 @@ class RunPicture:
 
     name: str
     facts: dict[str, str]
+    settings: dict[str, str] = field(default_factory=dict)
     failed: bool = False
     plan: ShardingPlan | None = None
     parts: Sequence[PartSeconds] = ()
@@ -88,14 +90,22 @@ def render_run_page(
 
 
 def _facts(runs: Sequence[RunPicture]) -> str:
-    columns = list(dict.fromkeys(column for run in runs for column in run.facts))
+    """The table of runs: a column for each, so that it is as wide as there are runs."""
     rows = []
-    for run in runs:
-        cells = [run.facts.get(column, "-") for column in columns]
-        outcome = ' class="failed"' if run.failed else ""
-        row = f"<td>{escape(run.name)}</td><td{outcome}>{escape(cells[0])}</td>"
-        rows.append(row + "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:]))
-    return _table(["run", *columns], rows)
+    for name in dict.fromkeys(name for run in runs for name in run.facts):
+        cells = []
+        for run in runs:
+            style = ' class="failed"' if name == "outcome" and run.failed else ""
+            cells.append(f"<td{style}>{escape(run.facts.get(name, '-'))}</td>")
+        rows.append(f"<th>{escape(name)}</th>{''.join(cells)}")
+    settings = list(dict.fromkeys(name for run in runs for name in run.settings))
+    if len(runs) > 1:
+        told = "settings that differ" if settings else "no setting differs"
+        rows.append(f'<th colspan="{len(runs) + 1}">{told}</th>')
+    for name in settings:
+        cells = [f"<td>{escape(run.settings.get(name, '-'))}</td>" for run in runs]
+        rows.append(f"<th>{escape(name)}</th>{''.join(cells)}")
+    return f'<div class="runs">{_table(["run", *(run.name for run in runs)], rows)}</div>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:

@@ -47,6 +47,9 @@ svg[role=img] { background: var(--panel); border-radius: 6px; touch-action: pan-
 details { margin-top: 10px; } summary { cursor: pointer; font-weight: 600; }
 td.number { text-align: right; }
 .plain { overflow-x: auto; } .plain td { white-space: nowrap; overflow-wrap: normal; }
+.runs td { white-space: normal; overflow-wrap: anywhere; min-width: 80px; }
+.runs tbody th { position: sticky; left: 0; top: auto; border-top: 1px solid var(--line);
+  font-weight: 400; padding: 3px 10px; } .runs thead th { white-space: normal; }
 .events td:last-child { white-space: normal; max-width: 700px; min-width: 240px; }
 @media (max-width: 520px) { .charts { grid-template-columns: 1fr; } }
 """

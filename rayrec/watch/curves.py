@@ -112,7 +112,7 @@ def _scores(runs: Sequence[RunEvents], names: Sequence[str]) -> list[Chart]:
                 Series(name=f"{name}, evaluation", run=number, points=evaluated, dashed=True)
             )
         series = [each for each in series if each.points]
-        charts.append(Chart(title=score, unit="number", series=series))
+        charts.append(Chart(title=f"Score: {score}", unit="number", series=series))
     return charts
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean, median
+from typing import Any
 
 from rayrec.checks import absolute_path
 from rayrec.errors import ConfigError, InputError, PlanError
@@ -59,7 +60,8 @@ def run_page(runs: Sequence[RunEvents]) -> str:
     """
     names = run_names(runs)
     last_step = max(event.step for run in runs for event in run.kept)
-    pictures = [_picture(run, name) for run, name in zip(runs, names, strict=True)]
+    told = zip(runs, names, _settings(runs), strict=True)
+    pictures = [_picture(run, name, settings) for run, name, settings in told]
     marks = [mark for number, run in enumerate(runs) for mark in _marks(number, run)]
     return render_run_page(
         pictures, charts_of(runs, names, marks), step_areas(runs, names), last_step
@@ -82,13 +84,31 @@ def run_names(runs: Sequence[RunEvents]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def _picture(run: RunEvents, name: str) -> RunPicture:
+def _settings(runs: Sequence[RunEvents]) -> list[dict[str, str]]:
+    """Of every run the settings that are not the same in all of them, by their dotted names."""
+    flat = [dict(_flat(run.start.values["settings"], "")) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    # the name of a run stands above its column
+    differ = [n for n in names if n != "name" and len({one.get(n) for one in flat}) > 1]
+    return [{name: one.get(name, "-") for name in differ} for one in flat]
+
+
+def _flat(values: Mapping[str, Any], within: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", value if isinstance(value, str) else json.dumps(value)
+
+
+def _picture(run: RunEvents, name: str, settings: dict[str, str]) -> RunPicture:
     start, windows = run.start, run.of("window")
     memory = [value or 0.0 for value in windows[-1].values["memory_bytes"]] if windows else []
     outcome = _outcome(run)
     return RunPicture(
         name=name,
         facts=_facts(run, outcome),
+        settings=settings,
         failed=outcome == "failed",
         plan=_plan(run),
         parts=_parts(run),
@@ -121,7 +141,8 @@ def _facts(run: RunEvents, outcome: str) -> dict[str, str]:
         "ranks": str(start.values["world_size"]),
         "lives": str(start.life + 1),
         "began (UTC)": _clock(run.events[0].at),
-        "trained for": _duration(run),
+        "trained for": _span(_trained_s(run)),
+        "took": _span(_lasted_s(run)),
     }
     speeds = [w.values["rows_per_s"] for w in windows if w.values["rows_per_s"] is not None]
     if speeds:
@@ -141,14 +162,31 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _duration(run: RunEvents) -> str:
+def _trained_s(run: RunEvents) -> float:
+    """The seconds of the kept windows, as a result counts them: without the making of tables,
+    evaluation and saving.
+    """
+    seconds, life, before = 0.0, 0, 0
+    for event in run.of("window"):
+        rows, speed = event.values["rows"], event.values["rows_per_s"]
+        before = before if event.life == life else 0
+        if speed:
+            seconds += max(0, rows - before) / speed
+        life, before = event.life, rows
+    return seconds
+
+
+def _lasted_s(run: RunEvents) -> float:
     """The time of all lives, from the start to the last event of each."""
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     for event in run.events:
         first.setdefault(event.life, event.at)
         last[event.life] = event.at
-    seconds = sum(max(0.0, last[life] - first[life]) for life in first)
+    return sum(max(0.0, last[life] - first[life]) for life in first)
+
+
+def _span(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, hours = seconds / 60 % 60, int(seconds // 3600)
@@ -173,10 +211,12 @@ def _parts(run: RunEvents) -> list[PartSeconds]:
 
 def _marks(number: int, run: RunEvents) -> list[Mark]:
     marks = []
+    # each was the best when it was saved; the last of them is
+    best = next((e for e in reversed(run.of("checkpoint")) if e.values["best"]), None)
     for event in run.kept:
         kind: MarkKind | None = None
         if event.kind == "checkpoint":
-            kind = "best" if event.values["best"] else "checkpoint"
+            kind = "best" if event is best else "checkpoint"
         elif event.kind == "failure":
             kind = "failure"
         elif event.kind == "recovery" or (event.kind == "start" and event.life > 0):

@@ -16,7 +16,9 @@ import pytest
 
 from rayrec.errors import ConfigError, InputError, TrainingFailed
 from rayrec.report.charts import Chart, Series, draw
+from rayrec.report.drawing import stacks
 from rayrec.report.scales import thinned, ticks, value_range
+from rayrec.train.told import Saved
 from rayrec.watch import EventLog, read_events, write_run_page
 from rayrec.watch.page import run_names
 from tests.watched import info, report, tell
@@ -89,10 +91,10 @@ def test_the_curves_are_those_of_the_events(page: str, three: list[Path]):
     assert first["steps"] == steps and third["steps"] == steps
     assert first["values"] == [float(f"{report(step).loss:.6g}") for step in steps]
     assert third["values"] == [float(f"{report(step, 0.4).loss:.6g}") for step in steps]
-    auc = {curve["name"]: curve for curve in curves(page, "auc")}
+    auc = {curve["name"]: curve for curve in curves(page, "Score: auc")}
     assert auc["a, evaluation"]["steps"] == [200, 400, 600, 800, 1000]
     assert len(auc["a, training"]["steps"]) == 20
-    assert {"a, training", "c, training"} <= {c["name"] for c in curves(page, "click/auc")}
+    assert {"a, training", "c, training"} <= {c["name"] for c in curves(page, "Score: click/auc")}
     (fullest, *_) = curves(page, "Memory, fullest rank and the range of all")
     assert fullest["values"] == [2.1e9] * 20
     assert curves(page, "Step")[0]["values"] == [pytest.approx(12)] * 20
@@ -109,6 +111,74 @@ def test_what_happened_is_marked_and_told(page: str):
     assert "(taken back by a later life)" not in page
     for words in ("1,000 of 1,000", "600 of 1,000", "<td>stopped</td>", "continued on 2 ranks"):
         assert words in page
+
+
+def test_the_best_checkpoint_is_the_last_that_was_best(tmp_path: Path):
+    """Most evaluations of a run that learns are the best so far."""
+    log = EventLog(tmp_path / "run")
+    log.on_start(info(200))
+    for step, best in ((50, True), (100, True), (150, False), (200, False)):
+        log.on_window(report(step))
+        log.on_checkpoint(Saved(step=step, path=f"/run/step-{step}", seconds=0.1, best=best))
+    text = Path(write_run_page([tmp_path / "run"], tmp_path / "page.html")).read_text()
+    found = re.findall(r'<path class="(checkpoint|best) [^>]*><title>step (\d+)', text)
+    assert {step for kind, step in found if kind == "best"} == {"100"}
+    assert {step for kind, step in found if kind == "checkpoint"} == {"50", "150", "200"}
+
+
+def facts(text: str) -> dict[str, list[str]]:
+    """The rows of the table of runs: name, and the cell of every run."""
+    (table,) = re.findall(r'<div class="runs">.*?<tbody>(.*?)</tbody>', text)
+    rows = re.findall(r"<tr><th[^>]*>(.*?)</th>(.*?)</tr>", table)
+    return {name: re.findall(r"<td[^>]*>(.*?)</td>", cells) for name, cells in rows}
+
+
+def test_the_table_of_runs_has_a_column_for_each_and_tells_which_settings_differ(tmp_path: Path):
+    settings = {
+        "one": {"name": "one", "seed": 3, "sparse_optimizer": {"name": "sgd", "lr": 0.1}},
+        "two": {"name": "two", "seed": 3, "sparse_optimizer": {"name": "sgd", "lr": 0.2}},
+        "three": {"name": "three", "seed": 3, "sparse_optimizer": {"name": "sgd", "lr": 0.1}},
+    }
+    settings["three"]["ks"] = [1, 2]
+    for name, own in settings.items():
+        log = EventLog(tmp_path / name)
+        log.on_start(replace(info(100, name=name), settings=own))
+        log.on_window(report(50))
+    paths = [tmp_path / name for name in settings]
+    text = Path(write_run_page(paths, tmp_path / "page.html")).read_text()
+    told = facts(text)
+    assert {len(cells) for cells in told.values()} == {0, 3}, "a title has no cells"
+    assert told["sparse_optimizer.lr"] == ["0.1", "0.2", "0.1"]
+    assert told["ks"] == ["-", "-", "[1, 2]"] and told["steps"] == ["50 of 100"] * 3
+    assert not {"seed", "name", "sparse_optimizer.name"} & set(told)
+    assert "settings that differ" in told
+    one = Path(write_run_page(paths[:1], tmp_path / "page.html")).read_text()
+    assert {len(cells) for cells in facts(one).values()} == {1}
+    same = Path(write_run_page([paths[0], paths[0]], tmp_path / "page.html")).read_text()
+    assert "no setting differs" in facts(same)
+
+
+def test_trained_for_is_the_time_of_the_windows_and_took_is_all(tmp_path: Path, monkeypatch):
+    """Making the tables takes 100 s here, and an evaluation 5 s."""
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    log = EventLog(tmp_path / "run")
+    log.on_start(info(200))
+    now[0] += 100
+    for step in (50, 100, 150, 200):
+        log.on_window(replace(report(step), rows_per_s=51_200.0))
+        now[0] += 1
+    now[0] += 5
+    log.on_end(None)
+    text = Path(write_run_page([tmp_path / "run"], tmp_path / "page.html")).read_text()
+    assert facts(text)["trained for"] == ["4.0 s"] and facts(text)["took"] == ["1.8 min"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_bars_of_few_ranks_are_no_blocks(ranks: int):
+    text = stacks([[1.0]] * ranks, ["rank"] * ranks, ["resident"], str, width=530)
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', text)]
+    assert len(widths) == ranks and min(widths) > 30 and max(widths) <= 60
 
 
 def test_predicted_stands_beside_measured(page: str, three: list[Path]):
@@ -225,6 +295,8 @@ addEventListener("load", () => {
   svg.dispatchEvent(new PointerEvent("pointermove", at));
   const tip = document.querySelector(".tip");
   document.body.dataset.tip = tip.innerText;
+  const runs = document.querySelector(".runs .plain");
+  document.body.dataset.cut = runs.scrollWidth - runs.clientWidth;
   document.getElementById("run0").click();
   svg.dispatchEvent(new PointerEvent("pointermove", at));
   document.body.dataset.hidden = tip.innerText;
@@ -240,6 +312,7 @@ addEventListener("load", () => {
 def test_a_browser_shows_numbers_under_the_pointer_and_hides_runs(page: str, tmp_path: Path):
     (tmp_path / "page.html").write_text(page.replace("<head>", f"<head>{PROBE}"))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    flags += ["--window-size=1400,900"]
     flags += [f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=3000", "--dump-dom"]
     done = subprocess.run(
         [CHROMIUM, *flags, f"file://{tmp_path}/page.html"],
@@ -260,4 +333,4 @@ def test_a_browser_shows_numbers_under_the_pointer_and_hides_runs(page: str, tmp
     assert tip[0] == "step 1,000" and tip[1] == loss[0] and tip[3] == loss[1]
     assert tip[2].startswith('</script><b> & "b": ') and tip[2].endswith("(step 600)")
     assert seen["hidden"].split("\n")[1].startswith("</script>") and seen["display"] == "none"
-    assert seen["left"] == "0"
+    assert seen["left"] == "0" and seen["cut"] == "0"
