@@ -144,8 +144,7 @@ class TwoTowerTrain(nn.Module):
 
     A row's loss is the cross entropy of its own candidate among those of the local batch, times its
     label: rows with label 0 serve as candidates alone. `loss` is the sum over rows divided by B.
-    `logits` are the log-odds of the own candidate, so that a metric of clicks reads them as the
-    probability of picking it.
+    `logits` are the log-odds of picking the own candidate among those of the batch.
 
     Args:
         temperature: scores are divided by it; for cosines below 1, such as 0.05.
@@ -159,9 +158,15 @@ class TwoTowerTrain(nn.Module):
             exp(score) tends to p(candidate | query).
     Raises:
         ConfigError: the temperature is not positive, or log_q comes without candidate_id.
+    Attributes:
+        gives_probabilities: False: how likely a candidate is picked depends on the others of its
+            batch, so that training tells the AUC of the logits, and no score of a click's
+            probability, such as the normalized entropy.
     Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
     Recommendations, RecSys 2019.
     """
+
+    gives_probabilities = False
 
     def __init__(
         self,

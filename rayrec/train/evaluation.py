@@ -74,7 +74,7 @@ def evaluate(
     """
     training = model.training
     model.eval()
-    scoring = Scoring(tasks, device)
+    scoring = Scoring(tasks, device, model.module)
     if predictions is not None and tasks and (len(tasks) > 1 or tasks[0].kind != "binary"):
         raise ConfigError(
             "predictions hold the score of one binary task, and this run has "

@@ -156,7 +156,7 @@ class RankTrainer(RankRun):
     ) -> tuple[Window, float]:
         """The window of the steps up to `end`, and the seconds that it waited for batches."""
         spec = self.spec
-        window = Window(self.device, self.world_size, spec.tasks)
+        window = Window(self.device, self.world_size, spec.tasks, self.model.module)
         times.begin()
         first, waited_s = self.step + 1, self._pipeline.data_wait_s
         while self.step < end:

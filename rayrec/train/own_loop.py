@@ -116,7 +116,8 @@ class LoopContext(RankRun):
         try:
             while self.step < self.spec.steps and not self.stopped and not self.early:
                 end = min(self._next_end(), self._report_end())
-                window, waited_s = Window(self.device, self.world_size, self.spec.tasks), 0.0
+                module, waited_s = self.model.module, 0.0
+                window = Window(self.device, self.world_size, self.spec.tasks, module)
                 while self.step < end:
                     started = time.perf_counter()
                     batch = next(source)

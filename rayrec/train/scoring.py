@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.data import RowDataset
 from rayrec.errors import ConfigError
@@ -33,6 +33,8 @@ _USUAL: dict[str, Callable[[], Metric]] = {
     "multiclass": CrossEntropy,
     "regression": SquaredError,
 }
+# scores of a binary task that read a logit as the probability of a click
+OF_PROBABILITIES = ("logloss", "ne", "calibration", "accuracy")
 ONE_BINARY = (Task(name="click"),)
 Outputs = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -126,9 +128,14 @@ class Scoring:
     Args:
         tasks: of the run; none means one binary task.
         device: where predictions are.
+        model: that is trained; one with `gives_probabilities = False` has logits that rank rows and
+            say no probability of a click, so that only ranks are scored.
     """
 
-    def __init__(self, tasks: Sequence[Task], device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], device: torch.device, model: nn.Module | None = None
+    ) -> None:
+        self._left_out = () if getattr(model, "gives_probabilities", True) else OF_PROBABILITIES
         self._metrics: list[tuple[Task, Metric, Tensor]] = []
         self._prefixed = len(tasks) > 1
         self.tasks = tuple(tasks)
@@ -157,7 +164,8 @@ class Scoring:
         parts = state.split(sizes)
         for (task, metric, own), part in zip(self._metrics, parts, strict=True):
             for name, value in metric.scores(part.to(own.dtype)).items():
-                found[f"{task.name}/{name}" if self._prefixed else name] = value
+                if name not in self._left_out:
+                    found[f"{task.name}/{name}" if self._prefixed else name] = value
         return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.machine.memory import resident_bytes
 from rayrec.spec.task import Task
@@ -59,11 +59,18 @@ class Window:
         device: where losses and logits are.
         world_size: ranks that merge.
         tasks: whose predictions are scored; none means one binary task.
+        model: that is trained, which may say which scores its logits have.
     """
 
-    def __init__(self, device: torch.device, world_size: int, tasks: Sequence[Task] = ()) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        world_size: int,
+        tasks: Sequence[Task] = (),
+        model: nn.Module | None = None,
+    ) -> None:
         self._device, self._world_size = device, world_size
-        self._scoring = Scoring(tasks, device)
+        self._scoring = Scoring(tasks, device, model)
         # on the device, so that no step waits for it
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._rows, self.steps = 0, 0

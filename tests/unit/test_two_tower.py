@@ -6,14 +6,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec import Driver, RunConfig, ScalingConfig
+from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.errors import ConfigError, InputError
 from rayrec.models import TwoTower, TwoTowerTrain
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train.callbacks import Callback
+from rayrec.train.scoring import OF_PROBABILITIES
+from rayrec.train.told import ProgressReport
 
 USERS, ITEMS = 12, 8
 
@@ -199,3 +207,40 @@ def test_what_does_not_fit_is_refused() -> None:
     )
     with pytest.raises(InputError, match="2 ids in 1 rows"):
         TwoTowerTrain(two_tower(), 1, "item")(Pairs(kjt, torch.ones(1)))
+
+
+def test_a_run_tells_no_score_of_a_probability_that_no_model_gives(tmp_path: Path) -> None:
+    """The logits are about the candidates of a batch, and the larger it is, the lower they are."""
+    features = tuple(Feature(name=name, column=name) for name in ("user", "item"))
+    sizes = {"user": USERS, "item": ITEMS}
+    schema = FeatureSchema(
+        label="label",
+        features=features,
+        tables=tuple(
+            EmbeddingBagConfig(
+                name=f"t_{name}", num_embeddings=size, embedding_dim=8, feature_names=[name]
+            )
+            for name, size in sizes.items()
+        ),
+    )
+    drawn = pairs(64, 3, positive=0.5)
+    columns = {name: drawn.sparse_features[name].values() for name in sizes}
+    columns["label"] = drawn.labels
+    table = pa.table({name: values.numpy() for name, values in columns.items()})
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    def model() -> TwoTowerTrain:
+        return TwoTowerTrain(TwoTower(tables("user"), [8], tables("item")), 0.1)
+
+    rows, windows = ParquetDataset(str(tmp_path / "rows.parquet"), schema), []
+
+    class Seen(Callback):
+        def on_window(self, report: ProgressReport, trainer: object = None) -> None:
+            windows.append(report)
+
+    run = RunConfig(global_batch_size=32, steps=4, progress="off", callbacks=(Seen(),))
+    driver = Driver(model, rows, ScalingConfig(num_workers=0), run, eval_data=rows)
+    metrics = driver.fit().metrics
+    assert 0 < metrics["auc"] < 1 and windows[-1].auc is not None
+    assert windows[-1].ne is None and "ne" not in windows[-1].scores
+    assert not set(OF_PROBABILITIES) & set(metrics)
