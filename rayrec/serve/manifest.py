@@ -203,6 +203,8 @@ class Manifest:
         for file in self.files():
             if type(file.bytes) is not int or file.bytes < 0:
                 raise ValueError(f"file {file.path!r} has {file.bytes!r} bytes")
+            if b"\0" in file.path.encode():
+                raise ValueError(f"file {file.path!r} has a null character")
             if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
                 raise ArtifactError(
                     f"{where}/{MANIFEST} names file {file.path!r}, which lies outside of the "

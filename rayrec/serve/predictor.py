@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from rayrec.data import Batch
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import ArtifactError, ConfigError, InputError, RayrecError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import QuantEmbeddingBagCollection, mark_checked
 from rayrec.serve.artifact import Artifact, open_artifact
@@ -29,6 +30,7 @@ from rayrec.serve.requests import (
     Request,
     Rows,
     broadcast,
+    nothing,
     read_rows,
     tensors_of,
     user_columns,
@@ -36,6 +38,7 @@ from rayrec.serve.requests import (
 from rayrec.serve.scorer import probabilities
 from rayrec.serve.weights import Collections, Weights
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage import one_line
 
 if TYPE_CHECKING:
     from rayrec.serve.chain.following import FollowingPredictor
@@ -62,9 +65,24 @@ class Predictor:
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
         self.manifest: Manifest = artifact.manifest
         self.schema: FeatureSchema | None = artifact.schema
-        self.weights = Weights(artifact, model)
         self._splits: dict[frozenset[str], CandidateSplit] = {}
-        self._ids_are_checked = self.schema is not None and _covers(self.schema, self.collections)
+        try:
+            self.weights = Weights(artifact, model)
+            self._ids_are_checked = self.schema is not None and _covers(
+                self.schema, self.collections
+            )
+            if not artifact.trusted:
+                self.warm()
+        except RayrecError:
+            raise
+        # a whole manifest of somebody else's may contradict itself in any way
+        except Exception as error:
+            if artifact.trusted or model is not None:
+                raise
+            raise ArtifactError(
+                f"{artifact.folder} contradicts itself ({type(error).__name__}: {one_line(error)}"
+                "), and no model can be built of it. Export the checkpoint again."
+            ) from error
 
     @classmethod
     def load(
@@ -213,6 +231,20 @@ class Predictor:
         bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
         scorer = self.weights.scorer
         return bags and (scorer is None or scorer.is_own)
+
+    def warm(self) -> None:
+        """Score a row of no ids, so that no caller waits for what the first call sets up."""
+        if self.schema is None:
+            return
+        empty = nothing(self.schema).sparse_features
+        ids = KeyedJaggedTensor(
+            empty.keys(),
+            empty.values(),
+            empty.weights_or_none(),
+            lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
+        )
+        request = Request(torch.zeros(1, len(self.schema.dense)), ids)
+        self._finish(self.weights.outputs(request), as_logits=False)
 
     def _known_schema(self) -> FeatureSchema:
         if self.schema is None:

@@ -19,7 +19,7 @@ from rayrec.serve.server.body import as_json, asked, type_trouble
 from rayrec.serve.server.faults import fault_of
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.scoring import ScoringQueue
-from rayrec.serve.server.served import request_columns, served_schema, version_of, warm
+from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import ARROW_TYPE, Answer, Columns, answer_bytes, request_bytes
@@ -73,7 +73,7 @@ class Deployed:
             artifact, trusted=settings.trusted, signing_key=settings.signing_key
         )
         schema = served_schema(predictor, artifact)
-        warm(predictor)
+        predictor.warm()
         self._most_bytes, self._broken = settings.max_bytes, Event()
         self._reader = RequestReader(request_columns(schema), settings.max_rows)
         metrics = Metrics(version_of(predictor)[0])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rayrec.errors import ArtifactError, CheckpointError, ConfigError
+from rayrec.errors import ArtifactError, CheckpointError, ConfigError, RayrecError
 from rayrec.serve import Manifest, ParityBounds, Predictor, export, open_artifact
 from rayrec.serve.artifact import DENSE
 from rayrec.serve.chain.judging import Verdict
@@ -124,6 +129,37 @@ def test_a_manifest_with_sizes_that_no_table_has_is_refused(copied, sizes):
     changed(copied, tables=tables)
     with pytest.raises(ArtifactError, match="table 'user' has"):
         Predictor.load(copied, trusted=False)
+
+
+VALUES = (None, -1, 0, 2**31, 10**30, 1.5, "", "x", [], {}, True, ["a"], {"a": 1}, "\ud800", "\0")
+
+
+def places(value: object, place: tuple = ()) -> Iterator[tuple]:
+    """The places of all values in a JSON document."""
+    named = value.items() if isinstance(value, dict) else ()
+    for key, inner in named or (enumerate(value) if isinstance(value, list) else ()):
+        yield (*place, key)
+        yield from places(inner, (*place, key))
+
+
+@pytest.mark.seeds(range(30))
+def test_a_manifest_with_any_two_values_changed_is_one_error(seed, copied):
+    rng, text = random.Random(seed), (copied / "manifest.json").read_text()
+    for _ in range(20):
+        body = json.loads(text)
+        body.pop("sha256")
+        for place in rng.sample(list(places(body)), 2):
+            inner = body
+            with suppress(LookupError, TypeError):  # the other one was above it
+                for key in place[:-1]:
+                    inner = inner[key]
+                inner[place[-1]] = copy.deepcopy(rng.choice(VALUES))
+        body["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        (copied / "manifest.json").write_text(json.dumps(body))
+        try:
+            Predictor.load(copied, trusted=False).predict(ASKED)
+        except RayrecError as error:
+            assert "\n" not in str(error)
 
 
 TENSORS = {

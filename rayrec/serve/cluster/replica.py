@@ -130,7 +130,7 @@ def _load(path: str, settings: ServerSettings, version: str) -> Predictor:
     import torch
 
     from rayrec.serve.predictor import Predictor
-    from rayrec.serve.server.served import version_of, warm
+    from rayrec.serve.server.served import version_of
 
     torch.set_num_threads(settings.threads)
     predictor = Predictor.load(path, trusted=settings.trusted, signing_key=settings.signing_key)
@@ -140,7 +140,7 @@ def _load(path: str, settings: ServerSettings, version: str) -> Predictor:
             f"{path} is version {own}, and the other replicas serve {version}. Put that back, or "
             "start the server anew."
         )
-    warm(predictor)
+    predictor.warm()
     return predictor
 
 

@@ -20,7 +20,7 @@ from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.scoring import ScoringQueue
-from rayrec.serve.server.served import request_columns, served_schema, version_of, warm
+from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
 
@@ -99,7 +99,7 @@ def run_replica(
         UnavailableError: an address cannot be had.
     """
     torch.set_num_threads(settings.threads)
-    warm(predictor)
+    predictor.warm()
 
     async def answer() -> int:
         replica = Replica(predictor, settings, lead, parent)

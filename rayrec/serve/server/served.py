@@ -1,16 +1,13 @@
-"""What a server needs of a predictor: its columns, its version, and a first call."""
+"""What a server needs of a predictor: its columns, its version, and its memory."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.requests import Request, nothing
-from rayrec.sparse import KeyedJaggedTensor
 
 
 def served_schema(predictor: Predictor, path: str = "the artifact") -> FeatureSchema:
@@ -45,16 +42,3 @@ def tables_of(predictor: Predictor) -> list[Tensor]:
     if isinstance(predictor, FollowingPredictor):
         return predictor.follower.copies.data
     return [collection.packed.data for collection in predictor.collections.values()]
-
-
-def warm(predictor: Predictor) -> None:
-    """Score a row of no ids, so that no caller waits for what the first call sets up."""
-    schema = served_schema(predictor)
-    empty = nothing(schema).sparse_features
-    ids = KeyedJaggedTensor(
-        empty.keys(),
-        empty.values(),
-        empty.weights_or_none(),
-        lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
-    )
-    predictor.score(Request(torch.zeros(1, len(schema.dense)), ids))
