@@ -154,6 +154,8 @@ def test_a_manifest_with_any_two_values_changed_is_one_error(seed, copied):
                 for key in place[:-1]:
                     inner = inner[key]
                 inner[place[-1]] = copy.deepcopy(rng.choice(VALUES))
+        # an index that met a dict has become a key of it, and keys of JSON are text
+        body = json.loads(json.dumps(body))
         body["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         (copied / "manifest.json").write_text(json.dumps(body))
         try:
