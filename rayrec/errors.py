@@ -70,6 +70,10 @@ class CommError(RayrecError):
     """A collective failed or timed out, mostly because another rank is gone."""
 
 
+class ClusterError(RayrecError):
+    """The machine or its Ray cluster is in trouble, for now: trying again may succeed."""
+
+
 class TrainingFailed(RayrecError):
     """A training run ended by the failure of one rank.
 

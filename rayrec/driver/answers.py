@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from rayrec.driver.head import head
 from rayrec.errors import TrainingFailed, as_user_mistake
 from rayrec.train.seat import RankAddress
 
@@ -150,7 +152,10 @@ class Awakening:
         for rank, (actor, reference) in list(self._asked.items()):
             if ray.wait([reference], timeout=0)[0]:
                 del self._asked[rank]
-            elif state.actors(actor._actor_id.hex()).get("State") == "ALIVE":
+                continue
+            of = actor._actor_id.hex()
+            told = head.recent(("actor", of), partial(state.actors, of), {})
+            if told.get("State") == "ALIVE":
                 self._silent_s[rank] += turn_s
                 if self._silent_s[rank] >= self._limit_s:
                     raise _silent(rank, self._world_size, "", self._silent_s[rank])
@@ -192,9 +197,12 @@ def death_line(error: BaseException) -> str:
     if "node has died" in low or "node was terminated" in low or "node failure" in low:
         return "its node died or lost its connection"
     if "ActorUnavailable" in type(error).__name__:
-        # without restarts Ray says so when it cannot reach the actor's raylet, which never comes
-        # back
-        return "its node's raylet does not answer: it was killed, or the node lost its connection"
+        # without restarts Ray says so when it cannot reach the actor's raylet, or the head that
+        # would know more; it never comes back
+        return (
+            "it cannot be reached: its process or its node's raylet was killed, or the node lost "
+            "its connection"
+        )
     if "OutOfMemory" in type(error).__name__ or "memory monitor" in low or "low memory" in low:
         return "its process was killed because the node ran out of memory"
     silent = ("worker unexpectedly exits", "exit_detail", "worker process has died")

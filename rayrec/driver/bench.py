@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rayrec.driver.answers import LONGEST_TURN_S
+from rayrec.driver.head import head
 from rayrec.driver.hiring import end_process
 from rayrec.driver.placement import NOTICE_AFTER_S
 from rayrec.driver.rank_start import Crew
@@ -72,6 +75,7 @@ class Bench:
         self._heartbeat_s, self._setup_timeout_s = heartbeat_s, setup_timeout_s
         self._spares: list[_Spare] = []
         self._groups: list[Any] = []
+        self._asked: Future[list[_Spare]] | None = None
         self._looked_at = 0.0
         self._short_s = 0.0
         self._told = False
@@ -88,10 +92,13 @@ class Bench:
             return
         turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
         self._ask(crew)
-        alive = alive_nodes()
+        waiting = [s.place for s in self._spares if s.stage in (Stage.ASKED, Stage.VACANT)]
+        nodes: dict[Place, str] = {}
+        if waiting:
+            nodes = head.recent((self, "places"), partial(_nodes_of, waiting), nodes)
         for spare in self._spares:
             if spare.stage in (Stage.ASKED, Stage.VACANT):
-                self._place(spare, alive, crew, now)
+                self._place(spare, nodes.get(spare.place, ""), crew, now)
             else:
                 self._hear(spare, task, turn_s, now)
         self._tell_shortage(turn_s)
@@ -109,7 +116,8 @@ class Bench:
         chosen = substitutes(
             lost,
             [Standby(spare.stage, spare.node) for spare in there],
-            alive_nodes(),
+            # no waiting for a head that does not answer: a spare needs nothing of it
+            head.recent("nodes that live", alive_nodes, frozenset(crew.nodes)),
             {node for rank, node in enumerate(nodes) if rank not in lost},
             roam=not self._scaling.placement_strategy.startswith("STRICT"),
         )
@@ -134,28 +142,44 @@ class Bench:
         for spare in self._spares:
             if spare.actor is not None:
                 ray.kill(spare.actor, no_restart=True)
-        for group in self._groups:
-            remove_placement_group(group)
+
+        def give_back() -> None:
+            for group in self._groups:
+                remove_placement_group(group)
+
+        head.aside(give_back)
 
     def _ask(self, crew: Crew) -> None:
-        """Ask the cluster for places, some at a time."""
+        """Ask the cluster for places, some at a time, which `look` finds later."""
+        if self._asked is None:
+            waiting = sum(spare.stage is Stage.ASKED for spare in self._spares)
+            more = min(self._scaling.spares - len(self._spares), MOST_ASKED - waiting)
+            wanted_on = [spare.wanted_on for spare in self._spares]
+            for _ in range(more):
+                wanted_on.append(home(crew.nodes, wanted_on))
+            if more > 0:
+                self._asked = head.aside(partial(self._asked_for, wanted_on[-more:]))
+        if self._asked is not None and self._asked.done():
+            self._spares += self._asked.result()
+            self._asked = None
+
+    def _asked_for(self, nodes: Sequence[str]) -> list[_Spare]:
+        """Spares whose places the cluster is asked for near some nodes."""
         from ray.util.placement_group import placement_group
 
-        waiting = sum(spare.stage is Stage.ASKED for spare in self._spares)
-        while len(self._spares) < self._scaling.spares and waiting < MOST_ASKED:
-            node = home(crew.nodes, [spare.wanted_on for spare in self._spares])
+        spares = []
+        for node in nodes:
             # Ray takes the wish for a node with this strategy alone; for one bundle all are alike
             group = placement_group(
                 [dict(self._scaling.bundle)], strategy="STRICT_PACK", _soft_target_node_id=node
             )
             self._groups.append(group)
-            self._spares.append(_Spare(place=Place(group, 0), wanted_on=node))
-            waiting += 1
+            spares.append(_Spare(place=Place(group, 0), wanted_on=node))
+        return spares
 
-    def _place(self, spare: _Spare, alive: frozenset[str], crew: Crew, now: float) -> None:
+    def _place(self, spare: _Spare, node: str, crew: Crew, now: float) -> None:
         """Follow the place of a spare without a process, and make its process."""
-        node = node_of(spare.place)
-        spare.node = node if node in alive else ""
+        spare.node = node
         if spare.stage is Stage.ASKED and spare.node:
             spare.see("placed")
         elif spare.stage is Stage.VACANT and not spare.node:
@@ -227,8 +251,10 @@ class Bench:
         self._short_s = self._short_s + turn_s if short else 0.0
         if self._told or self._short_s < NOTICE_AFTER_S:
             return
+        left = head.recent((self, "free"), ray.available_resources)
+        if left is None:
+            return
         self._told = True
-        left = ray.available_resources()
         bundle = self._scaling.bundle
         each = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
         free = ", ".join(f"{left.get(name, 0.0):g} {name}" for name in bundle)
@@ -236,6 +262,13 @@ class Bench:
             f"no room for {short} of {wanted} spares (--spares) of {each} each (free now: {free}); "
             "the run goes on without, and takes the room when it comes"
         )
+
+
+def _nodes_of(places: Sequence[Place]) -> dict[Place, str]:
+    """The node of each place that lies on one that lives."""
+    alive = alive_nodes()
+    nodes = {place: node_of(place) for place in places}
+    return {place: node for place, node in nodes.items() if node in alive}
 
 
 def _raises(reference: Any) -> bool:

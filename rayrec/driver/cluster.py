@@ -11,17 +11,20 @@ started here is shut down here. A dead address is found by a plain connection fi
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from rayrec.driver import reaper
+from rayrec.driver.head import END_S, SOON_S, head
 from rayrec.errors import ConfigError
 from rayrec.storage import one_line
 
@@ -57,6 +60,7 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
     """
     import ray
 
+    head.begin()
     # Who connected also disconnects: this block leaves a connection that it found as it is.
     if ray.is_initialized():
         _check_joined(address)
@@ -74,9 +78,24 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
         else:
             stack.enter_context(reaped(reaper.files_of(os.getpid())))
             _start(num_cpus)
-        # leaves a joined cluster, and ends a private one
-        stack.callback(ray.shutdown)
+        stack.callback(_leave)
         yield _describe()
+
+
+def _leave() -> None:
+    """Leave a joined cluster, or end a private one; without waiting for a head that is silent."""
+    import ray
+
+    head.settle()
+    if head.silent_s < SOON_S:
+        ray.shutdown()
+        return
+    leaving = threading.Thread(target=ray.shutdown, name="rayrec-leave", daemon=True)
+    leaving.start()
+    leaving.join(END_S)
+    if leaving.is_alive():
+        # Ray would wait once more when the interpreter ends
+        atexit.unregister(ray.shutdown)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.failing import Failing
 from rayrec.driver.handing import Handing, Judging
+from rayrec.driver.head import head
 from rayrec.driver.leaving import Leaving
 from rayrec.driver.placed import Placed
 from rayrec.driver.policies import Blame
@@ -202,6 +203,7 @@ class Controller:
 
     def _check(self) -> None:
         """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
+        head.tell(self._on_event)
         if self._placed is None or not self._placed.group.handed_over:
             self._stopping.signals.check()
 
@@ -250,6 +252,7 @@ class Controller:
         return "on"
 
     def _poll(self) -> Turn:
+        head.tell(self._on_event)
         self._on_poll()
         found = self._running.look(self.placed)
         return self._failed(found) if isinstance(found, Blame) else found
@@ -259,6 +262,7 @@ class Controller:
         if self._failing.is_new:
             self._watch.at("waiting for the other ranks to leave the world that failed")
         self._stopping.signals.check()
+        head.tell(self._on_event)
         self._on_poll()
         placed = self.placed
         left = self._failing.have_left(placed.group, placed.crew, time.monotonic())

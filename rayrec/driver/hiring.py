@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from rayrec.driver.room import Place
@@ -15,15 +16,12 @@ from rayrec.train.seat import RankAddress
 
 def hire(scaling: ScalingConfig, place: Place) -> Any:
     """The handle of a new actor at a place, which begins to import torch."""
-    import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    from actors.rank import RankActor
 
     threads = str(max(1, math.floor(scaling.cpus_per_worker)))
     bundle = scaling.bundle
     extra = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-    options = ray.remote(RankActor).options(
+    options = _rank_actor().options(
         num_cpus=bundle["CPU"],
         num_gpus=bundle.get("GPU", 0),
         resources=extra or None,
@@ -37,6 +35,16 @@ def hire(scaling: ScalingConfig, place: Place) -> Any:
     )
     # torch's profiler writes to stderr else
     return options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"})
+
+
+@cache
+def _rank_actor() -> Any:
+    # the head is given the class once for each cluster; made anew, Ray would give it at every call
+    import ray
+
+    from actors.rank import RankActor
+
+    return ray.remote(RankActor)
 
 
 def end_process(actor: Any, address: RankAddress | None) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rayrec.driver.head import head
 from rayrec.driver.notice import Answer, Going, answer_to, draining, going
 from rayrec.driver.policies import Observation
 from rayrec.driver.rank_start import Crew
@@ -74,7 +75,8 @@ class Leaving:
         import ray
 
         here = ray.get_runtime_context().get_node_id()
-        nodes = going(draining(), self._crew.addresses, here, time.time())
+        ends = head.recent("nodes that will go", draining, {})
+        nodes = going(ends, self._crew.addresses, here, time.time())
         if not nodes:
             return Wish()
         return self._wish(nodes, step, now)
@@ -86,7 +88,7 @@ class Leaving:
             # an autoscaler sees what is asked for, and brings another node meanwhile
             gone = sum(len(node.ranks) for node in nodes)
             self._room.ask(self._sizing.wanted + gone, self._crew.places)
-            elsewhere = len(self._room.places())
+            elsewhere = len(self._room.seen())
         save = False
         told: list[Noticed] = []
         answers: dict[str, Answer] = {}

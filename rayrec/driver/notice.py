@@ -50,7 +50,10 @@ class Going(NamedTuple):
 
 
 def draining() -> dict[str, float | None]:
-    """The nodes that will go, by id: when, in wall clock seconds, or None where nobody says."""
+    """The nodes that will go, by id: when, in wall clock seconds, or None where nobody says.
+
+    It waits for the head; see `head`.
+    """
     import ray._private.state as state
 
     ends: Mapping[str, int] = state.state.get_draining_nodes()

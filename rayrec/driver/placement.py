@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
+from rayrec.driver.head import head
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
 from rayrec.errors import ConfigError
 
@@ -67,14 +68,15 @@ def placed(
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    refuse_too_much(scaling, cluster)
-    bundles = [dict(scaling.bundle)] * scaling.least
-    group = placement_group(bundles, strategy=scaling.placement_strategy)
+    refuse_too_much(scaling, cluster, check)
+    bundles, strategy = [dict(scaling.bundle)] * scaling.least, scaling.placement_strategy
+    group = head.answer(lambda: placement_group(bundles, strategy=strategy), check)
     try:
         wait_for_room(scaling, cluster, group, notice, check)
         yield group
     finally:
-        remove_placement_group(group)
+        head.aside(lambda: remove_placement_group(group))
+        head.settle()
 
 
 def wait_for_room(
@@ -91,18 +93,24 @@ def wait_for_room(
     Raises:
         ConfigError: as `placed`.
     """
-    import ray
-
-    missing = refuse_too_much(scaling, cluster)
+    missing = refuse_too_much(scaling, cluster, check)
     wait_s = longest_wait(scaling)
     if comes_in_time(group, min(NOTICE_AFTER_S, wait_s), check):
         return
     # a lost node takes a moment to leave the sum
-    missing = missing or shortage(scaling, ray.cluster_resources())
+    missing = missing or shortage(scaling, total(check))
     what = missing or "other work holds the resources"
     notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
     if not comes_in_time(group, wait_s - NOTICE_AFTER_S, check):
-        raise ConfigError(refusal(scaling, group, wait_s))
+        raise ConfigError(refusal(scaling, group, wait_s, check))
+
+
+def total(check: Callable[[], None] = lambda: None) -> Mapping[str, float]:
+    """The resources of the cluster as a whole, whoever holds them; `check` as of `placed`."""
+    import ray
+
+    resources: Mapping[str, float] = head.answer(ray.cluster_resources, check)
+    return resources
 
 
 def longest_wait(scaling: ScalingConfig) -> float:
@@ -111,12 +119,12 @@ def longest_wait(scaling: ScalingConfig) -> float:
     return PLACEMENT_TIMEOUT_S if wait_s is None else wait_s
 
 
-def refuse_too_much(scaling: ScalingConfig, cluster: Cluster) -> str:
+def refuse_too_much(
+    scaling: ScalingConfig, cluster: Cluster, check: Callable[[], None] = lambda: None
+) -> str:
     """Refuse what a cluster can never hold; what is missing from one that may grow, or ""."""
-    import ray
-
     # What the cluster has as a whole is compared, not what is free now: other work may end.
-    missing = shortage(scaling, ray.cluster_resources())
+    missing = shortage(scaling, total(check))
     if missing and cluster.fixed and scaling.placement_timeout_s is None:
         hint = (
             " The cluster does not grow by itself; to wait for nodes that you add, say "
@@ -132,25 +140,30 @@ def comes_in_time(group: Any, timeout_s: float, check: Callable[[], None]) -> bo
     Args:
         check: called several times a second; what it raises ends the wait.
     """
+    from ray.util.placement_group import placement_group_table
+
     deadline = time.monotonic() + timeout_s
     while True:
         check()
-        left_s = deadline - time.monotonic()
-        if group.wait(max(0.0, min(WAIT_TURN_S, left_s))):
+        if head.answer(lambda: placement_group_table(group), check).get("state") == "CREATED":
             return True
+        left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
+        time.sleep(min(WAIT_TURN_S, left_s))
 
 
-def refusal(scaling: ScalingConfig, group: Any, waited_s: float) -> str:
+def refusal(
+    scaling: ScalingConfig, group: Any, waited_s: float, check: Callable[[], None] = lambda: None
+) -> str:
     """Why there was no room for the ranks, with Ray's own word for the state of their group."""
     import ray
     from ray.util.placement_group import placement_group_table
 
-    table = placement_group_table(group)
+    table = head.answer(lambda: placement_group_table(group), check)
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
-    have = shortage(scaling, ray.cluster_resources())
-    left = ray.available_resources()
+    have = shortage(scaling, total(check))
+    left = head.answer(ray.available_resources, check)
     free = ", ".join(f"{left.get(name, 0.0):g} {name}" for name in scaling.bundle)
     why = (
         have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy."

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from rayrec.driver.answers import Awakening, answers
+from rayrec.driver.head import head
 from rayrec.driver.hiring import end_process, hire
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.room import Place
@@ -166,7 +168,9 @@ class Crew:
             if actor is None:
                 place = self._places[rank]
                 came, _ = self._coming.pop(place, (None, None))
-                self._actors[rank] = came or self.hire(place)
+                # the head is given the actor's class first
+                hired = came or head.answer(partial(self.hire, place), self._check)
+                self._actors[rank] = hired
         self.send_away()
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}

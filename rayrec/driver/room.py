@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from rayrec.driver.cluster import Cluster
+from rayrec.driver.head import head
 from rayrec.driver.notice import draining
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
@@ -23,6 +25,7 @@ from rayrec.driver.placement import (
     refusal,
     refuse_too_much,
     shortage,
+    total,
     wait_for_room,
 )
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
@@ -74,6 +77,13 @@ class Room:
 
         Nodes that will go have none, where the number of ranks may change.
         """
+        return head.answer(self._find, self._check)
+
+    def seen(self) -> tuple[Place, ...]:
+        """The places as the head has told last; it waits for nothing."""
+        return head.recent(self, self._find, ())
+
+    def _find(self) -> tuple[Place, ...]:
         least = self._scaling.least
         if not self._scaling.is_elastic:
             return tuple(Place(self._base, bundle) for bundle in range(least))
@@ -87,11 +97,16 @@ class Room:
     def ask(self, ranks: int, taken: Collection[Place] = ()) -> None:
         """Ask the cluster for so many places in all, and give back what is too much.
 
+        It waits for nothing; what is asked for next knows of it.
+
         Args:
             ranks: between the smallest and the largest number of ranks.
             taken: places that ranks hold, which are given back last. So many more are asked for
                 at a time as `MOST_ASKED` says.
         """
+        head.aside(partial(self._ask, ranks, tuple(taken)))
+
+    def _ask(self, ranks: int, taken: Collection[Place]) -> None:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         self._give_back(taken)
@@ -130,22 +145,20 @@ class Room:
 
     def wait_for(self, places: Sequence[Place]) -> None:
         """Wait until lost ranks of a fixed number have their places again; see `wait_for_room`."""
-        alive = alive_nodes()
         for group in dict.fromkeys(place.group for place in places):
             wanted = {place.bundle for place in places if place.group == group}
+            there = head.answer(lambda: bundles_on(group, alive_nodes()), self._check)  # noqa: B023
             # a group may lack places that no rank needs now
-            if not wanted <= set(bundles_on(group, alive)):
+            if not wanted <= set(there):
                 wait_for_room(self._scaling, self._cluster, group, self._notice, self._check)
 
     def shrink_after_s(self, ranks: int) -> float:
         """How long a run of so many ranks waits for a lost place before it goes on with fewer."""
-        import ray
-
         given = self._scaling.shrink_after_s
         if given is not None:
             return given
         # no waiting for a node that nobody will add
-        never = self._cluster.fixed and shortage(self._scaling, ray.cluster_resources(), ranks)
+        never = self._cluster.fixed and shortage(self._scaling, total(self._check), ranks)
         return 0.0 if never else SHRINK_AFTER_S
 
     def wait_on(self, room: int, ranks: int, waited_s: float) -> None:
@@ -161,9 +174,9 @@ class Room:
         least, limit_s = self._scaling.least, longest_wait(self._scaling)
         self._check()
         if room < least:
-            refuse_too_much(self._scaling, self._cluster)
+            refuse_too_much(self._scaling, self._cluster, self._check)
             if waited_s >= limit_s:
-                raise ConfigError(refusal(self._scaling, self._base, waited_s))
+                raise ConfigError(refusal(self._scaling, self._base, waited_s, self._check))
         if waited_s < NOTICE_AFTER_S:
             self._told = False
         elif not self._told:
@@ -184,20 +197,23 @@ class Room:
         if not self._scaling.is_elastic or now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        if not set(taken) <= set(self.places()):
+        if not set(taken) <= set(head.recent(self, self._find, taken)):
             raise PlaceLost
 
     def close(self) -> None:
         """Give back all places but those of the base."""
         from ray.util.placement_group import remove_placement_group
 
-        for group in self._single:
-            remove_placement_group(group)
-        self._single.clear()
+        def close() -> None:
+            for group in self._single:
+                remove_placement_group(group)
+            self._single.clear()
+
+        head.aside(close)
 
 
 def alive_nodes() -> frozenset[str]:
-    """The nodes of the cluster that live, by id."""
+    """The nodes of the cluster that live, by id; like all below, it waits for the head."""
     import ray
 
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])

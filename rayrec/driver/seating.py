@@ -159,16 +159,16 @@ class Seating:
         polls = [rank.poll for rank in ranks]
         if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
             return 0
-        room = None
+        there: tuple[Place, ...] | None = None
         if sizing.looks(size, now):
             self._room.ask(sizing.wanted, self._crew.places)
-            room = len(self._room.places())
-        goal = sizing.goal(size, room, now)
+            there = self._room.seen()
+        goal = sizing.goal(size, None if there is None else len(there), now)
         if goal < size:
             self._forget_growth()
             return goal
-        if self._growing is None and goal > size:
-            chosen = choose(self._room.places(), self._crew.places, goal)
+        if self._growing is None and there is not None and goal > size:
+            chosen = choose(there, self._crew.places, goal)
             self._crew.call([place for place in chosen if place not in self._crew.places], task)
             self._growing = goal, now + COMING_S
         if self._growing is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from rayrec.driver.head import head
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
@@ -61,7 +62,7 @@ def read_topology(path: str) -> Topology:
 def _node_memory() -> dict[str, float]:
     import ray
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = [node for node in head.answer(ray.nodes) if node["Alive"]]
     return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
 
 

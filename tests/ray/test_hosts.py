@@ -94,7 +94,7 @@ def test_a_killed_raylet_is_named(two_hosts: Head, tmp_path: Path) -> None:
     last = errors.splitlines()[-1]
     assert re.match(
         r"failed: rank 1 of 2 on .* failed after step \d+: "
-        r"its node('s raylet does not answer| died)",
+        r"(it cannot be reached: its process or its node|its node died)",
         last,
     ), last
 

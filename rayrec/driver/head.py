@@ -1,0 +1,157 @@
+"""Asks the head of the Ray cluster aside, so that no run stands still while it does not answer.
+
+Ray's calls about nodes, places and resources wait for the head without a bound, and ranks train and
+fail meanwhile. One thread makes these calls, in their order. The loop of a run takes the newest
+answer that there is; who needs a new one waits for it and is told several times a second to look at
+signals. There is one head for a process, as there is one connection to Ray. A call costs two
+switches of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from rayrec.errors import ClusterError
+
+T = TypeVar("T")
+Task = tuple[Callable[[], Any], Future[Any]]
+
+# a head that is well answers in a few milliseconds
+SOON_S = 0.25
+# silence that is told
+SILENT_S = 5.0
+# silence that ends a wait for an answer
+LIMIT_S = 600.0
+# at the end of a run, for what it gives back
+END_S = 5.0
+
+
+class Head:
+    """What this process asks the head; see `begin`."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what an earlier connection was told, and what it still waits for."""
+        self._tasks.put(None)
+        self._tasks = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: dict[object, Any] = {}
+        self._open: dict[object, Future[Any]] = {}
+        # since when the thread waits for an answer; when that was told
+        self._since: float | None = None
+        self._told: float | None = None
+
+    def aside(self, do: Callable[[], T]) -> Future[T]:
+        """Have something done that asks the head; returns soon, mostly after it was done."""
+        future: Future[T] = Future()
+        self._tasks.put((do, future))
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, args=(self._tasks,), name="rayrec-head", daemon=True
+            )
+            self._thread.start()
+        if self.silent_s < SOON_S:
+            wait([future], SOON_S)
+        return future
+
+    def recent(self, name: object, ask: Callable[[], T], before: Any = None) -> T:
+        """The newest answer to a question that is asked again and again; returns soon.
+
+        Args:
+            name: of the question.
+            before: returned as long as there was no answer.
+        Raises:
+            whatever `ask` raises.
+        """
+        self._take(name)
+        if name not in self._open:
+            self._open[name] = self.aside(ask)
+            self._take(name)
+        found: T = self._last.get(name, before)
+        return found
+
+    def _take(self, name: object) -> None:
+        if name in self._open and self._open[name].done():
+            with suppress(_lost_call()):
+                self._last[name] = self._open.pop(name).result()
+
+    def answer(self, ask: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
+        """Wait for the answer to a question.
+
+        Args:
+            check: called several times a second meanwhile; what it raises ends the wait.
+        Raises:
+            ClusterError: there was none for `LIMIT_S` seconds.
+            whatever `ask` raises.
+        """
+        future = self.aside(ask)
+        deadline = time.monotonic() + LIMIT_S
+        while not future.done():
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the head of the Ray cluster has not answered for {LIMIT_S:.0f} s; see "
+                    "whether its machine is overloaded, and begin again."
+                )
+            check()
+            wait([future], SOON_S)
+        return future.result()
+
+    def settle(self) -> None:
+        """Wait until all is done that was asked for, unless the head does not answer."""
+        wait([self.aside(lambda: None)], END_S)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the head has owed an answer."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say in a line where the head fell silent, or answers again."""
+        silent_s = self.silent_s
+        if self._told is None and silent_s >= SILENT_S:
+            self._told = self._since
+            say(
+                f"the driver does not hear from Ray: the cluster's head has not answered for "
+                f"{silent_s:.0f} s; the ranks go on meanwhile, and are watched"
+            )
+        elif self._told is not None and self._since != self._told:
+            told, self._told = self._told, None
+            say(f"the driver hears from Ray again, after {time.monotonic() - told:.0f} s")
+
+    def _work(self, tasks: SimpleQueue[Task | None]) -> None:
+        while (task := tasks.get()) is not None:
+            do, future = task
+            # what fails for want of an answer ends no silence
+            since = self._since or time.monotonic()
+            if tasks is self._tasks:
+                self._since = since
+            try:
+                result, error = do(), None
+            except BaseException as raised:
+                result, error = None, raised
+            if tasks is self._tasks and not isinstance(error, _lost_call()):
+                self._since = None
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+
+def _lost_call() -> type[Exception]:
+    """What Ray raises where a call to the head is lost."""
+    from ray.exceptions import RpcError
+
+    return RpcError
+
+
+head = Head()

@@ -1,0 +1,150 @@
+"""Ray's head does not answer for a while: failures are noticed all the same, and the run ends as one
+that nothing happened to.
+
+The head's process is stopped by a signal, as an overloaded machine would do it. No test depends on
+how fast something is: the head goes on only once the driver has done what it can do without it, or
+after a time that fails the test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.data.synthetic import SyntheticPaths
+from rayrec.driver import FailureConfig
+from rayrec.train.callbacks import Callback
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.told import Failure, Recovered
+from tests.ray import worlds
+from tests.ray.acting import acting
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
+
+# longer than any answer of a head that is well; the silence is told after 5 s
+SAFETY_S = 90.0
+
+
+class Server:
+    """The process of the head of the tests' cluster; it goes on after the block."""
+
+    def __init__(self) -> None:
+        import ray._private.worker as worker
+
+        (gcs,) = worker._global_node.all_processes["gcs_server"]
+        self.pid = gcs.process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def go_on_after(self, seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, self.go_on)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+
+@pytest.fixture
+def server(cluster: None) -> Iterator[Server]:
+    server = Server()
+    safety = server.go_on_after(SAFETY_S)
+    yield server
+    safety.cancel()
+    server.go_on()
+
+
+class Heard(Callback):
+    """What the driver heard, and whether the head was silent then."""
+
+    def __init__(self, server: Server, goes_on: str, after_s: float) -> None:
+        self._server, self._goes_on, self._after_s = server, goes_on, after_s
+        self.heard: list[tuple[str, bool]] = []
+
+    def on_failure(self, failure: Failure) -> None:
+        self._note("failure")
+
+    def on_recovery(self, recovered: Recovered) -> None:
+        self._note("recovery")
+
+    def _note(self, what: str) -> None:
+        self.heard.append((what, self._server.is_stopped))
+        if what == self._goes_on:
+            self._server.go_on_after(self._after_s)
+
+
+def run(
+    clicks: SyntheticPaths, folder: Path, server: Server | None, **options: Any
+) -> dict[str, str]:
+    """Train with a head that stops at step 8, and a rank that dies at step 13; the digests."""
+    (folder / "scratch").mkdir(parents=True)
+    pid = server.pid if server is not None else 0
+
+    def act(own: int, life: int, now: int) -> None:
+        if not pid or (own, life) != (1, 0):
+            return
+        if now >= 8:
+            # the driver's next questions meet a head that does not answer
+            time.sleep(0.5)
+        if now == 8:
+            os.kill(pid, signal.SIGSTOP)
+        if now == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result = worlds.driver(
+        clicks,
+        2,
+        model=acting(clicks, folder / "scratch", act),
+        steps=24,
+        batch=256,
+        storage_path=str(folder),
+        checkpoint=CheckpointConfig(every_n_steps=5),
+        failure=FailureConfig(max_failures=1),
+        plan="row_wise",
+        progress="plain",
+        **options,
+    ).fit()
+    assert result.checkpoint is not None and result.failures == (1 if pid else 0)
+    return worlds.digests(result.checkpoint)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    cluster: None, clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    return run(clicks, tmp_path_factory.mktemp("undisturbed"), None)
+
+
+def test_a_killed_rank_is_noticed_while_the_head_is_silent(
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    server: Server,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    heard = Heard(server, "failure", 8.0)
+    told = run(clicks, tmp_path, server, callbacks=(heard,))
+    assert heard.heard == [("failure", True), ("recovery", False)]
+    assert told == undisturbed
+    out = capfd.readouterr().out
+    assert "the driver does not hear from Ray" in out and "hears from Ray again, after" in out
+
+
+def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], server: Server
+) -> None:
+    heard = Heard(server, "recovery", 0.0)
+
+    told = run(clicks, tmp_path, server, callbacks=(heard,), spares=1)
+    assert heard.heard == [("failure", True), ("recovery", True)]
+    assert told == undisturbed
