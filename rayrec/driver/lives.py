@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rayrec.checkpoint import CheckpointManager, check_whole, read_manifest
+from rayrec.checkpoint import CheckpointManager
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.start import Start
-from rayrec.errors import DamagedCheckpointError
+from rayrec.driver.start import Start, passed_over
+from rayrec.errors import CheckpointError
 from rayrec.train.config import SyncPoints, TrainSpec
 from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask, TrainLoop
@@ -145,9 +145,9 @@ class Lives:
                 continue
             path = self._manager.path(step)
             try:
-                check_whole(path, read_manifest(path))
-            except DamagedCheckpointError as error:
-                self._say(f"passed over {path}, which is damaged: {error}")
+                self._start.fits(path)
+            except CheckpointError as error:
+                self._say(passed_over(path, error))
                 continue
             newest = newest or step
             paths.append(path)

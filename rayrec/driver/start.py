@@ -14,12 +14,23 @@ from typing import Any
 
 from rayrec.checkpoint import CheckpointManager, Manifest, check_tables, check_whole, read_manifest
 from rayrec.driver.config import AUTO, LATEST, RunConfig
-from rayrec.errors import ConfigError, DamagedCheckpointError
+from rayrec.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import Dataset
 from rayrec.train.dense import check_dense_optimizer
 from rayrec.train.place import check_same_place, meaning_of_place
 from rayrec.train.table_optimizers import optimizers_of
+
+
+def whole(path: str) -> Manifest:
+    """The manifest of a checkpoint whose files are all there, with the sizes that it tells.
+
+    Raises:
+        CheckpointError: they are not, or there is none.
+    """
+    manifest = read_manifest(path)
+    check_whole(path, manifest)
+    return manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +40,18 @@ class Start:
     Attributes:
         resume_from: checkpoints to try in this order; empty for a run that starts at step 0.
         step: global steps done in the first of them.
+        fits: gives the manifest of a checkpoint that the run can go on from, and raises for others.
     """
 
     resume_from: tuple[str, ...] = ()
     step: int = 0
+    fits: Callable[[str], Manifest] = whole
+
+
+def passed_over(path: str, error: CheckpointError) -> str:
+    """A line about a checkpoint in the folder of a run that cannot go on from it."""
+    why = "is damaged" if isinstance(error, DamagedCheckpointError) else "does not fit this run"
+    return f"passed over {path}, which {why}: {error}"
 
 
 def find_start(
@@ -47,36 +66,38 @@ def find_start(
         run: says where; its folder is held by this driver.
         data: what to train on.
         tables: gives the model's tables; called only when there is a checkpoint to compare with.
-        say: gets a line for every damaged checkpoint that "latest" passes over.
+        say: gets a line for every checkpoint that "latest" passes over.
     Raises:
         ConfigError: the run would write among checkpoints that it does not continue, there is
             nothing to continue from, or the checkpoint was trained with other data or options.
         CheckpointError: the checkpoint is missing, damaged, or of another model.
     """
-    if run.resume_from == AUTO and _has_checkpoints(run):
-        return _latest(run, data, tables(), say)
-    if run.init_from is not None:
-        _check_no_checkpoints(run)
-        manifest = read_manifest(run.init_from)
-        check_whole(run.init_from, manifest)
-        _check_model(run, manifest, run.init_from, tables(), with_state=run.init_optimizer_state)
-        return Start()
+
+    def fits(path: str) -> Manifest:
+        manifest = whole(path)
+        _check_model(run, manifest, path, tables(), with_state=True)
+        return manifest
+
+    if run.resume_from == LATEST or (run.resume_from == AUTO and _has_checkpoints(run)):
+        return _latest(run, data, fits, say)
     if run.resume_from in (None, AUTO):
         _check_no_checkpoints(run)
-        return Start()
-    if run.resume_from == LATEST:
-        return _latest(run, data, tables(), say)
-    manifest = read_manifest(run.resume_from)
+        if run.init_from is not None:
+            source = whole(run.init_from)
+            with_state = run.init_optimizer_state
+            _check_model(run, source, run.init_from, tables(), with_state=with_state)
+        return Start(fits=fits)
     # A checkpoint that lies outside of the run's folder starts a run of its own there. Its
     # checkpoints must not mix with those of another run.
+    manifest = read_manifest(run.resume_from)
     if (
         run.run_path is not None
         and CheckpointManager(run.run_path).step_of(run.resume_from) is None
     ):
         _check_no_checkpoints(run)
-    check_whole(run.resume_from, manifest)
-    _check_resume(run, manifest, run.resume_from, data, tables())
-    return Start((run.resume_from,), manifest.step)
+    fits(run.resume_from)
+    _check_place(run, manifest, run.resume_from, data)
+    return Start((run.resume_from,), manifest.step, fits)
 
 
 def check_scored(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Manifest:
@@ -85,40 +106,37 @@ def check_scored(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Manifest:
     Raises:
         CheckpointError: it is missing, damaged, or of another model.
     """
-    manifest = read_manifest(path)
-    check_whole(path, manifest)
+    manifest = whole(path)
     check_tables(manifest, tables, {}, path)
     return manifest
 
 
 def _latest(
-    run: RunConfig, data: Dataset, tables: Sequence[BaseEmbeddingConfig], say: Callable[[str], None]
+    run: RunConfig, data: Dataset, fits: Callable[[str], Manifest], say: Callable[[str], None]
 ) -> Start:
     assert run.run_path is not None, "checked when the RunConfig was made"
     manager = CheckpointManager(run.run_path)
-    whole: list[tuple[str, Manifest]] = []
-    damage: DamagedCheckpointError | None = None
+    fitting: list[tuple[str, Manifest]] = []
+    trouble: CheckpointError | None = None
     # Older whole checkpoints are kept as well: damage inside the newest is found by the ranks.
     for step in reversed(manager.steps()):
         path = manager.path(step)
         try:
-            manifest = read_manifest(path)
-            check_whole(path, manifest)
-        except DamagedCheckpointError as error:
-            say(f"passed over {path}, which is damaged: {error}")
-            damage = damage or error
-            continue
-        whole.append((path, manifest))
-    if not whole:
-        if damage is not None:
-            raise damage
+            fitting.append((path, fits(path)))
+        except CheckpointError as error:
+            say(passed_over(path, error))
+            trouble = trouble or error
+    if not fitting:
+        if trouble is not None:
+            raise trouble
         raise ConfigError(
             f"{run.run_path} holds no complete checkpoint to resume from. Leave out resume_from "
             "(--resume) to start the run, or correct the path."
         )
-    newest, manifest = whole[0]
-    _check_resume(run, manifest, newest, data, tables)
-    return Start(tuple(path for path, _ in whole), manifest.step)
+    newest, manifest = fitting[0]
+    # other data or another batch size are what this run is told, and no reason to go back
+    _check_place(run, manifest, newest, data)
+    return Start(tuple(path for path, _ in fitting), manifest.step, fits)
 
 
 def _has_checkpoints(run: RunConfig) -> bool:
@@ -137,14 +155,7 @@ def _check_no_checkpoints(run: RunConfig) -> None:
         )
 
 
-def _check_resume(
-    run: RunConfig,
-    manifest: Manifest,
-    path: str,
-    data: Dataset,
-    tables: Sequence[BaseEmbeddingConfig],
-) -> None:
-    _check_model(run, manifest, path, tables, with_state=True)
+def _check_place(run: RunConfig, manifest: Manifest, path: str, data: Dataset) -> None:
     if not run.new_data:
         meaning = meaning_of_place(
             data, run.global_batch_size, run.seed, run.shuffle, run.drop_last

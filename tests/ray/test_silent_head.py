@@ -20,6 +20,8 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig
+from rayrec.driver.bench import Bench
+from rayrec.driver.spares import Stage
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.told import Failure, Recovered
@@ -29,7 +31,7 @@ from tests.ray.acting import acting
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
 
 # longer than any answer of a head that is well; the silence is told after 5 s
-SAFETY_S = 90.0
+SAFETY_S = 60.0
 
 
 class Server:
@@ -58,7 +60,7 @@ class Server:
 @pytest.fixture
 def server(cluster: None) -> Iterator[Server]:
     server = Server()
-    safety = server.go_on_after(SAFETY_S)
+    safety = server.go_on_after(3 * SAFETY_S)
     yield server
     safety.cancel()
     server.go_on()
@@ -84,20 +86,28 @@ class Heard(Callback):
 
 
 def run(
-    clicks: SyntheticPaths, folder: Path, server: Server | None, **options: Any
+    clicks: SyntheticPaths, folder: Path, server: Server | None, spares: int = 0, **options: Any
 ) -> dict[str, str]:
-    """Train with a head that stops at step 8, and a rank that dies at step 13; the digests."""
+    """Train with a head that stops at step 8, and a rank that dies at step 13; the digests.
+
+    Where there are spares, a file "spare" says that one is ready, and the head stops then.
+    """
     (folder / "scratch").mkdir(parents=True)
+    where = str(folder)
     pid = server.pid if server is not None else 0
 
     def act(own: int, life: int, now: int) -> None:
         if not pid or (own, life) != (1, 0):
             return
+        if now == 8:
+            deadline = time.monotonic() + SAFETY_S
+            while spares and not os.path.exists(f"{where}/spare"):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            os.kill(pid, signal.SIGSTOP)
         if now >= 8:
             # the driver's next questions meet a head that does not answer
             time.sleep(0.5)
-        if now == 8:
-            os.kill(pid, signal.SIGSTOP)
         if now == 13:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -112,6 +122,8 @@ def run(
         failure=FailureConfig(max_failures=1),
         plan="row_wise",
         progress="plain",
+        spares=spares,
+        timeout_s=2 * SAFETY_S,
         **options,
     ).fit()
     assert result.checkpoint is not None and result.failures == (1 if pid else 0)
@@ -141,10 +153,21 @@ def test_a_killed_rank_is_noticed_while_the_head_is_silent(
 
 
 def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
-    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], server: Server
+    clicks: SyntheticPaths,
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    heard = Heard(server, "recovery", 0.0)
+    look = Bench.look
 
+    def look_and_note(self: Bench, *arguments: Any) -> None:
+        look(self, *arguments)
+        if any(spare.stage is Stage.WARM for spare in self._spares):
+            (tmp_path / "spare").touch()
+
+    monkeypatch.setattr(Bench, "look", look_and_note)
+    heard = Heard(server, "recovery", 0.0)
     told = run(clicks, tmp_path, server, callbacks=(heard,), spares=1)
     assert heard.heard == [("failure", True), ("recovery", True)]
     assert told == undisturbed

@@ -188,6 +188,25 @@ def test_latest_passes_over_a_damaged_manifest_and_missing_files(
     assert said.count("passed over") == 2 and f"resumed from {copy}/step-00000004 at step 4" in said
 
 
+def test_latest_passes_over_a_newer_checkpoint_of_another_run(
+    clicks: SyntheticPaths, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = OptimizerConfig(name="sgd", lr=0.1)
+    driver(clicks, tmp_path / "other", steps=4, sparse_optimizer=other).fit()
+    shutil.copytree(tmp_path / "other/run/step-00000004", copy / "step-00000016")
+    driver(clicks, copy.parent, resume_from="latest", steps=13, progress="plain").fit()
+    said = capsys.readouterr().out
+    assert f"passed over {copy}/step-00000016, which does not fit this run: " in said
+    assert f"resumed from {copy}/step-00000012 at step 12" in said and "set aside" in said
+
+
+def test_a_change_of_what_the_run_is_told_does_not_go_back_to_older_checkpoints(
+    clicks: SyntheticPaths, copy: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"step-00000012.*global_batch_size=128"):
+        driver(clicks, copy.parent, resume_from="latest", steps=13, global_batch_size=64).fit()
+
+
 def test_nothing_whole_is_an_error_that_names_the_damage(
     clicks: SyntheticPaths, copy: Path
 ) -> None:
