@@ -1,5 +1,5 @@
-"""Ray's head does not answer for a while: failures are noticed all the same, and the run ends as one
-that nothing happened to.
+"""Ray's head does not answer for a while: failures are noticed all the same, and the run ends as
+one that nothing happened to.
 
 The head's process is stopped by a signal, as an overloaded machine would do it. No test depends on
 how fast something is: the head goes on only once the driver has done what it can do without it, or
