@@ -70,6 +70,10 @@ class CommError(RayrecError):
     """A collective failed or timed out, mostly because another rank is gone."""
 
 
+class JoinError(CommError):
+    """The ranks of a world did not meet: one did not come, or their meeting place is gone."""
+
+
 class ClusterError(RayrecError):
     """The machine or its Ray cluster is in trouble, for now: trying again may succeed."""
 

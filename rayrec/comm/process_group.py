@@ -3,8 +3,8 @@
 The rendezvous is a TCPStore that rank 0 makes on a free port and whose address travels through the
 driver, so nothing depends on the environment and a later generation of the same ranks can meet
 again under a new prefix. After a peer dies, gloo's all_reduce lets ranks that are not its
-neighbours wait for the whole timeout; `shutdown_sockets` closes this process's own connections from
-a second thread, which makes every pending collective raise at once.
+neighbours wait for the whole timeout, and the store lets those wait that meet; `shutdown_sockets`
+closes this process's own connections from a second thread, which makes all of them raise at once.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ import gc
 import os
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from rayrec.comm.exchange import Exchange, Pending, Splits
 from rayrec.comm.shared_memory import abort_all, close_all
-from rayrec.errors import CommError
+from rayrec.errors import CommError, JoinError
 
 DEFAULT_TIMEOUT_S = 300.0  # torch's own default is 30 minutes
 
 _timeout_s = DEFAULT_TIMEOUT_S  # of the current default group; later groups take it over
 # fd -> inode of the sockets that process groups of this process opened
 _sockets: dict[int, int] = {}
+# of those to the rendezvous
+_to_store: dict[int, int] = {}
 
 
 def create_store(host: str, timeout_s: float = 60.0) -> dist.TCPStore:
@@ -42,13 +46,13 @@ def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStor
     """Return the rendezvous as another rank sees it.
 
     Raises:
-        CommError: nothing answers at `host:port` within `timeout_s` seconds.
+        JoinError: nothing answers at `host:port` within `timeout_s` seconds.
     """
     timeout = timedelta(seconds=timeout_s)
     try:
         return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     except (dist.DistError, RuntimeError) as error:
-        raise CommError(
+        raise JoinError(
             f"no rendezvous at {host}:{port} after {timeout_s:.0f} s; rank 0 is gone or a "
             f"firewall is between. ({error})"
         ) from error
@@ -61,34 +65,44 @@ def init_process_group(
     *,
     backend: str = "gloo",
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    join_s: float | None = None,
     generation: int = 0,
 ) -> dist.ProcessGroup:
     """Join the default process group of this process.
 
     Args:
         backend: "gloo" or "nccl".
+        timeout_s: bound on every collective.
+        join_s: bound on the meeting of all ranks; `timeout_s` when None.
         generation: distinguishes successive groups over one store.
     Raises:
-        CommError: the other ranks did not come within the timeout.
+        JoinError: the other ranks did not come in time, or the store is gone.
     """
     global _timeout_s
     _timeout_s = timeout_s
+    # A join that failed has counted a group, and torch names groups by this count: this process
+    # would wait at another key of the store than the others.
+    if not dist.is_initialized():
+        distributed_c10d._world.group_count = 0
     before = _socket_fds()
+    _find_store(store)
     prefixed = dist.PrefixStore(f"rayrec/{generation}", store)
-    timeout = timedelta(seconds=timeout_s)
+    timeout, join = timedelta(seconds=timeout_s), timedelta(seconds=join_s or timeout_s)
     try:
-        dist.init_process_group(
-            backend, store=prefixed, rank=rank, world_size=world_size, timeout=timeout
-        )
-        group = dist.group.WORLD
-        assert group is not None
-        # opens the connections, so that they are known below
-        dist.barrier(group)
+        with _meeting():
+            dist.init_process_group(
+                backend, store=prefixed, rank=rank, world_size=world_size, timeout=join
+            )
+            group = dist.group.WORLD
+            assert group is not None
+            # opens the connections, so that they are known below
+            dist.barrier(group)
+        distributed_c10d._set_pg_timeout(timeout, group)
     except (dist.DistError, RuntimeError) as error:
         # a group that failed in the barrier would stand in the way of the next generation
         if dist.is_initialized():
             destroy_process_group()
-        raise CommError(
+        raise JoinError(
             f"rank {rank} of {world_size} could not join the {backend} process group: "
             f"{_first_line(error)}"
         ) from error
@@ -107,14 +121,15 @@ def new_group(
         backend: "gloo" or "nccl"; that of the default group when None.
     """
     before = _socket_fds()
-    group = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=_timeout_s),
-        backend=backend,
-        use_local_synchronization=members_only,
-    )
-    if ranks is None or dist.get_rank() in ranks:
-        dist.barrier(group)
+    with _meeting():
+        group = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=_timeout_s),
+            backend=backend,
+            use_local_synchronization=members_only,
+        )
+        if ranks is None or dist.get_rank() in ranks:
+            dist.barrier(group)
     _remember_sockets(before)
     return group
 
@@ -136,7 +151,8 @@ def destroy_process_group() -> None:
 
 
 def shutdown_sockets() -> int:
-    """Shut down this process's gloo connections and shared exchanges: pending collectives raise.
+    """Shut down this process's connections to ranks and store, and shared exchanges: what waits
+    for other ranks raises.
 
     Safe to call from any thread; the groups are unusable afterwards and must be destroyed. Returns
     how many connections were open.
@@ -171,6 +187,27 @@ def _socket_fds() -> dict[int, int]:
         if stat.S_ISSOCK(status.st_mode):
             inodes[int(name)] = status.st_ino
     return inodes
+
+
+def _find_store(store: dist.Store) -> None:
+    """Note which connections of this process go to a store."""
+    _to_store.clear()
+    port = getattr(store, "port", None)
+    for fd, inode in _socket_fds().items():
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername()[1] == port:
+                _to_store[fd] = inode
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Have `shutdown_sockets` end the waits for other ranks at the store, inside the block."""
+    _sockets.update(_to_store)
+    try:
+        yield
+    finally:
+        for fd in _to_store:
+            _sockets.pop(fd, None)
 
 
 def _remember_sockets(before: dict[int, int]) -> None:

@@ -23,6 +23,9 @@ from rayrec.machine.cores import pinned
 from rayrec.train.rank_error import causes
 from rayrec.train.seat import Seat
 
+# All ranks come to a meeting within moments, since each has its task by then.
+JOIN_S = 60.0
+
 
 @contextmanager
 def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.ProcessGroup]:
@@ -32,7 +35,7 @@ def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.Process
         seat: which rank of which world.
         store: the rendezvous, on the rank that made it; the others connect to the seat's address.
     Raises:
-        CommError: the other ranks did not come within the seat's timeout.
+        JoinError: the other ranks did not come in time.
         ConfigError: the machine has too few cores to pin its ranks to.
     """
     place = nullcontext() if seat.pin is None else pinned(seat.pin[0], [seat.threads] * seat.pin[1])
@@ -44,8 +47,9 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
     if seat.device == "cuda":
         torch.cuda.set_device(0)
     torch.set_num_threads(max(1, seat.threads))
+    join_s = min(JOIN_S, seat.timeout_s)
     if store is None:
-        store = connect_store(seat.store_host, seat.store_port, timeout_s=seat.timeout_s)
+        store = connect_store(seat.store_host, seat.store_port, timeout_s=join_s)
     backend = "nccl" if seat.device == "cuda" else "gloo"
     group = init_process_group(
         store,
@@ -53,6 +57,7 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
         seat.world_size,
         backend=backend,
         timeout_s=seat.timeout_s,
+        join_s=join_s,
         generation=seat.generation,
     )
     try:

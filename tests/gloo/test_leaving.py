@@ -1,5 +1,5 @@
 """Leaving the process groups never stands still: with a model in a reference cycle, with ids still
-travelling, and after a failure.
+travelling, and after a failure. Who could not join one world joins the next.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,8 +15,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.comm.process_group import destroy_process_group, shutdown_sockets
-from rayrec.errors import ConfigError
+from rayrec.comm.process_group import (
+    connect_store,
+    create_store,
+    destroy_process_group,
+    init_process_group,
+    new_group,
+    shutdown_sockets,
+)
+from rayrec.errors import ConfigError, JoinError
 from tests.gloo.small_dlrm import dmp, parts
 from tests.ranks import RankPool
 
@@ -92,3 +100,54 @@ def abandoned(rank: int, world_size: int) -> None:
 
 def test_after_a_failure_nothing_waits_for_other_ranks(ranks: RankPool) -> None:
     ranks.run(2, abandoned, timeout_s=30)
+
+
+def another_world(rank: int) -> dist.TCPStore:
+    """A rendezvous of its own for the ranks of the pool's group, which they leave for it."""
+    pool = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store = create_store("127.0.0.1")
+        pool.set("port", str(store.port))
+    else:
+        store = connect_store("127.0.0.1", int(pool.get("port")))
+    destroy_process_group()
+    return store
+
+
+def meet_after_failures(rank: int, world_size: int) -> float:
+    store = another_world(rank)
+    for life in range(2 * rank):
+        # rank 0 of this world is the one that lives, as where the others were killed
+        with pytest.raises(JoinError, match="rank 0 of 2 could not join"):
+            init_process_group(create_store("127.0.0.1"), 0, 2, timeout_s=0.2, generation=life)
+    group = init_process_group(store, rank, 2, timeout_s=60.0, join_s=10.0, generation=3)
+    # the bound of a meeting is not that of collectives
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.options._timeout == timedelta(seconds=60)
+    total = torch.tensor([float(rank)])
+    for each in (group, new_group(), new_group([0, 1], members_only=True)):
+        dist.all_reduce(total, group=each)
+    return total.item()
+
+
+def test_a_rank_whose_joins_failed_meets_a_new_one(ranks: RankPool) -> None:
+    """Else it waits for the other one at another key of the store, and so for ever."""
+    assert ranks.run(2, meet_after_failures, timeout_s=60) == [4.0, 4.0]
+
+
+def cut_off(rank: int, world_size: int) -> None:
+    """The others never come: to a group of both ranks, and to a world."""
+    init_process_group(another_world(rank), rank, 2, timeout_s=60.0, generation=4)
+    if rank == 0:
+        threading.Timer(0.3, shutdown_sockets).start()
+        with pytest.raises(dist.DistError):
+            new_group([0, 1])
+    destroy_process_group()
+    if rank == 1:
+        threading.Timer(0.3, shutdown_sockets).start()
+        with pytest.raises(JoinError, match="could not join"):
+            init_process_group(create_store("127.0.0.1"), 0, 2, timeout_s=60.0, generation=5)
+
+
+def test_a_wait_for_ranks_that_do_not_come_can_be_cut(ranks: RankPool) -> None:
+    ranks.run(2, cut_off, timeout_s=30)
