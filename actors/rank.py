@@ -19,7 +19,7 @@ from typing import Any
 
 from rayrec.machine.memory import start_thread, tune_malloc
 from rayrec.machine.stacks import thread_stacks
-from rayrec.train.progress import ProgressLog, RankPoll, RankState
+from rayrec.train.progress import ProgressLog, RankPoll, RankState, show
 from rayrec.train.rank_error import RankError
 from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 
@@ -43,6 +43,8 @@ class RankActor:
         # A late word about an old world must not reach the one that follows it.
         self._switch, self._generation = threading.Lock(), 0
         self._store: Any = None
+        self._task: RankTask | None = None
+        self._imports = 0
         self._loading = threading.Thread(target=_import_torch, name="import", daemon=True)
         self._loading.start()
 
@@ -59,9 +61,17 @@ class RankActor:
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
     def stand_by(self, task: Sequence[Any]) -> None:
-        """Import torch, what a task names, and what training will import; see `start`."""
+        """Import torch, what a task names, and what training will import; see `take`."""
         self._fetch(task)
         _import_late()
+
+    def take(self, task: Sequence[Any]) -> None:
+        """Import torch and what a task names, so that `start` can begin it at once.
+
+        Args:
+            task: a list of one, a reference to the task.
+        """
+        self._task = self._fetch(task)
 
     def stacks(self) -> str:
         """Return the stacks of all threads of this process, as text."""
@@ -106,16 +116,17 @@ class RankActor:
 
         self._loading.join()
         (reference,) = task
-        fetched: RankTask = ray.get(reference)
+        self._imports += 1
+        try:
+            fetched: RankTask = ray.get(reference)
+        finally:
+            self._imports -= 1
         return fetched
 
-    def start(self, reference: Sequence[Any], seat: Seat) -> None:
-        """Begin a task in a thread.
-
-        Args:
-            reference: a list of one, a reference to the task.
-        """
-        task = self._fetch(reference)
+    def start(self, seat: Seat) -> None:
+        """Begin the task that was taken, in a thread."""
+        task, self._task = self._task, None
+        assert task is not None, "a task is taken before it starts"
         with self._switch:
             if self._state == "running":
                 raise RuntimeError(f"rank {seat.rank} is already running a task")
@@ -144,6 +155,7 @@ class RankActor:
             step=log.step,
             phase=log.phase,
             beats=log.beats,
+            starts=self._loading.is_alive() or self._imports > 0,
             events=tuple(log.events[seen:]),
             error=self._error if ended else None,
             result=self._result if ended else None,
@@ -207,6 +219,7 @@ class RankActor:
                 save_asked=self._save_asked,
                 going_to=lambda: self._going_to,
             )
+            context.phase("meeting the other ranks")
             with joined(seat, self._store):
                 self._result = task.run(context)
             self._state = "done"
@@ -214,6 +227,7 @@ class RankActor:
             self._error = RankError.of(error, self._log.step)
             self._state = "failed"
         finally:
+            show(self._state)
             self._log.end()
 
 
@@ -241,9 +255,11 @@ def interface_of(address: str) -> str:
 
 def _import_torch() -> None:
     """Import what every task needs, while the driver plans."""
+    show("importing torch")
     # an error shows again, with its cause, when the task imports it
     with contextlib.suppress(Exception):
         import rayrec.train.loop  # noqa: F401
+    show("waiting for a task")
 
 
 def _import_late() -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
-from rayrec.driver.head import head
 from rayrec.errors import TrainingFailed, as_user_mistake
 from rayrec.train.seat import RankAddress
 
 WAIT_TURN_S = 0.25
 LONGEST_TURN_S = 2.0
-AWAKENING_TURN_S = 1.0
 
 
 def answers(
@@ -75,19 +73,26 @@ def answers(
 class Heartbeat:
     """Looks whether ranks are alive while the driver waits for something else of them.
 
-    A call may take long for good reasons, such as the import of torch; a process that is stopped
-    answers no call at all.
+    A call may take long for good reasons; a process that is stopped answers no call at all. One
+    that imports torch may answer none for long either, so silence counts from the first answer on
+    that says that it is done with it.
 
     Args:
         actors: by rank, all of which have answered before.
         addresses: where they are.
         limit_s: seconds of silence that count as a failure.
+        awake: actors that have said that they are done with importing; more are added.
     """
 
     def __init__(
-        self, actors: Sequence[Any], addresses: Sequence[RankAddress], limit_s: float
+        self,
+        actors: Sequence[Any],
+        addresses: Sequence[RankAddress],
+        limit_s: float,
+        awake: set[Any],
     ) -> None:
         self._actors, self._addresses, self._limit_s = actors, addresses, limit_s
+        self._awake = awake
         self._silent_s = [0.0] * len(actors)
         self._asked: dict[int, Any] = {}
         self._looked_at = time.monotonic()
@@ -107,58 +112,17 @@ class Heartbeat:
             if rank not in self._asked:
                 self._asked[rank] = actor.poll.remote(sys.maxsize, 0.0)
             elif ray.wait([self._asked[rank]], timeout=0)[0]:
-                # an answer, or a death, of which the awaited call tells
                 self._silent_s[rank] = 0.0
+                # a death is told of by the awaited call
+                with suppress(ray.exceptions.RayError):
+                    starts = ray.get(self._asked[rank]).starts
+                    (self._awake.discard if starts else self._awake.add)(actor)
                 del self._asked[rank]
-            else:
+            elif actor in self._awake:
                 self._silent_s[rank] += turn_s
                 if self._silent_s[rank] >= self._limit_s:
                     host = self._addresses[rank].host
                     raise _silent(rank, len(self._actors), host, self._silent_s[rank])
-
-
-class Awakening:
-    """Looks whether new ranks answer, once Ray says that their processes run.
-
-    How long a process takes to start depends on the machine. One that runs answers at once, unless
-    it was stopped.
-
-    Args:
-        asked: by rank, the actor and what its first call gave.
-        world_size: ranks of the world.
-        limit_s: seconds of silence that count as a failure.
-    """
-
-    def __init__(
-        self, asked: Mapping[int, tuple[Any, Any]], world_size: int, limit_s: float
-    ) -> None:
-        self._asked, self._world_size, self._limit_s = dict(asked), world_size, limit_s
-        self._silent_s = dict.fromkeys(asked, 0.0)
-        self._looked_at = time.monotonic()
-
-    def check(self) -> None:
-        """Ask Ray about the ranks that have not answered, about once a second.
-
-        Raises:
-            TrainingFailed: a rank that runs has been silent for too long.
-        """
-        import ray
-        import ray._private.state as state
-
-        now = time.monotonic()
-        if now - self._looked_at < AWAKENING_TURN_S:
-            return
-        turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
-        for rank, (actor, reference) in list(self._asked.items()):
-            if ray.wait([reference], timeout=0)[0]:
-                del self._asked[rank]
-                continue
-            of = actor._actor_id.hex()
-            told = head.recent(("actor", of), partial(state.actors, of), {})
-            if told.get("State") == "ALIVE":
-                self._silent_s[rank] += turn_s
-                if self._silent_s[rank] >= self._limit_s:
-                    raise _silent(rank, self._world_size, "", self._silent_s[rank])
 
 
 def stacks_of(actors: Sequence[Any], addresses: Sequence[RankAddress], timeout_s: float) -> str:

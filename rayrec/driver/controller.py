@@ -100,7 +100,7 @@ class Controller:
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self._heartbeat_s = heartbeat_timeout_s
         self._stack = ExitStack()
-        self._judging = Judging(timeout_s, heartbeat_timeout_s)
+        self._judging = Judging(timeout_s, heartbeat_timeout_s, self._recovery)
         heard = self._stopping, self._standing, self._recovery, self._judging
         self._running = Running(*heard, on_event, resizes=resizes)
         self._cluster: Cluster | None = None
@@ -180,10 +180,10 @@ class Controller:
         seating.say_how_many(self._on_event)
         self._placed = Placed(
             crew=crew,
-            group=RankGroup(crew, scaling, check, self._heartbeat_s),
+            group=RankGroup(crew, scaling, check, self._judging.silence_s),
             seating=seating,
             changing=Changing(seating, leaving, self._sizing),
-            handing=Handing(crew, scaling, check, self._heartbeat_s, self._judging),
+            handing=Handing(crew, scaling, check, self._judging),
         )
         return "on"
 
@@ -195,8 +195,8 @@ class Controller:
 
     def _fill(self) -> Turn:
         """Give a process to every rank that has none."""
-        part = not self.placed.group.handed_over
-        if not self.placed.seating.fill(self._setup_timeout_s, self._heartbeat_s, part=part):
+        setup_s = self._setup_timeout_s * self._recovery.patience
+        if not self.placed.seating.fill(setup_s, part=not self.placed.group.handed_over):
             return "stay"
         self._on_event(Milestone("actors"))
         return "on"
@@ -243,7 +243,8 @@ class Controller:
         assert self._prepared.task is not None
         group = self.placed.group
         self._watch.at("starting the ranks, which import torch")
-        group.start(self._prepared.task, self._timeout_s, self._setup_timeout_s)
+        setup_s = self._setup_timeout_s * self._recovery.patience
+        group.start(self._prepared.task, self._timeout_s, setup_s)
         self._running.begin()
         group.handed_over = False
         self._stopping.begin()
@@ -264,9 +265,8 @@ class Controller:
         self._stopping.signals.check()
         head.tell(self._on_event)
         self._on_poll()
-        placed = self.placed
-        left = self._failing.have_left(placed.group, placed.crew, time.monotonic())
-        return "on" if left else "stay"
+        placed, now = self.placed, time.monotonic()
+        return "on" if self._failing.have_left(placed.group, placed.crew, now) else "stay"
 
     def _raised(self, error: Exception) -> Turn:
         """Answer an error of a state; only the failure of a rank may be recovered from."""
@@ -280,8 +280,7 @@ class Controller:
     def _failed(self, blame: Blame, error: Exception | None = None) -> Turn:
         """Recover from a failure, or end the run with it; `error` is it as it was raised here."""
         placed, step, stops = self.placed, self._standing.step, self._stopping.wanted
-        told = self._failing.recovers(blame, step, time.monotonic(), is_stopping=stops)
-        if told is not None:
+        if told := self._failing.recovers(blame, step, time.monotonic(), is_stopping=stops):
             placed.group.handed_over = False
             placed.handing.give_up()
             placed.seating.give_up()

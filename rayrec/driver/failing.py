@@ -93,8 +93,10 @@ class Failing:
         # again and again: a rank may have opened connections since
         group.abort()
         ranks = group.observe(POLL_S, LEAVING_S, events=False)
-        lost, waiting = to_replace(ranks, now - self._cut_at, self._recovery.past[-1])
-        if not waiting:
-            for rank in lost:
-                crew.dismiss(rank)
-        return not waiting
+        lost, waiting = to_replace(ranks, now - self._cut_at, self._recovery.past[-1].unmet)
+        if waiting or now < self._cut_at + self._recovery.pause_s:
+            return False
+        for rank in lost:
+            crew.dismiss(rank)
+        self._recovery.left(lost)
+        return True

@@ -9,6 +9,7 @@ from typing import Any
 from rayrec.driver.policies import Observation, Verdict, judge
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew
+from rayrec.driver.recovery import Recovery
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.standing import SILENT_S
 from rayrec.train.seat import RankAddress, RankTask
@@ -24,9 +25,11 @@ class Judging:
     Args:
         timeout_s: bound on every collective.
         heartbeat_s: a rank that says nothing for so long is lost.
+        recovery: says with how much patience.
     """
 
-    def __init__(self, timeout_s: float, heartbeat_s: float) -> None:
+    def __init__(self, timeout_s: float, heartbeat_s: float, recovery: Recovery) -> None:
+        self._recovery = recovery
         self._silent_s, self._heartbeat_s = min(SILENT_S, timeout_s / 2), heartbeat_s
         self._trouble_since: float | None = None
 
@@ -43,7 +46,11 @@ class Judging:
         ):
             self._trouble_since = now
         trouble_s = 0.0 if self._trouble_since is None else now - self._trouble_since
-        return judge(ranks, trouble_s, self._silent_s, self._heartbeat_s)
+        return judge(ranks, trouble_s, self._silent_s, self.silence_s())
+
+    def silence_s(self) -> float:
+        """How long a rank may say nothing, for now."""
+        return self._heartbeat_s * self._recovery.patience
 
 
 class Joint:
@@ -88,15 +95,10 @@ class Handing:
     joint: RankGroup | None = None
 
     def __init__(
-        self,
-        crew: Crew,
-        scaling: ScalingConfig,
-        check: Callable[[], None],
-        heartbeat_s: float,
-        judging: Judging,
+        self, crew: Crew, scaling: ScalingConfig, check: Callable[[], None], judging: Judging
     ) -> None:
         self._crew, self._scaling, self._check = crew, scaling, check
-        self._heartbeat_s, self._judging = heartbeat_s, judging
+        self._judging = judging
 
     def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Verdict:
         """Begin `task`, or see how far it is.
@@ -106,7 +108,7 @@ class Handing:
         """
         if self.joint is None:
             joint = Joint(self._crew)
-            self.joint = RankGroup(joint, self._scaling, self._check, self._heartbeat_s)
+            self.joint = RankGroup(joint, self._scaling, self._check, self._judging.silence_s)
             self._judging.begin()
             # the tables are on the CPU
             self.joint.start(task, timeout_s, setup_timeout_s, on_gpu=False)

@@ -11,6 +11,7 @@ timeout has failed, too. No Ray, no clock, no effects here: observations in, ver
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,16 @@ GRACE_S = 3.0
 COLLECT_S = 0.5
 # how long survivors may take to leave a world that was cut
 LEAVE_S = 5.0
+# a symptom whose cause nobody told of may come again by chance, but not so often
+MOST_SYMPTOMS = 3
+# how many times the usual bound silence is borne at most
+MOST_PATIENCE = 8.0
+# what differs between two errors of one kind: keys and files, addresses, ports, who met it first
+_VARYING = re.compile(
+    r"/\S*\d\S*|\[[\da-f.:%]+\](:\d+)?|\d+(\.\d+){3}(:\d+)?|\bport \d+|:\d{2,}|0x[\da-f]+|"
+    r"\brank \d+",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +70,9 @@ class Blame:
         mistake: the error itself where it is a user's mistake.
         kind: the process died, gives no answer, or told of an error.
         final: trying again would fail again.
+        symptom: the error blames another rank, and no rank told of a cause.
+        unmet: the ranks did not meet, and no rank told of a cause.
+        needless: the rank that gave no answer was alive.
     """
 
     rank: int
@@ -70,6 +84,14 @@ class Blame:
     mistake: RayrecError | None = None
     kind: Literal["died", "silent", "error"] = "error"
     final: bool = False
+    symptom: bool = False
+    unmet: bool = False
+    needless: bool = False
+
+    @property
+    def words(self) -> str:
+        """The cause without what differs from one time to the next."""
+        return _VARYING.sub("#", self.cause)
 
     @classmethod
     def of(cls, error: TrainingFailed, step: int) -> Blame:
@@ -143,32 +165,49 @@ def answer(
     """
     if blame.final or stopping:
         return "fail"
-    if 0 <= max_failures <= len(past):
+    if 0 <= max_failures <= sum(not old.needless for old in past):
         return "fail"
     # A process may be killed twice at one step by chance; the same error twice is no chance.
-    again = any((old.cause, old.step) == (blame.cause, blame.step) for old in past)
-    return "fail" if again and blame.kind == "error" else "recover"
+    again = sum((old.words, old.step) == (blame.words, blame.step) for old in past)
+    most = MOST_SYMPTOMS if blame.symptom else 1
+    return "fail" if again >= most and blame.kind == "error" else "recover"
+
+
+def patience(unanswered: int) -> float:
+    """How many times the usual bound silence is borne.
+
+    A process that starts makes a busy machine busier, so that the next one may seem lost as well.
+
+    Args:
+        unanswered: ranks that were given up for their silence since the run last trained.
+    """
+    return min(MOST_PATIENCE, 2.0**unanswered)
 
 
 def to_replace(
-    ranks: Sequence[Observation], waited_s: float, blame: Blame | None = None
+    ranks: Sequence[Observation], waited_s: float, unmet: bool = False
 ) -> tuple[tuple[int, ...], bool]:
     """Which ranks get a new process now, and whether others must still leave the world that failed.
+
+    Ranks do not meet where one of them is lost, as the one that keeps their meeting place: the
+    others are not at fault, and stay. Where none is, nothing tells which of those that did not meet
+    is at fault, and all of them are replaced.
 
     Args:
         ranks: as they are since their connections were cut.
         waited_s: seconds since then.
-        blame: what failed; a process that gave no answer is not waited for.
+        unmet: what failed is that ranks did not meet.
     """
     replace = []
     waiting = False
     for rank in ranks:
-        accused = blame is not None and blame.kind == "silent" and blame.rank == rank.rank
         left = rank.poll is not None and rank.poll.state != "running"
-        if rank.death or (not left and (accused or waited_s >= LEAVE_S)):
+        if rank.death or (not left and waited_s >= LEAVE_S):
             replace.append(rank.rank)
         elif not left:
             waiting = True
+    if unmet and not replace and not waiting:
+        replace = [rank.rank for rank in ranks if (error := _error(rank)) and error.unmet]
     return tuple(replace), waiting
 
 
@@ -208,6 +247,8 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
         step=error.step,
         mistake=error.mistake,
         final=error.final,
+        symptom=error.collateral,
+        unmet=error.unmet,
     )
 
 

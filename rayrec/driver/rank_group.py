@@ -32,7 +32,7 @@ class RankGroup:
     Args:
         crew: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; what it raises ends the wait.
-        heartbeat_s: a rank that is silent for so long meanwhile has failed.
+        silence_s: gives how long a rank may be silent meanwhile.
     Attributes:
         task: a reference to what the ranks were given last.
         handed_over: the ranks keep the tables of a world that has ended.
@@ -46,10 +46,11 @@ class RankGroup:
         crew: Crew | Joint,
         scaling: ScalingConfig,
         check: Callable[[], None] = lambda: None,
-        heartbeat_s: float = math.inf,
+        silence_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._crew, self._scaling, self._check = crew, scaling, check
-        self._heartbeat_s = heartbeat_s
+        self._silence_s = silence_s
+        self._awake: set[Any] = set()  # who has said to be done with importing
         self.forget()
 
     def forget(self) -> None:
@@ -103,12 +104,14 @@ class RankGroup:
         import ray
 
         host = self.addresses[0].host
-        (port,) = self._answers(
-            [self._actors[0].create_store.remote(host)], "make the rendezvous", setup_timeout_s
-        )
         # The task holds the model function and the plan; it goes into the object store once for all
         # ranks.
         self.task = ray.put(task)
+        # All of them have imported what they need before any waits for the others.
+        taken = [actor.take.remote([self.task]) for actor in self._actors]
+        self._answers(taken, "start", setup_timeout_s)
+        made = [self._actors[0].create_store.remote(host)]
+        (port,) = self._answers(made, "make the rendezvous", setup_timeout_s)
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
         self._crew.generation += 1
@@ -129,7 +132,7 @@ class RankGroup:
                 timeout_s=timeout_s,
                 generation=self._crew.generation,
             )
-            starts.append(actor.start.remote([self.task], seat))
+            starts.append(actor.start.remote(seat))
         self._answers(starts, "start", setup_timeout_s)
 
     def observe(
@@ -287,7 +290,7 @@ class RankGroup:
         `what`; see `answers`.
         """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
-        heartbeat = Heartbeat(self._actors, self.addresses, self._heartbeat_s)
+        heartbeat = Heartbeat(self._actors, self.addresses, self._silence_s(), self._awake)
 
         def check() -> None:
             self._check()

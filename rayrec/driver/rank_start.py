@@ -8,14 +8,13 @@ import torch while the caller goes on, and are killed when the block of `started
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rayrec.driver.answers import Awakening, answers
+from rayrec.driver.answers import answers
 from rayrec.driver.head import head
 from rayrec.driver.hiring import end_process, hire
 from rayrec.driver.rank_group import RankGroup
@@ -150,19 +149,13 @@ class Crew:
             end_process(actor, None)
         self._coming.clear()
 
-    def fill(
-        self,
-        timeout_s: float,
-        heartbeat_s: float = math.inf,
-        look: Callable[[], None] = lambda: None,
-    ) -> tuple[int, ...]:
+    def fill(self, timeout_s: float, look: Callable[[], None] = lambda: None) -> tuple[int, ...]:
         """Give an actor to every rank that has none; the ranks that got one.
 
         Args:
-            heartbeat_s: one whose process runs and says nothing for so long has failed.
             look: called as `check`.
         Raises:
-            TrainingFailed: an actor did not come up within `timeout_s` seconds, or fell silent.
+            TrainingFailed: an actor did not come up within `timeout_s` seconds.
         """
         for rank, actor in enumerate(self._actors):
             if actor is None:
@@ -174,13 +167,10 @@ class Crew:
         self.send_away()
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
-        pairs = {rank: (self._actors[rank], reference) for rank, reference in asked.items()}
-        awakening = Awakening(pairs, len(self._actors), heartbeat_s)
 
         def check() -> None:
             self._check()
             look()
-            awakening.check()
 
         told = answers(asked, (), len(self._actors), "start", timeout_s, check)
         for rank, address in zip(new, told, strict=True):

@@ -6,10 +6,14 @@ No Ray and no clock: every time is handed in.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from rayrec.driver.policies import Blame
+from rayrec.driver.policies import Blame, patience
+from rayrec.driver.spares import pause_s
 from rayrec.train.told import Began, Failure, Recovered
+
+# so many failures before the run trains again may be chance
+_AT_ONCE = 3
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,6 +46,23 @@ class Recovery:
     def first_cause(self) -> Blame | None:
         """The first failure since the run last trained, or None."""
         return self._open[0][0] if self._open else None
+
+    @property
+    def patience(self) -> float:
+        """How many times the usual bound silence is borne now; see `policies.patience`."""
+        return patience(sum(blame.kind == "silent" for blame, _ in self._open))
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before ranks start again, of which one fails again and again."""
+        more = len(self._open) - _AT_ONCE
+        return pause_s(more) if more > 0 else 0.0
+
+    def left(self, lost: Collection[int]) -> None:
+        """Note that all ranks but the lost ones have left the world that failed last."""
+        blame = self.past[-1]
+        if blame.kind == "silent" and blame.rank not in lost:
+            self.past[-1] = replace(blame, needless=True)
 
     def failed(self, blame: Blame, now: float) -> Failure:
         """Note a failure that the run recovers from; `now` is in seconds of any steady clock."""

@@ -60,7 +60,7 @@ class Seating:
         if ranks < most:
             say(f"starts with {ranks} of at most {most} ranks; the cluster is asked for the rest")
 
-    def fill(self, setup_timeout_s: float, heartbeat_s: float, *, part: bool = True) -> bool:
+    def fill(self, setup_timeout_s: float, *, part: bool = True) -> bool:
         """Give every rank a place and a process; False to look for room again.
 
         Args:
@@ -81,7 +81,7 @@ class Seating:
             room.wait_for([crew.places[rank] for rank in crew.vacant])
         self._watch.at("starting the ranks' actors")
         try:
-            new = crew.fill(setup_timeout_s, heartbeat_s, lambda: room.check_places(crew.places))
+            new = crew.fill(setup_timeout_s, lambda: room.check_places(crew.places))
         except PlaceLost:
             for rank in crew.vacant:
                 crew.dismiss(rank)

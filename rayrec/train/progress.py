@@ -6,7 +6,9 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +16,15 @@ from rayrec.train.rank_error import RankError
 from rayrec.train.told import Event
 
 RankState = Literal["idle", "running", "done", "failed"]
+# names a folder where the processes of ranks show what they do, for who strikes them on purpose
+SHOWN_IN = "RAYREC_SHOWN_IN"
+
+
+def show(words: str) -> None:
+    """Show from outside what this process does, where somebody wants to see it."""
+    if folder := os.environ.get(SHOWN_IN):
+        with suppress(OSError), open(f"{folder}/{os.getpid()}", "w") as file:
+            file.write(words)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +36,7 @@ class RankPoll:
         step: global steps done.
         phase: what the task is doing, in words that complete "while ...".
         beats: signs of progress since the task began.
+        starts: its process still imports, and may give no answer for long.
         events: reports and lines after the first `seen`.
         error, result: how the task ended.
     """
@@ -33,6 +45,7 @@ class RankPoll:
     step: int = 0
     phase: str = ""
     beats: int = 0
+    starts: bool = False
     events: tuple[Event, ...] = ()
     error: RankError | None = None
     result: Any = None

@@ -12,7 +12,7 @@ import traceback as traceback_module
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayrec.errors import CallbackError, RayrecError, as_user_mistake
+from rayrec.errors import CallbackError, JoinError, RayrecError, as_user_mistake
 
 # What gloo, NCCL and the store say when the trouble is at the other end of the wire.
 _PEER_TROUBLE = re.compile(
@@ -45,6 +45,7 @@ class RankError:
         collateral: a peer is to blame.
         mistake: a user's mistake as the error to raise again, or None where it is none.
         final: the user's code or input is to blame, so that trying again would fail again.
+        unmet: the rank did not meet the others, so that no task began.
     """
 
     cause: str
@@ -54,6 +55,7 @@ class RankError:
     collateral: bool
     mistake: RayrecError | None = None
     final: bool = False
+    unmet: bool = False
 
     @classmethod
     def of(cls, error: BaseException, step: int) -> RankError:
@@ -68,6 +70,7 @@ class RankError:
             collateral=mistake is None and is_collateral(error),
             mistake=mistake,
             final=mistake is not None or isinstance(error, CallbackError),
+            unmet=isinstance(error, JoinError),
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rayrec.train.progress import ProgressLog
+from rayrec.train.progress import ProgressLog, show
 from rayrec.train.told import Event, Milestone
 
 
@@ -91,6 +91,7 @@ class RankContext:
         """Say what this rank does now, in words that complete "while ...": "saving a file"."""
         self.log.phase = name
         self.log.beats += 1
+        show(name)
 
     def beat(self) -> None:
         """Give a sign of progress inside a phase."""

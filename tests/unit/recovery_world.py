@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from rayrec.driver.policies import LEAVE_S, Blame, Observation, answer, judge, to_replace
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, Turn
-from rayrec.errors import InputError
+from rayrec.errors import InputError, JoinError
 from rayrec.shards.undo import Point, common_point
 from rayrec.train.progress import RankPoll
 from rayrec.train.rank_error import RankError
@@ -150,6 +150,11 @@ class World:
             assert rank.state != "running", "nobody may still be in the world that failed"
             rank.state, rank.step, rank.error = "running", begin, None
         self.trouble = None
+        if self.draw.random() < self.hazard:
+            # nobody is dead, and one cannot reach the others
+            for rank in self.ranks:
+                self.fail(rank, RankError.of(JoinError(f"no one at :{self.now:.0f}00"), begin))
+            return "on"
         self.recovery.began(Began(step=begin, path=None), self.now)
         return "on"
 
@@ -207,7 +212,7 @@ class World:
         if self.trouble is None and any(r.death or (r.poll and r.poll.error) for r in ranks):
             self.trouble = self.now
         since = 0.0 if self.trouble is None else self.now - self.trouble
-        verdict = judge(ranks, since, 5.0, HEARTBEAT_S)
+        verdict = judge(ranks, since, 5.0, HEARTBEAT_S * self.recovery.patience)
         if verdict.action == "finish":
             assert all(rank.step == STEPS for rank in self.ranks)
             self.recovery.caught_up(self.now)
@@ -219,11 +224,14 @@ class World:
             hears = rank.alive and not rank.frozen and rank.stuck_until <= self.now
             if hears and rank.state == "running":
                 self.fail(rank, RankError.of(ConnectionResetError("cut"), rank.step))
-        lost, waiting = to_replace(self.observe(), self.now - self.cut, self.recovery.past[-1])
+        unmet = self.recovery.past[-1].unmet
+        lost, waiting = to_replace(self.observe(), self.now - self.cut, unmet)
         if waiting:
             return "stay"
         for number in lost:
             self.ranks[number] = Rank(alive=False)
+        assert lost or not unmet, "the same processes would not meet again"
+        self.recovery.left(lost)
         return "on"
 
     def failed(self, failure: Blame) -> Turn:

@@ -23,7 +23,14 @@ from rayrec.driver.policies import (
 )
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, can_recover
-from rayrec.errors import CallbackError, ConfigError, InputError, SaveError, TrainingFailed
+from rayrec.errors import (
+    CallbackError,
+    ConfigError,
+    InputError,
+    JoinError,
+    SaveError,
+    TrainingFailed,
+)
 from rayrec.shards.undo import Point, common_point
 from rayrec.train.progress import RankPoll
 from rayrec.train.rank_error import RankError
@@ -50,6 +57,52 @@ def test_what_would_fail_again_is_not_tried_again() -> None:
     killed = blame("its process died", kind="died")
     assert answer(killed, [killed], -1) == "recover", "two kills at one step are a chance"
     assert answer(killed, [], -1, stopping=True) == "fail"
+
+
+def test_an_error_is_known_again_by_its_words_without_what_varies() -> None:
+    told = [
+        (
+            "no peer at /rayrec/2/1//cpu//0/0 after 60 s",
+            "no peer at /rayrec/3/0//cpu//0/1 after 60 s",
+        ),
+        ("closed by peer [127.0.0.1]:4471", "closed by peer [127.0.0.1]:39122"),
+        ("no rendezvous at 10.0.0.7:4471", "no rendezvous at 10.0.0.8:33"),
+        (
+            "rank 0 of 2 could not join: reset by [::1]:77",
+            "rank 1 of 2 could not join: reset by [::1]:8",
+        ),
+    ]
+    for one, other in told:
+        assert blame(one).words == blame(other).words
+        assert answer(blame(one), [blame(other)], -1) == "fail"
+    assert answer(blame("KeyError: 12"), [blame("KeyError: 15")], -1) == "recover", "another error"
+    gone = [blame(one, symptom=True) for one, _ in told[:1] * 4]
+    assert [answer(gone[0], gone[:n], -1) for n in (1, 2, 3)] == ["recover", "recover", "fail"]
+
+
+def test_a_false_alarm_is_not_counted_and_makes_patient() -> None:
+    recovery = Recovery()
+    for times in (1.0, 2.0, 4.0, 8.0, 8.0):
+        assert recovery.patience == times
+        recovery.failed(blame("no answer for 9 s", kind="silent"), 1.0)
+        recovery.left([])
+    assert answer(blame(), recovery.past, 1) == "recover", "rank 1 was alive each time"
+    recovery.failed(blame("no answer for 9 s", kind="silent"), 1.0)
+    recovery.left([1])
+    assert answer(blame(), recovery.past, 1) == "fail", "it was replaced"
+    recovery.began(Began(step=3, path=None), 2.0)
+    assert recovery.patience == 1.0, "the run trains again"
+
+
+def test_ranks_that_fail_again_and_again_start_less_often() -> None:
+    recovery = Recovery()
+    pauses = []
+    for _ in range(11):
+        recovery.failed(blame("its process died", kind="died"), 1.0)
+        pauses.append(recovery.pause_s)
+    assert pauses == [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
+    recovery.began(Began(step=3, path=None), 2.0)
+    assert recovery.pause_s == 0
 
 
 @pytest.mark.parametrize(
@@ -92,9 +145,25 @@ def test_who_is_replaced() -> None:
     ranks = [left, dead, busy, mute]
     assert to_replace(ranks, 0.2) == ((1,), True)
     assert to_replace(ranks, LEAVE_S) == ((1, 2, 3), False)
-    frozen = replace(blame(kind="silent"), rank=3)
-    assert to_replace([left, dead, mute], 0.0, frozen) == ((1, 3), False), "at once"
-    assert to_replace([left, busy], 0.0, frozen) == ((), True)
+
+
+def test_who_is_replaced_where_ranks_do_not_meet() -> None:
+    error = RankError.of(JoinError("no rendezvous"), 0)
+    unmet = [
+        Observation(rank=rank, host="h", poll=RankPoll(state="failed", error=error))
+        for rank in range(3)
+    ]
+    failure = judge(unmet, GRACE_S).failure
+    assert failure is not None and failure.unmet and failure.symptom
+    assert to_replace(unmet, 0.2, failure.unmet) == ((0, 1, 2), False), "nothing tells whose fault"
+    assert to_replace(unmet, 0.2) == ((), False), "their meeting was cut for another reason"
+    dead = Observation(rank=0, host="h", death="gone")
+    failure = judge([dead, *unmet[1:]], GRACE_S).failure
+    assert failure is not None and not failure.unmet and failure.kind == "died"
+    assert to_replace([dead, *unmet[1:]], 0.2, True) == ((0,), False), "it kept the meeting place"
+    mute = Observation(rank=2, host="h")
+    assert to_replace([*unmet[:2], mute], 0.2, True) == ((), True)
+    assert to_replace([*unmet[:2], mute], LEAVE_S, True) == ((2,), False)
 
 
 def test_every_state_has_a_way_to_the_end() -> None:
@@ -152,7 +221,7 @@ def check_schedule(draw: random.Random) -> None:
             world.hazard = 0.0
         assert turns < 3000, f"no end in sight in {world.state}"
     recovery = world.recovery
-    assert bound < 0 or len(recovery.past) <= bound
+    assert bound < 0 or sum(not old.needless for old in recovery.past) <= bound
     assert not any(old.final for old in recovery.past)
     if world.state is State.FINISHED:
         assert not recovery.under_way and world.ended_by is None
@@ -161,8 +230,8 @@ def check_schedule(draw: random.Random) -> None:
         return
     last = world.ended_by
     assert last is not None
-    again = any((old.cause, old.step) == (last.cause, last.step) for old in recovery.past)
-    spent = 0 <= bound == len(recovery.past)
+    again = any((old.words, old.step) == (last.words, last.step) for old in recovery.past)
+    spent = 0 <= bound == sum(not old.needless for old in recovery.past)
     assert last.final or spent or (again and last.kind == "error")
     if last.final:
         assert world.mistakes
