@@ -26,11 +26,13 @@ class Blow:
         at: seconds of the wall clock.
         kind: see `schedule.Fault`.
         pids: the processes that it struck.
+        moment: of the run, where it waited for one; see `moments.MOMENTS`.
     """
 
     at: float
     kind: str
     pids: tuple[int, ...]
+    moment: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rayrec.chaos.account import Run, table
 from rayrec.chaos.cluster import PrivateCluster, private_cluster
 from rayrec.chaos.job import Job
-from rayrec.chaos.schedule import DRIVER, NODE, schedule
+from rayrec.chaos.schedule import DRIVER, GCS, NODE, schedule
 from rayrec.chaos.shaken import Bounds, ShakenRun
 from rayrec.errors import ConfigError, RayrecError, RunInterrupted
 from rayrec.machine.signals import hold_signals
@@ -27,6 +27,7 @@ class Campaign:
         signals: what ranks are struck with, see `schedule.SIGNALS`.
         driver: the driver is killed as well, and started again.
         nodes: the cluster has a second node, which is lost as well, and another takes its place.
+        gcs: Ray's control service stands still for a while as well.
         seed: of the first run under faults; those after it have the next ones.
         runs: how many there are under faults.
         bounds: of each run.
@@ -36,6 +37,7 @@ class Campaign:
     signals: tuple[str, ...]
     driver: bool
     nodes: bool
+    gcs: bool
     seed: int
     runs: int
     bounds: Bounds
@@ -43,7 +45,8 @@ class Campaign:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The faults that can strike."""
-        return (*self.signals, *([DRIVER] * self.driver), *([NODE] * self.nodes))
+        others = {DRIVER: self.driver, NODE: self.nodes, GCS: self.gcs}
+        return (*self.signals, *(kind for kind, wanted in others.items() if wanted))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from rayrec.chaos.job import Job
 from rayrec.driver import reaper
 from rayrec.driver.cluster import reaped
 from rayrec.errors import RayrecError
+from rayrec.train.progress import SHOWN_IN
 
 PORTS = (
     "--port",
@@ -63,13 +64,15 @@ class PrivateCluster:
         self._files = f"^{re.escape(str(folder))}/"
         self._head: subprocess.Popen[bytes] | None = None
         self._other: subprocess.Popen[bytes] | None = None
-        for name in ("home", "tmp"):
+        self.shown = folder / "shown"
+        for name in ("home", "tmp", "shown"):
             (folder / name).mkdir()
         self.env = {
             **os.environ,
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
             "RAY_AUTH_MODE": "disabled",
+            SHOWN_IN: str(self.shown),
         }
         # Ray's 15 lets every other process push a rank off its core.
         self.env.setdefault("RAY_worker_niceness", "0")
@@ -113,6 +116,15 @@ class PrivateCluster:
                 if title.startswith(RANK) and state not in "TtZX":
                     ranks.append(pid)
         return sorted(ranks)
+
+    def signal_gcs(self, number: signal.Signals) -> tuple[int, ...]:
+        """Send a signal to Ray's control service; its process, and none where it is gone."""
+        for pid in reaper.members(self._files, os.getpid()):
+            with suppress(OSError):
+                if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+                    os.kill(pid, number)
+                    return (pid,)
+        return ()
 
     def lose_node(self) -> int | None:
         """Kill all processes of the second node at once; the id of its first one, None without."""
@@ -173,14 +185,14 @@ class PrivateCluster:
 
 @contextmanager
 def private_cluster(job: Job, nodes: int) -> Iterator[PrivateCluster]:
-    """A cluster with room for the ranks of a job, inside the block; nothing of it is left.
+    """A cluster with room for a job, inside the block; nothing of it is left.
 
     Args:
-        nodes: 1, or 2 of which each holds half of the ranks.
+        nodes: 1, or 2 of which each holds half of the ranks, and of the spares.
     Raises:
         RayrecError: Ray does not start.
     """
-    cpus = max(1.0, -(-job.ranks // nodes) * job.cpus)
+    cpus = max(1.0, (-(-job.ranks // nodes) + -(-job.spares // nodes)) * job.cpus)
     # the paths of Ray's sockets have room for 107 bytes
     with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()

@@ -29,12 +29,14 @@ class Job:
         folder: absolute; what --checkpoint-dir says.
         ranks: how many it has.
         cpus: CPUs of a rank.
+        spares: processes that wait beside the ranks.
     """
 
     words: tuple[str, ...]
     folder: Path
     ranks: int
     cpus: float
+    spares: int = 0
 
     def command(self, folder: Path, *, waits: bool = False) -> list[str]:
         """The command of a run that keeps its checkpoints in `folder`.
@@ -102,6 +104,7 @@ def read_job(words: Sequence[str], default_ranks: int) -> Job:
         folder=path,
         ranks=int(_number(words, "--ranks", default_ranks)),
         cpus=_number(words, "--cpus-per-rank", 1.0),
+        spares=int(_number(words, "--spares", 0.0)),
     )
 
 
@@ -114,7 +117,7 @@ def _number(words: Sequence[str], option: str, default: float) -> float:
     except ValueError:
         value = math.nan
     # What else the option may not be, the job says itself.
-    if not 0 < value < 1e6:
+    if not (0 < value < 1e6 or value == default):
         raise ConfigError(f"the job's {option} is {text!r}; it must be a number above 0.")
     return value
 

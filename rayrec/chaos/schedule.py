@@ -13,9 +13,9 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-DRIVER, NODE = "driver", "node"
+DRIVER, NODE, GCS = "driver", "node", "gcs"
 SIGNALS = ("KILL", "STOP", "TERM", "ABRT", "SEGV")
-WEIGHTS = {"KILL": 1.0, DRIVER: 0.03, NODE: 0.1}
+WEIGHTS = {"KILL": 1.0, DRIVER: 0.03, NODE: 0.1, GCS: 0.03}
 OTHER_WEIGHT = 0.2
 TWO_AT_ONCE = 0.1
 LONGEST_GAP = 4.0  # in mean gaps: no seed leaves a run in peace for very long
@@ -27,7 +27,7 @@ class Fault:
 
     Attributes:
         after_s: seconds since the blow before it, or since the start of the run.
-        kind: a word of `SIGNALS`, "driver" or "node".
+        kind: a word of `SIGNALS`, "driver", "node" or "gcs".
         share: from 0 to below 1; says which of the ranks that there are is struck.
         ranks: how many ranks are struck at once, where it is a signal.
     """

@@ -16,12 +16,18 @@ from rayrec.chaos.account import Blow, Run, account
 from rayrec.chaos.cluster import PrivateCluster
 from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
-from rayrec.chaos.schedule import DRIVER, NODE, Fault
+from rayrec.chaos.moments import AtHand, Moments, doing
+from rayrec.chaos.schedule import DRIVER, GCS, NODE, SIGNALS, Fault
 from rayrec.machine.signals import Signals
 from rayrec.watch import read_events
 from rayrec.watch.event_file import NAME
 
 POLL_S = 0.1
+# ranks meet in some hundredths of a second
+MOMENT_POLL_S = 0.005
+# Ray's control service stands still for so long, at least and at most
+GCS_S = 20.0, 45.0
+WHAT = {DRIVER: "the driver", NODE: "a node", GCS: "Ray's control service"}
 Say = Callable[[str], None]
 
 
@@ -31,10 +37,12 @@ class Bounds(NamedTuple):
     Attributes:
         hang_s: seconds without a step that is new after which a run counts as hung.
         faults: so many strike at most; None strikes until the end.
+        moments: at which signals strike ranks; see `moments.Moments`.
     """
 
     hang_s: float
     faults: int | None = None
+    moments: tuple[str, ...] = ()
 
 
 class ShakenRun:
@@ -64,6 +72,9 @@ class ShakenRun:
         self.output = cluster.folder / f"{folder.name}.log"
         self._blows: list[Blow] = []
         self._steps = NewestStep(folder / NAME)
+        self._moments = Moments(bounds.moments)
+        self._gcs_until: float | None = None
+        self._ranks: tuple[float, list[int]] = 0.0, []
 
     def run(self, seed: int) -> Run:
         """Go through it.
@@ -85,13 +96,18 @@ class ShakenRun:
                 if now - moved > self._bounds.hang_s:
                     words = f"no new step for {now - moved:.0f} s, after step {self._steps.newest}"
                     return self._told(seed, started, "hung", words)
-                if fault is not None and now >= due:
-                    self._strike(fault, process, now - started)
+                if self._gcs_until is not None and now >= self._gcs_until:
+                    self._go_on_with_gcs()
+                at = self._at_hand(fault) if fault is not None and now >= due else None
+                if fault is not None and at is not None:
+                    self._strike(fault, at, process, now - started)
                     if fault.kind == DRIVER:
                         process = self._start()
                     fault, due = self._next(time.monotonic())
-                time.sleep(POLL_S)
+                waits = self._moments.wanted and fault is not None and now >= due
+                time.sleep(MOMENT_POLL_S if waits else POLL_S)
         finally:
+            self._go_on_with_gcs()
             _end(process)
         if code:
             return self._told(seed, started, "failed", f"code {code}: {self._last_line()}")
@@ -115,7 +131,31 @@ class ShakenRun:
         fault = next(self._faults, None)
         return fault, now + (fault.after_s if fault is not None else 0.0)
 
-    def _strike(self, fault: Fault, process: subprocess.Popen[bytes], since_s: float) -> None:
+    def _at_hand(self, fault: Fault) -> AtHand | None:
+        """The moment to strike at now, and the ranks that a signal can strike, or None."""
+        wanted = self._moments.wanted and fault.kind in SIGNALS
+        looked_at, ranks = self._ranks
+        if not wanted or time.monotonic() > looked_at + POLL_S:
+            ranks = self._cluster.ranks()
+            self._ranks = time.monotonic(), ranks
+        if not wanted:
+            return AtHand("", tuple(ranks))
+        # Where the run trains, what starts is a spare.
+        begun = self._steps.newest and not self._steps.recovers
+        there = {
+            rank: doing(self._cluster.shown, rank) - ({"start"} if begun else set())
+            for rank in ranks
+        }
+        return self._moments.at_hand(there, recovers=self._steps.recovers)
+
+    def _go_on_with_gcs(self) -> None:
+        if self._gcs_until is not None:
+            self._cluster.signal_gcs(signal.SIGCONT)
+            self._gcs_until = None
+
+    def _strike(
+        self, fault: Fault, at_hand: AtHand, process: subprocess.Popen[bytes], since_s: float
+    ) -> None:
         """Strike, where there is something to be struck."""
         at = time.time()
         struck: tuple[int, ...] = ()
@@ -126,19 +166,24 @@ class ShakenRun:
             lost = self._cluster.lose_node()
             struck = () if lost is None else (lost,)
             self._cluster.fill()
+        elif fault.kind == GCS:
+            struck = self._cluster.signal_gcs(signal.SIGSTOP)
+            least, most = GCS_S
+            self._gcs_until = time.monotonic() + least + fault.share * (most - least)
         else:
             number = signal.Signals[f"SIG{fault.kind}"]
-            for pid in fault.struck(self._cluster.ranks()):
+            for pid in fault.struck(at_hand.ranks):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
                     struck += (pid,)
         if struck:
-            self._blows.append(Blow(at=at, kind=fault.kind, pids=struck))
+            moment = at_hand.moment
+            self._moments.struck(moment)
+            self._blows.append(Blow(at=at, kind=fault.kind, pids=struck, moment=moment))
             who = " and ".join(map(str, struck))
-            what = {DRIVER: "the driver", NODE: "a node"}.get(fault.kind, f"SIG{fault.kind}")
-            self._say(
-                f"  +{since_s:6.1f} s  {what}, process {who}, after step {self._steps.newest}"
-            )
+            what = WHAT.get(fault.kind, f"SIG{fault.kind}")
+            when = f"after step {self._steps.newest}" + (f", at {moment}" if moment else "")
+            self._say(f"  +{since_s:6.1f} s  {what}, process {who}, {when}")
 
     def _told(self, seed: int, started: float, end: str, words: str) -> Run:
         seconds = time.monotonic() - started
@@ -150,7 +195,7 @@ class ShakenRun:
             words=words,
             seconds=seconds,
             blows=tuple(self._blows),
-            account=account(events, self._blows),
+            account=account(events, [blow for blow in self._blows if blow.kind != GCS]),
             digests=digests(str(self._folder)) if end == "done" else {},
         )
 
@@ -160,11 +205,17 @@ class ShakenRun:
 
 
 class NewestStep:
-    """Follows the newest step that a run's file of events tells of, while it grows."""
+    """Follows the newest step that a run's file of events tells of, while it grows.
+
+    Attributes:
+        newest: the step.
+        recovers: the run recovers from a failure.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._read, self._rest = path, 0, b""
         self.newest = 0
+        self.recovers = False
         self._told = 0
 
     def moved(self) -> bool:
@@ -190,6 +241,8 @@ class NewestStep:
         step = event.get("step")
         if not isinstance(step, int):
             return
+        if event.get("event") in ("failure", "recovery"):
+            self.recovers = event["event"] == "failure"
         if event.get("event") == "window":
             self.newest = max(self.newest, step)
         elif event.get("event") in ("evaluation", "checkpoint", "end") and step >= self.newest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rayrec import arguments
+from rayrec.chaos.moments import MOMENTS, moment_words
 from rayrec.chaos.schedule import SIGNALS, signal_words
 from rayrec.cli.base import CONTEXT, PATH, Checked, Command, count
 
@@ -35,8 +36,16 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
     metavar="SIGNAL,...",
     help=f"what ranks are struck with, of {', '.join(SIGNALS)} (KILL,STOP)",
 )
+@click.option(
+    "--at",
+    type=Checked(moment_words, "moments"),
+    default=(),
+    metavar="MOMENT,...",
+    help=f"strike ranks only at these moments, of {', '.join(MOMENTS)}; by default at any",
+)
 @click.option("--driver", is_flag=True, help="kill the driver as well, and start it again")
 @click.option("--nodes", is_flag=True, help="lose a node as well; another one takes its place")
+@click.option("--gcs", is_flag=True, help="stop Ray's control service for 20 to 45 s as well")
 @click.option(
     "--seed",
     type=Checked(arguments.seed, "seed"),
@@ -60,8 +69,10 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 def command(
     every: float,
     signals: tuple[str, ...],
+    at: tuple[str, ...],
     driver: bool,
     nodes: bool,
+    gcs: bool,
     seed: int,
     runs: int,
     faults: int | None,
@@ -93,9 +104,10 @@ def command(
         signals=signals,
         driver=driver,
         nodes=nodes,
+        gcs=gcs,
         seed=seed,
         runs=runs,
-        bounds=Bounds(hang_s=timeout, faults=faults),
+        bounds=Bounds(hang_s=timeout, faults=faults, moments=at),
     )
 
     def say(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from argparse import ArgumentTypeError
 from itertools import islice
@@ -15,11 +16,14 @@ from rayrec.chaos import cluster
 from rayrec.chaos.account import Account, Blow, Run, account, table
 from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.job import read_job
+from rayrec.chaos.moments import DOING, Moments, doing, moment_words
 from rayrec.chaos.report import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
 from rayrec.chaos.shaken import NewestStep
 from rayrec.cli.main import main
 from rayrec.errors import ConfigError, RayrecError
+from rayrec.train.progress import SHOWN_IN, ProgressLog
+from rayrec.train.seat import RankContext, Seat
 from rayrec.watch.events import RunEvent
 
 KINDS = ("KILL", "STOP", "driver", "node")
@@ -53,8 +57,46 @@ def test_a_fault_strikes_only_what_there_is(seed: int) -> None:
     assert seen == {3, 5, 8}
 
 
-def test_signals_and_durations_are_read() -> None:
+def test_the_moment_that_was_struck_least_comes_first() -> None:
+    moments = Moments(("train", "save", "join", "recover"))
+    training, saving = {7: {"train"}, 8: {"train"}}, {7: {"save"}, 8: {"train"}}
+    hand = moments.at_hand(training, recovers=False)
+    assert hand == ("train", (7, 8))
+    moments.struck("train")
+    assert moments.at_hand(saving, recovers=False) == ("save", (7,)), "it never came before"
+    assert moments.at_hand(training, recovers=False) is None
+    moments.struck("save")
+    assert moments.at_hand({7: {"start"}, 8: ()}, recovers=True) == ("recover", (7, 8))
+    moments.struck("recover")
+    assert moments.at_hand({7: {"start"}, 8: ()}, recovers=False) is None, "nobody wants it"
+    assert moments.at_hand(training, recovers=False) == ("train", (7, 8)), "all have come once"
+    alone = Moments(("join",))
+    alone.struck("join")
+    assert alone.at_hand({7: {"join"}}, recovers=False) == ("join", (7,))
+    assert Moments(("start", "join")).at_hand({7: {"start"}}, recovers=False) is not None
+
+
+def test_a_rank_shows_from_outside_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SHOWN_IN, str(tmp_path))
+    seat = Seat(rank=0, world_size=1, host="", store_host="", store_port=0)
+    context = RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
+
+    assert doing(tmp_path, os.getpid()) == frozenset()
+    for moment, words in DOING.items():
+        context.phase(words)
+        assert doing(tmp_path, os.getpid()) == {moment}
+    context.phase("taking a nap")
+    assert doing(tmp_path, os.getpid()) == frozenset()
+
+
+def test_signals_moments_and_durations_are_read() -> None:
     assert signal_words("kill, SIGSTOP") == ("KILL", "STOP")
+    assert moment_words("join, save") == ("join", "save")
+    for text in ("join,join", "lunch", ""):
+        with pytest.raises(ArgumentTypeError):
+            moment_words(text)
     assert [duration(text) for text in ("20s", "500ms", "2m", "1.5", "1h")] == [
         20.0,
         0.5,
@@ -191,10 +233,13 @@ def test_only_later_steps_and_what_follows_them_are_progress(tmp_path: Path) -> 
         file.write("\n")
     assert steps.moved() and steps.newest == 5
     write("failure", 7)
+    steps.moved()
+    assert steps.recovers
     write("recovery", 2)
     write("window", 4)
     write("checkpoint", 4)
     assert not steps.moved(), "steps that are done again are none"
+    assert not steps.recovers
     write("checkpoint", 5)
     assert steps.moved()
     with path.open("a") as file:
