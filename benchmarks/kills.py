@@ -1,0 +1,122 @@
+"""Kills at every moment of a run, over plans, spares and sync points: what `rayrec chaos` runs.
+
+    python -m benchmarks.kills FOLDER [--kills 200] [--lock FILE]
+    python -m benchmarks.chaos FOLDER/*.json
+
+Each cell is a call of `rayrec chaos` whose outcome is a file of FOLDER. A cell whose file is there
+is not run again, so the same command goes on where it was cut off. In ten of the sixteen cells
+Ray's control service is stopped as well. With --lock a cell waits for the lock of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from rayrec.chaos.moments import MOMENTS
+
+RANKS = 2
+PLANS = ("table_wise", "row_wise", "mixed", "data_parallel")
+
+
+class Cell(NamedTuple):
+    """One call of `rayrec chaos`."""
+
+    plan: str
+    spares: bool
+    sync_points: bool
+    gcs: bool
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        parts = ("spares", self.spares), ("points", self.sync_points), ("gcs", self.gcs)
+        return "-".join([self.plan, *(word for word, has in parts if has)])
+
+
+def cells() -> Iterator[Cell]:
+    """All of them; the control service is stopped in five of each eight."""
+    for number, (plan, spares, points) in enumerate(product(PLANS, (False, True), (False, True))):
+        yield Cell(plan, spares, points, number * 5 % 8 < 5)
+
+
+def main() -> None:
+    """Run the cells that have no file yet."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--lock", default=os.devnull)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    prepare(args.folder / "data")
+    all_cells = list(cells())
+    kills = -(-args.kills // len(all_cells))
+    for number, cell in enumerate(all_cells):
+        out = args.folder / f"{cell.name}.json"
+        if out.exists():
+            continue
+        with open(args.lock, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            code = subprocess.run(command(args.folder, cell, kills, number)).returncode
+        print(f"{cell.name}: code {code}", flush=True)
+
+
+def prepare(data: Path) -> None:
+    """Make the data, and the plan in which the tables have all kinds."""
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import write_synthetic
+    from rayrec.layout import (
+        ShardingPlan,
+        TablePlacement,
+        column_wise,
+        data_parallel,
+        row_wise,
+        table_wise,
+    )
+    from rayrec.layout.schema import FeatureSchema
+
+    if (data / "mixed").exists():
+        return
+    write_synthetic(data, SyntheticConfig(rows_train=200_000, rows_eval=40_000, seed=1))
+    everyone = range(RANKS)
+    makes = (
+        lambda i, table: table_wise(table, i % RANKS),
+        lambda i, table: row_wise(table, everyone),
+        lambda i, table: column_wise(table, everyone),
+        lambda i, table: data_parallel(table, everyone),
+    )
+    tables = FeatureSchema.load(data / "schema.json").tables
+    placements = {
+        table.name: TablePlacement(makes[number % len(makes)](number, table))
+        for number, table in enumerate(tables)
+    }
+    ShardingPlan(world_size=RANKS, tables=placements).save(data / "mixed")
+
+
+def command(folder: Path, cell: Cell, kills: int, seed: int) -> list[str]:
+    """The call of a cell."""
+    faults = kills + cell.gcs
+    data = folder / "data"
+    plan = str(data / "mixed") if cell.plan == "mixed" else cell.plan
+    chaos = ["chaos", "--every", "3s", "--signals", "KILL", "--timeout", "300s"]
+    chaos += ["--at", ",".join(MOMENTS), "--faults", str(faults), "--seed", str(seed)]
+    chaos += ["--out", str(folder / f"{cell.name}.json")]
+    chaos += ["--gcs"] if cell.gcs else []
+    job = f"-m jobs.train_dlrm --train {data}/train --eval {data}/eval --schema {data}/schema.json"
+    job += f" --ranks {RANKS} --steps 200 --global-batch 512 --heartbeat-timeout 10 --plan {plan}"
+    job += f" --checkpoint-every 20 --keep 2 --checkpoint-dir {folder}/runs-{cell.name}"
+    job += " --spares 1" if cell.spares else ""
+    job += " --sync-points 10" if cell.sync_points else ""
+    start = [sys.executable, "-m", "rayrec.cli.main"]
+    return [*start, *chaos, "--", sys.executable, *job.split()]
+
+
+if __name__ == "__main__":
+    main()
