@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from benchmarks import report
@@ -23,19 +24,24 @@ def main() -> None:
     lines: list[str] = []
     results: dict[str, Any] = {"runs": []}
     struck: Counter[str] = Counter()
+    moments: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     for path in args.outcomes:
         outcome = read_out(path)
-        lines += ["", *outcome.table()]
+        lines += ["", f"{Path(path).stem}:", "", *outcome.table()]
         for run in outcome.runs:
             struck.update(blow.kind for blow in run.blows for _ in blow.pids)
+            moments.update(blow.moment for blow in run.blows for _ in blow.pids if blow.moment)
             good = run.is_good(outcome.calm.digests)
             ends["same tables" if good else "other tables" if run.end == "done" else run.end] += 1
             results["runs"].append(asdict(run))
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(struck.items()))
     said = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
     head = f"Faults that struck: {counts}. Runs: {said}."
-    report.show("chaos", {**results, "struck": struck, "ends": ends}, [head, *lines])
+    if moments:
+        head += f" Moments: {', '.join(f'{count} {name}' for name, count in moments.items())}."
+    results |= {"struck": struck, "moments": moments, "ends": ends}
+    report.show("chaos", results, [head, *lines])
 
 
 if __name__ == "__main__":

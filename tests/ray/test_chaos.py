@@ -73,6 +73,27 @@ def test_a_kill_a_freeze_and_a_driver_kill_end_with_the_same_tables(
     short.rmdir()
 
 
+def test_kills_at_their_moments_beside_a_silent_control_service(
+    clicks: SyntheticPaths, tmp_path: Path, mark: str
+) -> None:
+    out, wanted = tmp_path / "out.json", ["start", "join", "save", "recover"]
+    words = command(
+        clicks,
+        tmp_path / "runs",
+        *("--every", "2s", "--signals", "KILL", "--at", ",".join(wanted), "--gcs"),
+        *("--faults", "6", "--seed", "3", "--out", str(out)),
+        more="--spares 1",
+    )
+    env = environment(mark)
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    blows = json.loads(out.read_text())["runs"][0]["blows"]
+    moments = [blow["moment"] for blow in blows if blow["kind"] == "KILL"]
+    assert len(set(moments)) >= 3 and set(moments) <= set(wanted)
+    assert len(moments) + sum(blow["kind"] == "gcs" for blow in blows) == len(blows) == 6
+    expect_nothing_left(mark, Path("/nowhere"))
+
+
 def test_a_job_that_hangs_or_fails_is_told_and_leaves_nothing(
     clicks: SyntheticPaths, tmp_path: Path, mark: str
 ) -> None:

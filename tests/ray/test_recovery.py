@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.comm import kept_memory
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
+from rayrec.driver.rank_group import RankGroup
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -353,6 +355,31 @@ def test_a_kill_while_the_run_recovers_is_recovered_from_too(
     result, told = run(clicks, tmp_path, model=model)
     assert told == undisturbed
     assert (result.failures, result.recoveries) == (2, 1)
+
+
+@pytest.mark.slow
+def test_ranks_meet_again_after_one_is_killed_while_they_meet(
+    clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 keeps the meeting place, and dies while rank 1 waits there for rank 2."""
+    answers = RankGroup._answers
+    struck: list[int] = []
+
+    def strike(first: int, last: int) -> None:
+        os.kill(first, signal.SIGKILL)
+        os.kill(last, signal.SIGCONT)
+
+    def act(self: RankGroup, references: list[Any], what: str, *more: Any) -> list[Any]:
+        told = answers(self, references, what, *more)
+        if what == "make the rendezvous" and not struck:
+            struck.extend(address.pid for address in self.addresses)
+            os.kill(struck[2], signal.SIGSTOP)
+            threading.Timer(3.0, strike, (struck[0], struck[2])).start()
+        return told
+
+    monkeypatch.setattr(RankGroup, "_answers", act)
+    result, _ = run(clicks, tmp_path, ranks=3)
+    assert len(struck) == 3 and (result.failures, result.recoveries) == (1, 1)
 
 
 @pytest.mark.slow
