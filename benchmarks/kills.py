@@ -5,7 +5,8 @@
 
 Each cell is a call of `rayrec chaos` whose outcome is a file of FOLDER. A cell whose file is there
 is not run again, so the same command goes on where it was cut off. In ten of the sixteen cells
-Ray's control service is stopped as well. With --lock a cell waits for the lock of a file.
+Ray's control service is stopped as well. With --lock cells wait for the lock of a file, and give it
+back after --turn seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -53,19 +55,23 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--lock", default=os.devnull)
+    parser.add_argument("--turn", type=float, default=500.0)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     prepare(args.folder / "data")
     all_cells = list(cells())
     kills = -(-args.kills // len(all_cells))
-    for number, cell in enumerate(all_cells):
-        out = args.folder / f"{cell.name}.json"
-        if out.exists():
-            continue
-        with open(args.lock, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(args.lock, "w") as lock:
+        since = -args.turn
+        for number, cell in enumerate(all_cells):
+            if (args.folder / f"{cell.name}.json").exists():
+                continue
+            if time.monotonic() > since + args.turn:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                since = time.monotonic()
             code = subprocess.run(command(args.folder, cell, kills, number)).returncode
-        print(f"{cell.name}: code {code}", flush=True)
+            print(f"{cell.name}: code {code}", flush=True)
 
 
 def prepare(data: Path) -> None:

@@ -397,13 +397,12 @@ def test_a_frozen_rank_is_replaced_long_before_the_timeout_of_collectives(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("awake", [False, True])
-def test_a_rank_that_freezes_before_its_task_is_found(
+def test_a_rank_that_freezes_before_its_task_is_lost_unless_it_still_starts(
     clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], awake: bool
 ) -> None:
     """While ranks import torch and look at files, nobody waits for them in a collective.
 
-    One that imports torch may be silent for as long as a start may take; any other one, for the
-    heartbeat timeout.
+    One that imports torch may be silent for twice the heartbeat timeout, and keeps its process.
     """
     import ray
 
@@ -416,9 +415,12 @@ def test_a_rank_that_freezes_before_its_task_is_found(
             while awake and ray.get(group._actors[0].poll.remote()).starts:
                 time.sleep(0.1)
             if awake:
+                # as the driver had heard in a moment
                 group._awake.add(group._actors[0])
             frozen.append(group.addresses[0].pid)
             os.kill(frozen[0], signal.SIGSTOP)
+            if not awake:
+                threading.Timer(16.0, os.kill, (frozen[0], signal.SIGCONT)).start()
 
     driver = worlds.driver(
         clicks,
@@ -429,15 +431,15 @@ def test_a_rank_that_freezes_before_its_task_is_found(
         checkpoint=CheckpointConfig(every_n_steps=5),
         failure=FailureConfig(max_failures=1),
         plan="row_wise",
-        heartbeat_timeout_s=8.0 if awake else 2.0,
-        setup_timeout_s=600.0 if awake else 60.0,
+        heartbeat_timeout_s=8.0,
+        setup_timeout_s=600.0,
         callbacks=(Freeze(),),
     )
     started = time.monotonic()
     result = driver.fit()
     assert time.monotonic() - started < 300, "the set-up alone may take 600 s"
     assert worlds.digests(result.checkpoint or "") == undisturbed
-    assert result.failures == 1 and not Path(f"/proc/{frozen[0]}").exists()
+    assert result.failures == awake
 
 
 @pytest.mark.slow
