@@ -125,6 +125,7 @@ def test_a_run_gets_a_folder_of_its_own_and_what_recovery_needs(
     ]
     waits = job.command(Path("/x/calm"), waits=True)
     assert waits[-2:] == ["--placement-timeout", "120"]
+    assert job.spares == 0 and read_job(["sh", *given, "--spares", "2"], 2).spares == 2
     alone = read_job(["sh", *given, "--resume", "auto"], 2)
     assert alone.ranks == 2 and alone.command(Path("/y"))[-2:] == ["--max-failures", "-1"]
 
