@@ -116,7 +116,12 @@ class KeyIndex(TensorBundle):
         return self._inverse_indices
 
     def length_per_key(self) -> list[int]:
-        """Ids of each key; one host sync when it was not known."""
+        """Ids of each key; one host sync when it was not known.
+
+        Raises:
+            ShapeError: the lengths do not sum to the number of values, or weights are too few or
+                too many.
+        """
         if self._length_per_key is None:
             self._length_per_key = self._find_length_per_key()
         return self._length_per_key
@@ -169,6 +174,8 @@ class KeyIndex(TensorBundle):
         if self._values.is_meta:
             each, rest = divmod(self._values.numel(), len(self._keys))
             return [each + rest, *[each] * (len(self._keys) - 1)]
+        # of offsets that were made of the lengths there is nothing more to ask
+        both = self._offsets is not None and self._lengths is not None
         cuts, offsets = self.lengths_offset_per_key(), self.offsets()
         if cuts[-1] != offsets.numel() - 1:
             raise ShapeError(
@@ -180,5 +187,16 @@ class KeyIndex(TensorBundle):
             offsets = offsets[torch.tensor(cuts, device=offsets.device)]
         else:
             offsets = offsets[:: self.stride()]
-        # the one host sync
-        return [stop - start for start, stop in pairwise(offsets.tolist())]
+        if both:
+            offsets = torch.cat([offsets, self.lengths().sum().reshape(1)])
+        # the one host sync, which tells also whether every id has its bag
+        ends = offsets.tolist()
+        ids, total = self._values.shape[0], ends.pop() if both else ends[-1]
+        if ends[0] != 0 or ends[-1] != ids or total != ids:
+            raise ShapeError(
+                f"{ids} ids, but the lengths of keys {self._keys[:5]} sum to {total} and the "
+                f"offsets go from {ends[0]} to {ends[-1]}; give every id its bag, or drop it."
+            )
+        if self._weights is not None and self._weights.shape[0] != ids:
+            raise ShapeError(f"{self._weights.shape[0]} weights for {ids} ids; give every id one.")
+        return [stop - start for start, stop in pairwise(ends)]

@@ -7,8 +7,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rayrec import _compat
+from rayrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+    _compat,
+)
 from rayrec.errors import InputError, ShapeError, VersionError
+from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor, check_ids, check_kjt
 
 from .jagged_reference import random_batch
@@ -81,6 +90,41 @@ def test_ids_must_have_one_dimension():
 def test_incoherent_batches_are_refused(broken, message):
     with pytest.raises(ShapeError, match=message):
         check_kjt(broken(), source="somewhere")
+
+
+TABLE = {"name": "t", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["a", "b"]}
+
+
+@pytest.fixture(scope="module", params=["plain", "sharded"])
+def lookups(request):
+    """A pooled and a sequence collection; the fused ones are sharded, with `check_ids`."""
+    bags, rows = [EmbeddingBagConfig(**TABLE)], [EmbeddingConfig(**TABLE)]
+    if request.param == "plain":
+        return EmbeddingBagCollection(bags, is_weighted=True), EmbeddingCollection(rows)
+    return (
+        FusedEmbeddingBagCollection(bags, SGD, {"lr": 0.1}, is_weighted=True),
+        FusedEmbeddingCollection(rows, SGD, {"lr": 0.1}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "more", "message"),
+    [
+        ([1, 1, 1, 0], {}, "4 ids, but the lengths .* sum to 3"),
+        ([1, 1, 1, 2], {}, "4 ids, but the lengths .* sum to 5"),
+        (None, {"offsets": torch.tensor([1, 1, 2, 3, 4])}, "the offsets go from 1 to 4"),
+        ([1, 1, 1, 0], {"offsets": torch.arange(5)}, "sum to 3"),
+        ([1, 1, 1, 1], {"weights": torch.ones(5)}, "5 weights for 4 ids"),
+    ],
+)
+def test_a_lookup_drops_no_ids_silently(lookups, lengths, more, message):
+    sizes = None if lengths is None else torch.tensor(lengths)
+    for collection in lookups:
+        kjt = KeyedJaggedTensor(
+            ["a", "b"], torch.arange(4), lengths=sizes, **{"weights": torch.ones(4)} | more
+        )
+        with pytest.raises(ShapeError, match=message):
+            collection(kjt)
 
 
 def test_a_repeated_key_is_named():
