@@ -67,8 +67,13 @@ class FusedCollection(nn.Module):
 
     def fused_optimizer(self) -> FusedOptimizer:
         """Return the tables' optimizer as a torch optimizer: rates and state by parameter name."""
-        kernels = [] if self._engine is None else list(self._engine.lookups.values())
-        return FusedOptimizer(kernels, lambda table: f"{self._attribute}.{table}.weight")
+        if self._engine is None:
+            return FusedOptimizer([])
+        kernels = list(self._engine.lookups.values())
+        sizes = {name: one.layout.shape for name, one in self._engine.plan.tables.items()}
+        return FusedOptimizer(
+            kernels, lambda table: f"{self._attribute}.{table}.weight", sizes=sizes
+        )
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""

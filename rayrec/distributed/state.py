@@ -163,4 +163,5 @@ def fused_optimizer_of(module: nn.Module, engine: ShardedEmbeddings) -> FusedOpt
             engine.touched.touch_all()
 
     lookups = list(engine.lookups.values())
-    return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load)
+    sizes = {name: placement.layout.shape for name, placement in engine.plan.tables.items()}
+    return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load, sizes)

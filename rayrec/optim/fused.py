@@ -19,6 +19,7 @@ from torch import Tensor
 from rayrec.errors import CheckpointError
 from rayrec.layout import Shard
 from rayrec.optim.keyed import KeyedOptimizer
+from rayrec.optim.saved_state import FUSED_NAMES, state_of_shard
 from rayrec.spec.optimizer import SparseOptimizer
 
 
@@ -55,10 +56,12 @@ class FusedOptimizer(KeyedOptimizer):
         kernels: this rank's lookups; none on a rank without shards.
         name_of: table -> name of its parameter in the model; by default "<table>.weight".
         on_load: called when `load_state_dict` has written the kernels' state.
+        sizes: table -> its rows and columns, where state of whole tables may be loaded.
 
     State is keyed by parameter name where this rank holds one shard of the table, else by
-    "name[r0-100,c0-64]": the rows and columns of each shard. It is that of this rank and plan;
-    checkpoints, not state_dicts, carry it to another plan.
+    "name[r0-100,c0-64]": the rows and columns of each shard. Its own names are TorchRec's, such as
+    "<table>.momentum1". It is that of this rank and plan; checkpoints, not state_dicts, carry it to
+    another plan.
     """
 
     def __init__(
@@ -66,8 +69,9 @@ class FusedOptimizer(KeyedOptimizer):
         kernels: Sequence[FusedUpdate],
         name_of: Callable[[str], str] | None = None,
         on_load: Callable[[], None] = lambda: None,
+        sizes: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        self._kernels, self._on_load = list(kernels), on_load
+        self._kernels, self._on_load, self._sizes = list(kernels), on_load, sizes or {}
         name_of = name_of or (lambda table: f"{table}.weight")
         shards = [state.shard for kernel in self._kernels for state in kernel.shard_states()]
         count = {
@@ -75,6 +79,7 @@ class FusedOptimizer(KeyedOptimizer):
         }
         params: dict[str, Tensor] = {}
         state: dict[Any, Any] = {}
+        self._shards: dict[str, Shard] = {}
         groups: list[dict[str, Any]] = []
         for kernel in self._kernels:
             members = []
@@ -83,8 +88,12 @@ class FusedOptimizer(KeyedOptimizer):
                 where = (
                     f"[r{shard.rows.start}-{shard.rows.stop},c{shard.cols.start}-{shard.cols.stop}]"
                 )
-                params[name_of(shard.table) + (where if count[shard.table] > 1 else "")] = weight
-                state[weight] = dict(part.optimizer)
+                name = name_of(shard.table) + (where if count[shard.table] > 1 else "")
+                params[name], self._shards[name] = weight, shard
+                state[weight] = {
+                    f"{shard.table}.{FUSED_NAMES.get(key, key)}": tensor
+                    for key, tensor in part.optimizer.items()
+                }
                 members.append(weight)
             options = {
                 name: value
@@ -122,10 +131,15 @@ class FusedOptimizer(KeyedOptimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over state, learning rates and iterations.
 
+        Args:
+            state_dict: of this class, or TorchRec's of a sharded model or of a fused collection,
+                which has neither iterations nor always learning rates. A table's state may be
+                whole; then each rank takes its part of it.
         Raises:
             CheckpointError: names, shapes or constants are not those of these kernels; constants
                 but the learning rate are the model's.
         """
+        state_dict = {**state_dict, "state": self._read(state_dict["state"])}
         own = {tuple(group["params"]): group for group in self.state_dict()["param_groups"]}
         for saved in state_dict.get("param_groups", ()):
             here = own.get(tuple(saved["params"]), saved)
@@ -143,6 +157,19 @@ class FusedOptimizer(KeyedOptimizer):
                     "with."
                 )
         super().load_state_dict(state_dict)
+
+    def _read(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return saved state with the names and the parts of tables that this optimizer has."""
+        found: dict[str, Any] = {}
+        taken = set()
+        for name, shard in self._shards.items():
+            names = (name, name.partition("[")[0], f"{shard.table}.weight")
+            source = next((key for key in names if key in saved), None)
+            if source is not None:
+                taken.add(source)
+                size = self._sizes.get(shard.table)
+                found[name] = state_of_shard(shard, saved[source], size)
+        return found | {name: saved[name] for name in saved if name not in taken}
 
     def post_load_state_dict(self) -> None:
         """Hand learning rates and iterations to the kernels."""

@@ -91,7 +91,7 @@ class KeyedOptimizer(torch.optim.Optimizer, ABC):
         own = {names[id(p)]: state for p, state in self.state.items()}
         saved = state_dict["state"]
         # the other way round is fine: torch's optimizers make state at the first step
-        missing = sorted(set(own) - set(saved))
+        missing = sorted(name for name, state in own.items() if state and name not in saved)
         if missing:
             raise CheckpointError(
                 f"the optimizer state to load lacks {len(missing)} parameters, for example "

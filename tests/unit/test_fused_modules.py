@@ -173,6 +173,48 @@ def test_the_fused_optimizer_has_learning_rate_and_state_by_name() -> None:
         optimizer.load_state_dict({"state": {}})
 
 
+@pytest.mark.parametrize("form", ["sharded", "fused"])
+def test_optimizer_state_in_the_names_of_torchrec_is_taken(form: str) -> None:
+    saved = fused_of("pooled", Adam, {"lr": 0.1})
+    saved(batch(0)).values().sum().backward()
+    own = saved.fused_optimizer().state_dict()["state"]
+    assert set(own["embedding_bags.t0.weight"]) == {"t0.momentum1", "t0.exp_avg_sq"}
+    theirs = {}
+    for name, state in own.items():
+        table = name.split(".")[1]
+        first, second = state[f"{table}.momentum1"].clone(), state[f"{table}.exp_avg_sq"].clone()
+        if form == "fused":
+            name, keys = f"{table}.weight", ("weight.momentum_1", "weight.momentum_2")
+        else:
+            keys = ("momentum1", "exp_avg_sq")
+        theirs[name] = {f"{table}.{keys[0]}": first, f"{table}.{keys[1]}": second}
+    new = fused_of("pooled", Adam, {"lr": 0.1}).fused_optimizer()
+    new.load_state_dict({"state": theirs})
+    for name, state in new.state_dict()["state"].items():
+        assert all(torch.equal(value, own[name][key]) for key, value in state.items())
+
+
+def test_whole_optimizer_state_is_taken_by_shards() -> None:
+    """A table of two column blocks on one rank takes its parts of the whole table's state."""
+    table = EmbeddingBagConfig(6, 8, name="t", feature_names=["a"])
+    layout = column_wise(table, [0, 0])
+    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(layout)})
+    model = DistributedModelParallel(
+        nn.ModuleDict({"ebc": EmbeddingBagCollection([table])}),
+        plan=plan,
+        sparse_optimizer=Adagrad(0.1),
+    )
+    optimizer, whole = model.fused_optimizer(), torch.rand(6, 8)
+    optimizer.load_state_dict({"state": {"ebc.embedding_bags.t.weight": {"t.momentum1": whole}}})
+    for state in model.shard_states():
+        cols = state.shard.cols
+        assert torch.equal(state.optimizer["momentum1"], whole[:, cols.start : cols.stop])
+    with pytest.raises(CheckpointError, match=r"shape \(7, 8\)"):
+        optimizer.load_state_dict(
+            {"state": {"ebc.embedding_bags.t.weight": {"t.momentum1": torch.rand(7, 8)}}}
+        )
+
+
 class Model(nn.Module):
     """A pooled collection in two places, a sequence, and a layer."""
 
