@@ -8,6 +8,7 @@ from rayrec.data.inspect import DataReport, inspect_data
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
 from rayrec.data.planted import SyntheticConfig
+from rayrec.data.random import RandomRecDataset
 from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.layout.schema import FeatureSchema
@@ -23,6 +24,7 @@ __all__ = [
     "FeatureSchema",
     "FileDataset",
     "ParquetDataset",
+    "RandomRecDataset",
     "RowDataset",
     "SampleOrder",
     "SyntheticConfig",

@@ -13,11 +13,12 @@ import pyarrow.dataset as ds
 import pytest
 import torch
 
-from rayrec.data import FeatureSchema, ParquetDataset
+from rayrec.data import FeatureSchema, ParquetDataset, RandomRecDataset
 from rayrec.data.planted import Planted, SyntheticConfig
 from rayrec.data.synthetic import check_room, write_synthetic
 from rayrec.errors import ConfigError
 from rayrec.metrics import BinaryMetrics, PlantedScores
+from rayrec.sparse import check_ids
 
 SMALL = SyntheticConfig(
     rows_train=70_000, rows_eval=20_000, num_features=6, num_lists=1, num_dense=2, dim=4, cap=50
@@ -168,3 +169,26 @@ def test_rows_that_no_disk_holds_are_refused_before_any_is_made(tmp_path):
         write_synthetic(tmp_path / "not" / "there", huge)
     assert not list(tmp_path.iterdir())
     check_room(tmp_path, SMALL)
+
+
+def test_random_batches_repeat_and_stay_in_their_bounds():
+    options = {"hash_sizes": [5, 900], "ids_per_features": [1, 4], "num_dense": 3}
+    made = RandomRecDataset(["a", "b"], 6, manual_seed=1, num_batches=5, **options)
+    first = [batch.sparse_features.values() for batch in made]
+    again = [batch.sparse_features.values() for batch in made]
+    same = RandomRecDataset(["a", "b"], 6, manual_seed=1, num_generated_batches=5, **options)
+    assert len(made) == len(first) == 5
+    for mine, other, batch in zip(first, again, same, strict=False):
+        ids = batch.sparse_features
+        assert torch.equal(mine, other) and torch.equal(mine, ids.values())
+        assert ids["a"].lengths().max() <= 1 and ids["b"].lengths().max() <= 4
+        check_ids(ids, {"a": 5, "b": 900})
+        assert batch.dense_features.shape == (6, 3) and batch.rows == batch.global_rows == 6
+        assert set(batch.labels.tolist()) <= {0.0, 1.0}
+    repeated = RandomRecDataset(["a"], 4, num_generated_batches=2, num_batches=3)
+    one, two, three = repeated
+    assert one is three and one is not two
+    with pytest.raises(ConfigError, match="hash_sizes has 2 numbers for 1 keys"):
+        RandomRecDataset(["a"], 4, hash_sizes=[1, 2])
+    with pytest.raises(ConfigError, match="num_generated_batches=0"):
+        RandomRecDataset(["a"], 4, num_generated_batches=0)
