@@ -40,7 +40,7 @@ class BinaryScores:
         ne: normalized entropy, logloss / entropy of the base rate; 1 is what predicting the base
             rate gets.
         calibration: sum of predicted probabilities / number of clicks; 1 is calibrated.
-        accuracy: share of rows on the right side of probability 1/2.
+        accuracy: share of rows on the right side of probability 1/2, which itself means a click.
         base_rate: share of clicks.
     """
 
@@ -103,7 +103,7 @@ class BinaryMetrics:
         x = torch.where(bad, torch.zeros_like(logits), logits).double().clamp(-256.0, 256.0)
         y = clicks.double()
         loss = torch.nn.functional.softplus(-x) * y + torch.nn.functional.softplus(x) * (1 - y)
-        right, bad_labels = (x > 0) == clicks, ~clicks & (labels != 0)
+        right, bad_labels = (x >= 0) == clicks, ~clicks & (labels != 0)
         # whole numbers, in units of 2**-24 where they are none: they add up the same in any order
         losses, predicted = (loss * _UNIT).round(), (x.sigmoid() * _UNIT).round()
         sums = [torch.ones_like(clicks), clicks, losses, predicted, right, bad, bad_labels]

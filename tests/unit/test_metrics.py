@@ -50,7 +50,7 @@ def test_scores_equal_the_formulas(seed, scale):
     assert got.calibration == pytest.approx(
         (x.sigmoid().sum() / labels.double().sum()).item(), abs=3e-7
     )
-    assert got.accuracy == ((logits > 0) == (labels == 1)).double().mean().item()
+    assert got.accuracy == ((logits >= 0) == (labels == 1)).double().mean().item()
 
 
 @pytest.mark.seeds(range(8))
@@ -87,6 +87,10 @@ def test_bins_keep_the_order_of_numbers():
         for a, b in zip(x[:-1:50], x[50::50], strict=False)
     ]
     assert all(auc in (0.5, 1.0) for auc in metrics) and metrics.count(1.0) > 15
+
+
+def test_a_probability_of_one_half_means_a_click():
+    assert scores_of(torch.zeros(4), torch.tensor([1, 1, 1, 0])).accuracy == 0.75
 
 
 def test_extreme_logits_stay_finite():
