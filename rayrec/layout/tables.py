@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import Any
 
 from rayrec.errors import ConfigError
 
 MAX_ELEMENTS = 2**60  # bytes and optimizer state of more would overflow 64 bits
+
+# Options of TorchRec's tables for what does not exist here, and what to do instead.
+_NOT_HERE = {
+    "input_dim": "ids lie in [0, num_embeddings); rayrec.data hashes larger ones into it",
+    "num_embeddings_post_pruning": "serve the whole table, packed by rayrec.quant",
+    "total_num_buckets": "rows are cut by a plan, and every plan can be restored as any other",
+    "use_virtual_table": "give num_embeddings, and let rayrec.data hash ids into it",
+    "virtual_table_eviction_policy": "rows are never evicted; let rayrec.data hash ids",
+    "enable_embedding_update": "copy rows in with rayrec.distributed.load_table",
+    "stash_weights": "rows of Storage('host') or 'cached' lie outside of the GPU",
+}
 
 
 class DataType(Enum):
@@ -59,9 +70,12 @@ class BaseEmbeddingConfig:
             / num_embeddings).
         init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see
             `rayrec.modules.init_fn` for what it may do.
+        need_pos: taken as TorchRec's and without effect: weights of places work under every plan.
+        input_dim and what follows: TorchRec's options of what does not exist here.
     Raises:
         ConfigError: a size is not positive or beyond what 64 bits address, a bound is not finite or
-            above the other, a feature is named twice, or initial values are said twice.
+            above the other, a feature is named twice, initial values are said twice, or an option
+            is given that does not exist here.
     """
 
     num_embeddings: int
@@ -72,8 +86,22 @@ class BaseEmbeddingConfig:
     weight_init_max: float | None = None
     weight_init_min: float | None = None
     init_fn: Callable[[Any], Any] | None = field(default=None, kw_only=True)
+    need_pos: InitVar[bool] = field(default=False, kw_only=True)
+    input_dim: InitVar[Any] = field(default=None, kw_only=True)
+    num_embeddings_post_pruning: InitVar[Any] = field(default=None, kw_only=True)
+    total_num_buckets: InitVar[Any] = field(default=None, kw_only=True)
+    use_virtual_table: InitVar[Any] = field(default=False, kw_only=True)
+    virtual_table_eviction_policy: InitVar[Any] = field(default=None, kw_only=True)
+    enable_embedding_update: InitVar[Any] = field(default=False, kw_only=True)
+    stash_weights: InitVar[Any] = field(default=False, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, need_pos: bool, *not_here: Any) -> None:
+        for (option, instead), value in zip(_NOT_HERE.items(), not_here, strict=True):
+            if value is not None and value is not False:
+                raise ConfigError(
+                    f"table {self.name!r} has {option}={value!r}, which exists in TorchRec alone; "
+                    f"leave it out: {instead}."
+                )
         if self.num_embeddings < 1:
             raise ConfigError(
                 f"table {self.name!r} has num_embeddings={self.num_embeddings}; it needs at least "
@@ -115,11 +143,18 @@ class BaseEmbeddingConfig:
 
     def init_bounds(self) -> tuple[float, float]:
         """Bounds (low, high) of the uniform distribution of initial values."""
+        return self.get_weight_init_min(), self.get_weight_init_max()
+
+    def get_weight_init_min(self) -> float:
+        """The lower of `init_bounds`."""
         # TorchRec has the same default, so models start with rows of the same size.
-        bound = self.num_embeddings**-0.5
-        low = -bound if self.weight_init_min is None else self.weight_init_min
-        high = bound if self.weight_init_max is None else self.weight_init_max
-        return low, high
+        default = -(self.num_embeddings**-0.5)
+        return default if self.weight_init_min is None else self.weight_init_min
+
+    def get_weight_init_max(self) -> float:
+        """The upper of `init_bounds`."""
+        default = self.num_embeddings**-0.5
+        return default if self.weight_init_max is None else self.weight_init_max
 
     def num_features(self) -> int:
         """Features that look up this table."""
@@ -132,8 +167,8 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
     pooling: PoolingType = PoolingType.SUM
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, *torchrecs: Any) -> None:
+        super().__post_init__(*torchrecs)
         if self.pooling is PoolingType.NONE:
             raise ConfigError(
                 f"table {self.name!r} has pooling NONE in an EmbeddingBagConfig; use "

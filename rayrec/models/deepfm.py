@@ -2,7 +2,7 @@
 
 The model knows nothing of sharding: it holds any embedding bag collection and hands it the batch's
 KeyedJaggedTensor. Class and parameter names are TorchRec's. Differences: `SimpleDeepFMNN` returns
-logits, not probabilities, so that the loss is stable and the same for all click models; the
+logits, not their sigmoid, so that the loss is stable and the same for all click models; the
 factorization machine can also be that of the paper. Tables have one width, and there may be no
 dense columns.
 
@@ -20,7 +20,7 @@ from rayrec.errors import ConfigError
 from rayrec.models.dlrm import DLRMTrain
 from rayrec.models.dlrm_parts import ClickBatch, Device, SparseArch
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 
 class DeepFM(nn.Module):
@@ -83,10 +83,11 @@ class FMInteractionArch(nn.Module):
 
     (B, D) and (B, F, D) become (B, D + deep_fm_dimension + 1).
 
-    Without a dense row: (B, deep_fm_dimension + 1).
+    Without a dense row: (B, deep_fm_dimension + 1); without sparse features: the dense row.
 
     Args:
         fm_in_features: columns of all rows, dense one included.
+        sparse_feature_names: what is taken of a KeyedTensor, in this order.
     """
 
     def __init__(
@@ -104,8 +105,14 @@ class FMInteractionArch(nn.Module):
         )
         self.fm = FactorizationMachine(per_column)
 
-    def forward(self, dense_features: Tensor | None, sparse_features: Tensor) -> Tensor:
+    def forward(
+        self, dense_features: Tensor | None, sparse_features: Tensor | KeyedTensor
+    ) -> Tensor:
         """Rows -> interactions. B may be 0."""
+        if dense_features is not None and not self.sparse_feature_names:
+            return dense_features
+        if isinstance(sparse_features, KeyedTensor):
+            (sparse_features,) = KeyedTensor.regroup([sparse_features], [self.sparse_feature_names])
         rows = [sparse_features] if dense_features is None else [dense_features, sparse_features]
         interactions = [self.deep_fm(rows), self.fm(rows)]
         if dense_features is not None:
@@ -148,6 +155,8 @@ class DeepFMOverArch(nn.Module):
 
 class SimpleDeepFMNN(nn.Module):
     """DeepFM over dense columns and tables of one width: (B, I), ids -> logits (B, 1).
+
+    TorchRec's gives `logits.sigmoid()`.
 
     Args:
         num_dense_features: I; 0 for none, hidden_layer_size is then not read.

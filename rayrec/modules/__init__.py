@@ -18,6 +18,7 @@ from rayrec.modules.embedding import EmbeddingCollection
 from rayrec.modules.embedding_bag import EmbeddingBagCollection, expand_inverse, pool_bags
 from rayrec.modules.feature_processor import (
     FeatureProcessedEmbeddingBagCollection,
+    FeatureProcessorDictWrapper,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "FeatureProcessedEmbeddingBagCollection",
+    "FeatureProcessorDictWrapper",
     "KTRegroupAsDict",
     "LowRankCrossNet",
     "LowRankMixtureCrossNet",

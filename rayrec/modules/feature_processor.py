@@ -151,6 +151,40 @@ class PositionWeightedModuleCollection(nn.Module):
         return features._like(weights=weights)
 
 
+class FeatureProcessorDictWrapper(nn.Module):
+    """Processors of single features as one module from KeyedJaggedTensor to KeyedJaggedTensor.
+
+    Args:
+        feature_processors: feature -> module from JaggedTensor to JaggedTensor with weights.
+    """
+
+    def __init__(self, feature_processors: nn.ModuleDict) -> None:
+        super().__init__()
+        self._feature_processors = feature_processors
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The same batch with weights; keys without a processor keep theirs, or weigh 1.
+
+        Raises:
+            InputError: the batch misses a feature that has a processor.
+        """
+        missing = sorted(set(self._feature_processors) - set(features.keys()))
+        if missing:
+            raise InputError(
+                f"the batch has no feature {missing[0]!r}, which has a processor; it has "
+                f"{features.keys()}."
+            )
+        parts = []
+        for key, bags in features.to_dict().items():
+            weights = bags.weights_or_none()
+            if key in self._feature_processors:
+                weights = self._feature_processors[key](bags).weights()
+            elif weights is None:
+                weights = torch.ones(bags.values().numel(), device=features.device())
+            parts.append(weights)
+        return features._like(weights=torch.cat(parts))
+
+
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
     """An embedding bag collection whose ids are weighted by feature processors first.
 
@@ -189,9 +223,8 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
                 _check_name(feature, nn.ModuleDict())
             self._feature_processors = nn.ModuleDict(dict(feature_processors.items()))
             named = set(self._feature_processors.keys())
-            self._processed: frozenset[str] | None = frozenset(named)
         else:
-            self._feature_processors, self._processed = feature_processors, None
+            self._feature_processors = feature_processors
             named = set(getattr(feature_processors, "max_feature_lengths", ()))
         if named - known:
             raise ConfigError(
@@ -204,27 +237,18 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         Raises:
             InputError: see the processors and the collection.
         """
-        return self._embedding_bag_collection(self._process(features))
+        processors, tables = self.split()
+        return tables(processors(features))
 
-    def _process(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        if self._processed is None:
-            return self._feature_processors(features)
-        assert isinstance(self._feature_processors, nn.ModuleDict)
-        missing = sorted(self._processed - set(features.keys()))
-        if missing:
-            raise InputError(
-                f"the batch has no feature {missing[0]!r}, which has a processor; it has "
-                f"{features.keys()}."
-            )
-        parts = []
-        for key, bags in features.to_dict().items():
-            weights = bags.weights_or_none()
-            if key in self._processed:
-                weights = self._feature_processors[key](bags).weights()
-            elif weights is None:
-                weights = torch.ones(bags.values().numel(), device=features.device())
-            parts.append(weights)
-        return features._like(weights=torch.cat(parts))
+    def split(self) -> tuple[nn.Module, EmbeddingBagCollection]:
+        """The processors as one module from KeyedJaggedTensor to KeyedJaggedTensor, and the tables.
+
+        Both are live: they share the parameters of this module.
+        """
+        processors = self._feature_processors
+        if isinstance(processors, nn.ModuleDict):
+            processors = FeatureProcessorDictWrapper(processors)
+        return processors, self._embedding_bag_collection
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""

@@ -6,13 +6,16 @@ with the faster of torch's two matrix libraries (`rayrec.modules.linear`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
+from rayrec.modules.activation import SwishLayerNorm
 from rayrec.modules.linear import FastLinear
 
 Activation = Callable[[Tensor], Tensor]
@@ -51,8 +54,8 @@ class MLP(nn.Module):
 
     Args:
         layer_sizes: columns after each layer; [] gives the identity.
-        activation: "relu", "sigmoid", a function or module (shared by the layers), or a module
-            class (made once per layer).
+        activation: "relu", "sigmoid", "swish_layernorm", a function or module (shared by the
+            layers), or a class or function without arguments that makes a module per layer.
         activation_on_last: whether the last layer has its activation.
     Raises:
         ConfigError: the activation's name is unknown.
@@ -63,7 +66,7 @@ class MLP(nn.Module):
         in_size: int,
         layer_sizes: Sequence[int],
         bias: bool = True,
-        activation: str | Activation | type[nn.Module] = torch.relu,
+        activation: str | Activation | Callable[[], nn.Module] = torch.relu,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         activation_on_last: bool = True,
@@ -72,7 +75,11 @@ class MLP(nn.Module):
         layers = []
         for index, sizes in enumerate(pairwise([in_size, *layer_sizes])):
             active = activation_on_last or index < len(layer_sizes) - 1
-            function = _resolve(activation) if active else nn.Identity()
+            function: Activation = nn.Identity()
+            if active and activation == "swish_layernorm":
+                function = SwishLayerNorm(sizes[1], device).to(dtype)
+            elif active:
+                function = _resolve(activation)
             layers.append(Perceptron(*sizes, bias, function, device, dtype))
         self._mlp = nn.Sequential(*layers)
 
@@ -87,12 +94,23 @@ class MLP(nn.Module):
         return self._mlp(input)
 
 
-def _resolve(activation: str | Activation | type[nn.Module]) -> Activation:
+def _resolve(activation: str | Activation | Callable[[], nn.Module]) -> Activation:
     if isinstance(activation, str):
         if activation not in _BY_NAME:
             raise ConfigError(
-                f"activation {activation!r} is unknown; use one of {sorted(_BY_NAME)}, a function "
-                "or a module."
+                f"activation {activation!r} is unknown; use one of "
+                f"{sorted([*_BY_NAME, 'swish_layernorm'])}, a function or a module."
             )
         return _BY_NAME[activation]
-    return activation() if isinstance(activation, type) else activation
+    return activation() if _makes_modules(activation) else activation  # type: ignore
+
+
+def _makes_modules(activation: Any) -> bool:
+    """Whether it is a module's class, or can be called without a tensor as such a class can."""
+    if isinstance(activation, type | nn.Module):
+        return isinstance(activation, type)
+    try:
+        inspect.signature(activation).bind()
+    except (TypeError, ValueError):  # it wants a tensor, or is torch's own and tells nothing
+        return False
+    return True

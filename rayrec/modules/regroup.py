@@ -21,6 +21,7 @@ class KTRegroupAsDict(nn.Module):
     Args:
         groups: keys of each group; a key may serve several groups.
         emb_dtype: the type of the results; that of the inputs when None.
+        multi_device: taken as TorchRec's, whose buffers it moves; there are none here.
     Raises:
         ShapeError: the numbers of groups and names differ.
     """
@@ -30,6 +31,7 @@ class KTRegroupAsDict(nn.Module):
         groups: Sequence[Sequence[str]],
         keys: Sequence[str],
         emb_dtype: DataType | None = None,
+        multi_device: bool = False,
     ) -> None:
         super().__init__()
         if len(groups) != len(keys):

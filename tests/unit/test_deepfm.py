@@ -16,6 +16,7 @@ from rayrec.models import (
     FMInteractionArch,
     SimpleDeepFMNN,
 )
+from rayrec.sparse import KeyedTensor
 from tests.unit.click_task import COLUMNS, DIM, FEATURES, batch, tables
 
 
@@ -54,6 +55,12 @@ def test_the_interaction_is_dense_row_deep_part_and_machine():
     deep = arch.deep_fm.dense_module[0](flat).relu()
     torch.testing.assert_close(got, torch.cat([dense, deep, FactorizationMachine()([flat])], 1))
     assert torch.equal(DeepFM(nn.Identity())([dense, sparse]), flat)
+    # by name, whatever their order
+    keyed = KeyedTensor(
+        ["b", "c", "a"], [4, 4, 4], torch.cat([sparse[:, 1], dense, sparse[:, 0]], 1)
+    )
+    assert torch.equal(arch(dense, keyed), got)
+    assert FMInteractionArch(4, [], 5)(dense, keyed) is dense
 
 
 @pytest.mark.parametrize("per_column", [False, True])

@@ -179,6 +179,16 @@ def test_place_weights_learn_which_place_matters() -> None:
     assert places[0] > 5 * places[1:3].max()
 
 
+@pytest.mark.parametrize("kind", ["collection", "one per feature"])
+def test_the_parts_of_a_split_do_what_the_whole_does(kind: str) -> None:
+    model = processed(kind)
+    random_places(model, 0)
+    processors, tables = model.split()
+    batch = random_batch(3)
+    assert torch.equal(tables(processors(batch)).values(), model(batch).values())
+    assert {*processors.parameters(), *tables.parameters()} == {*model.parameters()}
+
+
 def test_what_does_not_fit_is_refused() -> None:
     batch = random_batch(1)
     with pytest.raises(

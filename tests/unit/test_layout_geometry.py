@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -162,6 +163,8 @@ def test_intersection_holds_the_cells_of_both(seed: int) -> None:
         (lambda: EmbeddingBagConfig(5, 0, "t"), "embedding_dim=0; it needs at least one column"),
         (lambda: EmbeddingBagConfig(5, 8, "t", feature_names=["a", "b", "a"]), "feature 'a' twice"),
         (lambda: EmbeddingBagConfig(5, 8, "t", pooling=PoolingType.NONE), "use EmbeddingConfig"),
+        (lambda: EmbeddingBagConfig(5, 8, "t", input_dim=9), "input_dim=9, .* rayrec.data hashes"),
+        (lambda: EmbeddingConfig(5, 8, "t", use_virtual_table=True), "use_virtual_table=True"),
         (
             lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0),
             "above weight_init_max",
@@ -187,3 +190,6 @@ def test_a_table_knows_its_bytes_and_bounds() -> None:
         PoolingType.NONE,
     )
     assert table.init_bounds() == (-0.1, 0.1)
+    assert (table.get_weight_init_min(), table.get_weight_init_max()) == (-0.1, 0.1)
+    assert replace(table, weight_init_min=-0.5).get_weight_init_min() == -0.5
+    assert EmbeddingConfig(100, 8, "t", DataType.FP16, ["a", "b"], need_pos=True) == table

@@ -77,6 +77,14 @@ def test_activation_may_be_a_function_a_module_or_a_class():
         and len(list(own.parameters())) == 6
     )
     assert Perceptron(3, 2, activation=torch.tanh)(torch.zeros(1, 3)).abs().max() < 1
+    made = MLP(3, [4, 4], activation=lambda: SwishLayerNorm(4))
+    named = MLP(3, [4, 4], activation="swish_layernorm", activation_on_last=False)
+    assert len(list(made.parameters())) == 8 and len(list(named.parameters())) == 6
+    named.load_state_dict(made.state_dict(), strict=False)
+    x = torch.rand(2, 3)
+    first = named._mlp[0]._linear(x)
+    wanted = named._mlp[1]._linear(first * nn.functional.layer_norm(first, [4]).sigmoid())
+    torch.testing.assert_close(named(x), wanted)
     with pytest.raises(ConfigError, match="'gelu' is unknown"):
         MLP(3, [2], activation="gelu")
 
@@ -202,7 +210,7 @@ def test_swish_layer_norm_gates_its_input(dims):
 
 def test_regroup_as_a_module():
     kt = KeyedTensor(["a", "b"], [1, 2], torch.rand(3, 3))
-    module = KTRegroupAsDict([["b"], [], ["b", "a"]], ["x", "y", "z"])
+    module = KTRegroupAsDict([["b"], [], ["b", "a"]], ["x", "y", "z"], multi_device=True)
     found = module([kt])
     assert (
         list(found) == ["x", "y", "z"]
