@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import random
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import rayrec.distributed
+import rayrec.layout
 import rayrec.models
 import rayrec.modules
 import rayrec.optim
+from rayrec.data import RandomRecDataset
 from rayrec.metrics import BinaryMetrics
 from rayrec.optim import DenseRowWiseAdagrad, WarmupPolicy
 from rayrec.sparse import KeyedJaggedTensor
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed")
 
+import torchrec.datasets.random
+import torchrec.distributed.embeddingbag
+import torchrec.metrics.accuracy
 import torchrec.metrics.ne
+import torchrec.models.deepfm
 import torchrec.models.dlrm
 import torchrec.modules.activation
 import torchrec.modules.crossnet
+import torchrec.modules.feature_processor_
+import torchrec.modules.fp_embedding_modules
 import torchrec.modules.fused_embedding_modules
+import torchrec.modules.mlp
 import torchrec.modules.regroup
 import torchrec.optim
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed import planner
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums in another order
 
@@ -95,13 +110,15 @@ def like(mine: nn.Module, theirs: nn.Module) -> tuple[nn.Module, nn.Module]:
             6, 2, num_experts=3, low_rank=2, activation=torch.sigmoid
         ),
         lambda _, a: a.SwishLayerNorm(6),
+        lambda m, _: m.MLP(6, [5, 4], activation="swish_layernorm"),
+        lambda m, _: m.MLP(6, [5, 5], activation=partial(nn.PReLU, 5), activation_on_last=False),
+        lambda m, _: m.MLP(6, [5], activation="sigmoid", bias=False),
     ],
 )
 def test_modules_are_those_of_torchrec(make):
     theirs = torchrec.modules
-    mine, theirs = like(
-        make(rayrec.modules, rayrec.modules), make(theirs.crossnet, theirs.activation)
-    )
+    parts = SimpleNamespace(**vars(theirs.crossnet) | vars(theirs.mlp))
+    mine, theirs = like(make(rayrec.modules, rayrec.modules), make(parts, theirs.activation))
     for p in mine.parameters():
         nn.init.uniform_(p, -0.5, 0.5)
     like(mine, theirs)
@@ -140,6 +157,98 @@ def test_the_projection_model_is_that_of_torchrec():
     torch.testing.assert_close(
         mine(dense, KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)), wanted, **CLOSE
     )
+
+
+def deepfm_of(models, package):
+    tables = [
+        package.EmbeddingBagConfig(
+            name=f"t{i}", num_embeddings=9, embedding_dim=4, feature_names=[f"f{i}"]
+        )
+        for i in range(2)
+    ]
+    return models.SimpleDeepFMNN(3, package.EmbeddingBagCollection(tables=tables), 6, 5)
+
+
+def test_the_sigmoid_of_our_deepfm_is_torchrecs_output():
+    mine, theirs = like(
+        deepfm_of(rayrec.models, rayrec), deepfm_of(torchrec.models.deepfm, torchrec)
+    )
+    ids, lengths, dense = torch.tensor([1, 2, 3]), torch.tensor([1, 1, 0, 1]), torch.rand(2, 3)
+    wanted = theirs(dense, torchrec.KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths))
+    logits = mine(dense, KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths))
+    torch.testing.assert_close(logits.sigmoid(), wanted, **CLOSE)
+
+
+def test_the_interactions_of_keyed_tensors_are_those_of_torchrec():
+    mine, theirs = like(
+        rayrec.models.FMInteractionArch(12, ["a", "b"], 5),
+        torchrec.models.deepfm.FMInteractionArch(12, ["a", "b"], 5),
+    )
+    dense, values = torch.rand(3, 4), torch.rand(3, 12)
+    a, b = (
+        arch(dense, package.KeyedTensor(["b", "c", "a"], [4, 4, 4], values))
+        for arch, package in ((mine, rayrec), (theirs, torchrec))
+    )
+    torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["one", "each"])
+def test_processed_collections_and_their_parts_are_those_of_torchrec(kind):
+    def build(package, processors, fp):
+        table = package.EmbeddingBagConfig(
+            name="t", num_embeddings=9, embedding_dim=4, feature_names=["a", "b"], need_pos=True
+        )
+        tables = package.EmbeddingBagCollection(tables=[table], is_weighted=True)
+        each = {key: processors.PositionWeightedModule(3) for key in ("a", "b")}
+        one = processors.PositionWeightedModuleCollection({"a": 3, "b": 3})
+        return fp.FeatureProcessedEmbeddingBagCollection(tables, one if kind == "one" else each)
+
+    theirs = torchrec.modules
+    mine, theirs = like(
+        build(rayrec, rayrec.modules, rayrec.modules),
+        build(torchrec, theirs.feature_processor_, theirs.fp_embedding_modules),
+    )
+    for p in mine.parameters():
+        nn.init.uniform_(p)
+    like(mine, theirs)
+    ids, lengths = torch.tensor([1, 2, 3, 4]), torch.tensor([2, 0, 1, 1])
+    found = []
+    for model, package in ((mine, rayrec), (theirs, torchrec)):
+        batch = package.KeyedJaggedTensor(["a", "b"], ids, lengths=lengths)
+        processors, tables = model.split()
+        found.append((processors(batch).weights(), tables(processors(batch)), model(batch)))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+        for key in ("a", "b"):
+            torch.testing.assert_close(a[key], b[key], **CLOSE)
+
+
+def test_random_batches_are_those_of_torchrec():
+    for options in (
+        {"hash_size": 50, "ids_per_feature": 3},
+        {"hash_sizes": [5, 900], "ids_per_features": [1, 4], "min_ids_per_feature": 1},
+        {"num_generated_batches": -1},
+    ):
+        mine, theirs = (
+            cls(["a", "b"], 6, manual_seed=3, num_batches=12, num_dense=2, **options)
+            for cls in (RandomRecDataset, torchrec.datasets.random.RandomRecDataset)
+        )
+        assert len(mine) == len(theirs) == 12
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a.dense_features, b.dense_features)
+            assert a.labels.tolist() == b.labels.tolist()
+            assert torch.equal(a.sparse_features.values(), b.sparse_features.values())
+            assert torch.equal(a.sparse_features.lengths(), b.sparse_features.lengths())
+
+
+def test_bounds_of_initial_values_are_those_of_torchrec():
+    for more in ({}, {"weight_init_min": -0.5, "weight_init_max": 0.25}):
+        mine, theirs = (
+            package.EmbeddingBagConfig(num_embeddings=77, embedding_dim=4, **more)
+            for package in (rayrec, torchrec)
+        )
+        for name in ("get_weight_init_min", "get_weight_init_max"):
+            assert getattr(mine, name)() == pytest.approx(getattr(theirs, name)(), rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +304,82 @@ def test_fused_collections_are_those_of_torchrec(name):
             output.square().sum().backward()
     for key, value in theirs.state_dict().items():
         torch.testing.assert_close(mine.state_dict()[key], value, **CLOSE)
+    # a new collection goes on from what TorchRec saved: a step without its state would be longer
+    new = build(rayrec.modules, rayrec.FusedEmbeddingBagCollection)
+    new.load_state_dict(theirs.state_dict())
+    new.fused_optimizer().load_state_dict(theirs.fused_optimizer().state_dict())
+    for model, package in ((new, rayrec), (theirs, torchrec)):
+        batch = package.KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)
+        model(batch).values().square().sum().backward()
+    for key, value in theirs.state_dict().items():
+        torch.testing.assert_close(new.state_dict()[key], value, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
+def test_the_state_of_torchrecs_sharded_model_is_taken(kind, tmp_path):
+    def module(package):
+        tables = [
+            package.EmbeddingBagConfig(
+                name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]
+            )
+            for i in range(2)
+        ]
+        collection = package.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+        return nn.ModuleDict({"ebc": collection})
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        sharder = torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder(
+            {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1, "eps": 1e-6}
+        )
+        constraints = {
+            f"t{i}": planner.types.ParameterConstraints(
+                sharding_types=[kind], compute_kernels=["fused"]
+            )
+            for i in range(2)
+        }
+        topology = planner.Topology(world_size=1, compute_device="cpu")
+        plan = planner.EmbeddingShardingPlanner(topology, constraints=constraints)
+        theirs = torchrec.distributed.DistributedModelParallel(
+            module(torchrec),
+            device=torch.device("cpu"),
+            plan=plan.plan(module(torchrec), [sharder]),
+            sharders=[sharder],
+        )
+        placements = {
+            table.name: rayrec.layout.TablePlacement(rayrec.layout.table_wise(table, 0))
+            for table in rayrec.distributed.table_configs(module(rayrec))
+        }
+        mine = rayrec.DistributedModelParallel(
+            module(rayrec),
+            plan=rayrec.ShardingPlan(world_size=1, tables=placements),
+            sparse_optimizer=rayrec.optim.Adagrad(0.1, eps=1e-6),
+        )
+        ids, lengths = torch.tensor([1, 2, 3]), torch.tensor([1, 2])
+
+        def step(model, package):
+            kjt = package.KeyedJaggedTensor(["f0", "f1"], ids, lengths=lengths)
+            model.module["ebc"](kjt).values().square().sum().backward()
+
+        for _ in range(2):
+            step(theirs, torchrec)
+        mine.load_state_dict(theirs.state_dict())
+        mine.fused_optimizer().load_state_dict(theirs.fused_optimizer.state_dict())
+        state = mine.fused_optimizer().state_dict()["state"]
+        assert list(state["ebc.embedding_bags.t1.weight"]) == ["t1.momentum1"]
+        step(theirs, torchrec)
+        step(mine, rayrec)
+        for state in mine.shard_states():
+            name = f"ebc.embedding_bags.{state.shard.table}.weight"
+            parts = theirs.state_dict()[name].local_shards()
+            for part in parts:
+                (row, col), (rows, cols) = part.metadata.shard_offsets, part.tensor.shape
+                wanted = state.weight[row : row + rows, col : col + cols]
+                torch.testing.assert_close(wanted, part.tensor, **CLOSE)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_cross_entropy_is_torchrecs_in_bits():
@@ -223,12 +408,36 @@ def test_cross_entropy_is_torchrecs_in_bits():
     assert scores.ne == pytest.approx(float(ne), rel=1e-6)
 
 
+def test_accuracy_is_torchrecs_at_one_half_too():
+    logits = torch.tensor([0.0, 0.0, -1.0, 2.0, 0.0])
+    labels = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0])
+    metrics = BinaryMetrics()
+    metrics.update(logits, labels)
+    states = torchrec.metrics.accuracy.get_accuracy_states(labels, logits.sigmoid(), None)
+    wanted = states["accuracy_sum"] / states["weighted_num_samples"]
+    assert metrics.compute().accuracy == pytest.approx(float(wanted))
+
+
+def test_losses_of_extreme_logits_are_true_here_and_cut_in_torchrec():
+    """As docs/torchrec.md says: at most 39.9 bits a row there, up to 256 nats here."""
+    logits, labels = torch.tensor([-60.0, 60.0, 1.0, -1.0]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    metrics = BinaryMetrics()
+    metrics.update(logits, labels)
+    states = torchrec.metrics.ne.get_ne_states(labels, logits.sigmoid(), torch.ones(4), 1e-12)
+    moderate = float(nn.functional.softplus(torch.tensor(-1.0))) / math.log(2)
+    cut = -math.log2(1e-12)
+    assert float(states["cross_entropy_sum"]) == pytest.approx(2 * cut + 2 * moderate, rel=1e-4)
+    assert metrics.compute().cross_entropy_sum_bits == pytest.approx(
+        2 * 60 / math.log(2) + 2 * moderate, rel=1e-6
+    )
+
+
 def test_regrouping_as_a_module_is_that_of_torchrec():
     values = torch.rand(3, 6)
     groups, names = [["a", "c"], ["b"]], ["x", "y"]
 
     def run(package, module):
-        return module.KTRegroupAsDict(groups, names)(
+        return module.KTRegroupAsDict(groups, names, multi_device=True)(
             [package.KeyedTensor(["a", "b", "c"], [1, 2, 3], values)]
         )
 
