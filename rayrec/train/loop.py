@@ -166,7 +166,8 @@ class RankTrainer(RankRun):
             number = self.step + 1
             update = number % spec.accumulate == 0 or number == spec.steps
             done = self._pipeline.advance(batches, update)
-            window.add(summarize(checked((done.loss, done.output)), done.batch.rows))
+            result = checked((done.loss, done.output))
+            window.add(summarize(result, done.batch.rows, done.rows))
             self._place.advance()
             self.step += 1
             on_step(self.step)

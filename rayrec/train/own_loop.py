@@ -34,7 +34,7 @@ from rayrec.train.outcome import FitOutcome
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
-from rayrec.train.step import StepResult, loss_weight
+from rayrec.train.step import Rows, StepResult, share_of
 from rayrec.train.told import Began
 from rayrec.train.window import Window
 
@@ -57,6 +57,7 @@ class LoopContext(RankRun):
         self.save_asked, self.going_to = context.save_asked, context.going_to
         self._window: Window | None = None
         self._told: tuple[Tensor, Any, Any] | None = None
+        self._stands_for: Rows = None
         self._values: Mapping[str, float] = {}
         self.stopped = False
 
@@ -124,7 +125,7 @@ class LoopContext(RankRun):
                     waited_s += time.perf_counter() - started
                     if self.device.type != "cpu":
                         batch = batch.to(self.device, non_blocking=True)
-                    self._told = None
+                    self._told = self._stands_for = None
                     yield batch
                     window.add(self._result(batch))
                     self._count_step(first)
@@ -137,11 +138,13 @@ class LoopContext(RankRun):
             source.close()
         self._end_run(self.stopped)
 
-    def loss_weight(self, batch: Any) -> float:
+    def loss_weight(self, batch: Any) -> float | Tensor:
         """What this rank's mean loss is multiplied by before the backward pass, so that all ranks
-        together train on the mean over the global batch; see `rayrec.train.step`.
+        together train on the mean over the global batch; see `rayrec.train.step`. All ranks call
+        it once per batch, after its forward pass.
         """
-        return loss_weight(batch, self.world_size)
+        weight, self._stands_for = share_of(self.model, batch, self.world_size, self.device)
+        return weight
 
     def report(
         self,
@@ -180,7 +183,7 @@ class LoopContext(RankRun):
     def _result(self, batch: Any) -> StepResult:
         """What was told of the step of a batch; nothing counts as a loss of 0."""
         loss, logits, labels = self._told or (torch.zeros((), device=self.device), None, None)
-        return StepResult.told(loss, logits, labels, batch.rows)
+        return StepResult.told(loss, logits, labels, batch.rows, self._stands_for)
 
     def _asked_to_stop(self) -> bool:
         return self._context.should_stop() or self.hooks.error is not None

@@ -26,7 +26,7 @@ from rayrec.errors import ConfigError
 from rayrec.observe.timer import span
 from rayrec.train.ahead import AheadBatch
 from rayrec.train.pipeline_base import Pipeline, PipelineStep
-from rayrec.train.step import loss_weight
+from rayrec.train.step import share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,13 +120,13 @@ class TrainPipelineBase(Pipeline):
         with nullcontext() if update else _no_sync(self.model):
             loss, output = self._forward(current)
             with span(self._timer, "backward"):
-                weight = loss_weight(current.batch, self.world_size) / self.options.accumulate
-                (loss * weight).sum().backward()
+                share = share_of(self.model, current.batch, self.world_size, loss.device)
+                (loss * (share.weight / self.options.accumulate)).sum().backward()
         if update and self.optimizer is not None:
             with span(self._timer, "optimizer"):
                 self.optimizer.step()
         self._micro = 0 if update else self._micro + 1
-        return PipelineStep(current.batch, loss.detach(), output)
+        return PipelineStep(current.batch, loss.detach(), output, share.rows)
 
     def reset(self) -> None:
         """As `Pipeline.reset`; gradients of an unfinished group are dropped with the next step."""

@@ -28,11 +28,13 @@ class PipelineStep(NamedTuple):
         batch: the batch, on the device.
         loss: () detached, the model's own, before any scaling.
         output: what the model returned beside the loss.
+        rows: of the global batch that the loss of a training step stands for; see `Share`.
     """
 
     batch: Any
     loss: Tensor
     output: Any
+    rows: float | Tensor | None = None
 
 
 class Pipeline(ABC):

@@ -4,26 +4,34 @@ The weight of the loss is the one subtle thing. The loss is a mean over the loca
 averages dense gradients over W ranks and the sharded tables divide their summed gradients by W.
 With loss * n_r * W / G, G rows in the global batch, both give the exact mean over the global batch,
 also when ranks hold different numbers of rows in the last batch, or none. No host sync here.
+
+Where the loss is a mean over something else, such as tokens, the model says over how many: by a
+method `loss_count(batch)`, called after the forward pass of the batch. Ranks add their counts up,
+in one small collective per step, and the counts take the place of the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
 from rayrec.observe.timer import span
 
+Rows = float | Tensor | None
+
 
 class StepResult(NamedTuple):
     """What a step leaves behind, detached and still on the device.
 
     Attributes:
-        loss_sum: () sum of the loss over the local rows; 0 when there are none.
+        loss_sum: () the loss times the rows of the global batch that it stands for, which are the
+            local ones where the loss is a mean over rows; 0 when there are none.
         rows: local rows.
         logits: predictions before the update, as the model gave them: (rows,), or by task.
         labels: what they should have been, likewise.
@@ -35,11 +43,25 @@ class StepResult(NamedTuple):
     labels: Any
 
     @classmethod
-    def told(cls, loss: Tensor, logits: Any, labels: Any, rows: int) -> StepResult:
+    def told(
+        cls, loss: Tensor, logits: Any, labels: Any, rows: int, stands_for: Rows = None
+    ) -> StepResult:
         """A step as a user's loop tells of it; without logits and labels nothing is scored."""
         if logits is None or labels is None:
             logits = labels = {}
-        return summarize((loss, logits, labels), rows)
+        return summarize((loss, logits, labels), rows, stands_for)
+
+
+class Share(NamedTuple):
+    """A rank's part in the mean over the global batch.
+
+    Attributes:
+        weight: of the rank's loss, whose gradients are then averaged over ranks.
+        rows: of the global batch that the loss stands for; None where the batch does not tell.
+    """
+
+    weight: float | Tensor
+    rows: Rows
 
 
 def train_step(
@@ -62,22 +84,55 @@ def train_step(
     with span(timer, "dense"):
         result = forward(model, batch)
     with span(timer, "backward"):
-        (result[0] * loss_weight(batch, world_size)).backward()
+        share = share_of(model, batch, world_size, result[0].device)
+        (result[0] * share.weight).backward()
     if dense_optimizer is not None:
         with span(timer, "optimizer"):
             dense_optimizer.step()
-    return summarize(result, batch.rows)
+    return summarize(result, batch.rows, share.rows)
 
 
-def loss_weight(batch: Any, world_size: int) -> float:
-    """What a rank's mean loss is multiplied by, so that ranks together train on the global mean.
+def share_of(model: nn.Module, batch: Any, world_size: int, device: torch.device) -> Share:
+    """What a rank's loss of a batch counts, so that ranks together train on the global mean.
 
-    A batch without `rows` and `global_rows` counts as one of equal parts.
+    All ranks call it after the forward pass. A batch without `rows` and `global_rows` counts as one
+    of equal parts, unless the model has a `loss_count`.
+
+    Raises:
+        ConfigError: the model's `loss_count` gives no number.
     """
     rows, global_rows = getattr(batch, "rows", None), getattr(batch, "global_rows", None)
+    counter = _counter(model)
+    if counter is not None:
+        own = _number(counter(batch), device)
+        total = own.clone()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        part = own / total.where(total > 0, 1.0)
+        return Share(part * world_size, None if global_rows is None else part * global_rows)
     if rows is None or global_rows is None:
-        return 1.0
-    return rows * world_size / max(1, global_rows)
+        return Share(1.0, rows)
+    return Share(rows * world_size / max(1, global_rows), rows)
+
+
+def _counter(model: Any) -> Callable[[Any], Any] | None:
+    """The method `loss_count` of a model, or of the module inside of one."""
+    while model is not None:
+        counter = getattr(model, "loss_count", None)
+        if callable(counter):
+            return counter
+        model = getattr(model, "module", None)
+    return None
+
+
+def _number(count: Any, device: torch.device) -> Tensor:
+    if not isinstance(count, int | float | Tensor) or (isinstance(count, Tensor) and count.dim()):
+        raise ConfigError(
+            f"the model's loss_count(batch) gave {type(count).__name__} "
+            f"{tuple(getattr(count, 'shape', ()))}; it must give one number, of what its loss is "
+            "the mean over: mask.sum(), for example."
+        )
+    return torch.as_tensor(count, dtype=torch.float64, device=device).detach()
 
 
 def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
@@ -106,12 +161,14 @@ def checked(output: Any) -> tuple[Tensor, Any, Any]:
     return loss, logits, labels
 
 
-def summarize(result: tuple[Tensor, Any, Any], rows: int) -> StepResult:
+def summarize(result: tuple[Tensor, Any, Any], rows: int, stands_for: Rows = None) -> StepResult:
     """Detach a forward's result; the mean loss of no rows counts as 0."""
     loss, logits, labels = (_detached(value) for value in result)
     loss_sum = torch.zeros((), dtype=torch.float64, device=loss.device)
-    # the mean of no rows is not a number
-    if rows:
+    # the mean of no rows is not a number, and neither may be that of no tokens
+    if isinstance(stands_for, Tensor):
+        loss_sum = (loss.double() * stands_for).where(stands_for > 0, 0.0)
+    elif rows:
         loss_sum = loss.double() * rows
     return StepResult(loss_sum, rows, logits, labels)
 
