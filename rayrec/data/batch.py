@@ -23,7 +23,8 @@ class Batch:
     Attributes:
         dense_features: (B, I) float32.
         sparse_features: bags of B rows per feature, int64 ids, int32 lengths.
-        labels: (B,) float32; (B, T) where the schema has T labels, T above 1.
+        labels: (B,) float32; (B, T) where the schema has T labels, T above 1. float64 where they
+            hold whole numbers beyond 2**24, which float32 cannot.
         global_rows: rows of the global batch that this is a part of, over all ranks.
         weights: (B,) float32, weights of the rows in the loss; None where the schema has none.
         origin: file and number of each row, where the loader was asked for them; stays on the CPU.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rayrec.data.column_types import id_problem, is_list, missing
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
 from rayrec.data.numeric import (
+    Labels,
     Where,
     dense_matrix,
     first_true,
@@ -73,7 +74,7 @@ class Columns:
     rows: int
     bags: list[Bags]
     dense: NDArray[np.float32]  # (B, I)
-    labels: NDArray[np.float32]  # (B,), or (B, T) of several labels
+    labels: Labels  # (B,), or (B, T) of several labels
     where: Where
     row_weights: NDArray[np.float32] | None = None  # (B,)
     origin: RowOrigin | None = None
@@ -122,7 +123,7 @@ def read_columns(
         each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
     else:
         each = [np.zeros(rows, np.float32)] * len(schema.labels)
-    labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
+    labels: Labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
     weight_of_row = None
     if schema.weight is not None and not with_labels:
         weight_of_row = np.ones(rows, np.float32)

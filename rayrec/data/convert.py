@@ -95,7 +95,12 @@ def assemble(
     weights = _new(ids, np.float32, pin_memory).fill_(1.0) if schema.is_weighted else None
     dense = _new((rows, len(schema.dense)), np.float32, pin_memory)
     several = len(schema.labels) > 1
-    labels = _new((rows, len(schema.labels)) if several else rows, np.float32, pin_memory)
+    exact = any(part.columns.labels.dtype == np.float64 for part in parts)
+    labels = _new(
+        (rows, len(schema.labels)) if several else rows,
+        np.float64 if exact else np.float32,
+        pin_memory,
+    )
     row_weights = None if schema.weight is None else _new(rows, np.float32, pin_memory)
     weight_array = None if weights is None else weights.numpy()
     _write_bags(parts, schema, values.numpy(), weight_array, lengths.numpy())

@@ -1,7 +1,9 @@
 """Columns of numbers to float32: the dense matrix, labels, weights of rows, each value checked.
 
-A column of float32 without nulls is a view; any other is converted once. What a column may not
-hold (null, NaN, infinity, a negative weight) is an `InputError` that names column, row and file.
+A column of float32 without nulls is a view; any other is converted once. Labels that are whole
+numbers beyond 2**24, such as classes or amounts, become float64, which holds them exactly. What a
+column may not hold (null, NaN, infinity, a negative weight) is an `InputError` that names column,
+row and file.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 
 _FLOAT32 = pa.float32()
+_EXACT_32, _EXACT_64 = 2**24, 2**53  # whole numbers up to these are exact in floats
+Labels = NDArray[np.float32] | NDArray[np.float64]
 
 Where = Callable[[int], str]  # row of a record batch -> "row 5 of <file>", for messages
 
@@ -42,17 +46,18 @@ def dense_matrix(
     return dense
 
 
-def label_values(array: pa.Array, column: str, where: Where, binary: bool) -> NDArray[np.float32]:
+def label_values(array: pa.Array, column: str, where: Where, binary: bool) -> Labels:
     """(B,) labels of one column; `binary` allows 0 and 1 alone.
 
     Raises:
-        InputError: a null, NaN, infinity or, if binary, another number; names row and file.
+        InputError: a null, NaN, infinity, a whole number that no float holds or, if binary,
+            another number; names row and file.
     """
     remedy = "Drop rows without a label."
     if array.null_count:
         place = where(first_true(mask(array.is_null())))
         raise InputError(f"label column {column!r} holds null in {place}. {remedy}")
-    labels = floats(array, column, "label")
+    labels: Labels = floats(array, column, "label")
     if not np.isfinite(labels).all():
         row = first_true(~np.isfinite(labels))
         raise InputError(f"label column {column!r} holds {labels[row]} in {where(row)}. {remedy}")
@@ -62,7 +67,26 @@ def label_values(array: pa.Array, column: str, where: Where, binary: bool) -> ND
             f"label column {column!r} holds {labels[row]:g} in {where(row)}; click models are "
             "trained on labels 0 and 1. Write 0 or 1, or name another label column in the schema."
         )
+    if not binary and pa.types.is_integer(array.type):
+        return _exact(array, labels, column, where)
     return labels
+
+
+def _exact(array: pa.Array, labels: Labels, column: str, where: Where) -> Labels:
+    """The labels, as float64 where float32 does not hold all of these whole numbers."""
+    if not len(array) or array.type.bit_width <= 16:
+        return labels
+    values = array.to_numpy()
+    if values.max() <= _EXACT_32 and values.min() >= -_EXACT_32:
+        return labels
+    beyond = (values > _EXACT_64) | (values < -_EXACT_64)
+    if beyond.any():
+        row = first_true(beyond)
+        raise InputError(
+            f"label column {column!r} holds {values[row]} in {where(row)}, beyond 2**53, up to "
+            "which labels are exact. Number its values from 0, or cast the column to float64."
+        )
+    return values.astype(np.float64)
 
 
 def row_weights(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
+import torch
 from arrow_files import SCHEMA, random_table
 
 from rayrec.data import ArrowDataset, ParquetDataset, check_columns, to_batch
@@ -120,6 +121,33 @@ def test_what_takes_one_label_says_so():
     assert SCHEMA.one_label("retrieval") == "label"
     with pytest.raises(ConfigError, match=r"2 labels \(label, stars\), and retrieval takes one"):
         BOTH.one_label("retrieval")
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint64"])
+@pytest.mark.parametrize("labels", [("label",), ("label", "other")])
+def test_whole_numbers_beyond_what_float32_holds_stay_exact(labels, kind):
+    values = [2**24 + 1, 3, 2**30 + 7] + ([2**53 - 1] if kind != "int32" else [])
+    few = [5 - 9 * (kind != "uint64"), 2**24]
+    schema = replace(SCHEMA, label=labels, dense=())
+
+    def batch_of(*parts):
+        other = pa.array([0.5] * sum(map(len, parts)), pa.float32())
+        column = pa.chunked_array([pa.array(part, getattr(pa, kind)()) for part in parts])
+        ids = {name: pa.nulls(len(other)) for name in ("user", "genres")}
+        return to_batch(pa.table({"label": column, "other": other, **ids}), schema)
+
+    got = batch_of(few, values).labels
+    column = got if len(labels) == 1 else got[:, 0]
+    assert column.long().tolist() == [*few, *values]
+    assert len(labels) == 1 or got[:, 1].tolist() == [0.5] * len(got)
+    assert batch_of(few).labels.dtype == torch.float32
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**60)])
+def test_a_label_that_no_float_holds_is_refused(value):
+    ids = {name: pa.nulls(2) for name in ("user", "genres")}
+    with pytest.raises(InputError, match=rf"holds {value} in row 1 of .*beyond 2\*\*53"):
+        to_batch(pa.table({"label": [1, value], **ids}), replace(SCHEMA, dense=()))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
